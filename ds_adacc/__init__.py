@@ -1,0 +1,1 @@
+"""Adaptive activation checkpointing for DeepSpeed: recompute, compress or retain, decided per tensor."""
