@@ -1,1 +1,20 @@
 """Adaptive activation checkpointing for DeepSpeed: recompute, compress or retain, decided per tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ds_adacc.engine import initialize
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "initialize"]
+
+
+def __getattr__(name: str) -> Any:
+    """`initialize` is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
+    if name == "initialize":
+        from ds_adacc.engine import initialize
+
+        return initialize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,185 @@
+"""What one call of a block holds for its backward.
+
+A *cell* stands for a value: retained, compressed, or rebuilt by replaying an operator. A *slot* is what the pack hook
+returns for one saved tensor: a view of a cell's value, or a parameter. Rules obeyed here:
+
+1. Slots refer to cells, cells to the cells they are rebuilt from, nothing back: no reference cycle, so autograd's
+   release of a node frees at once what only that node needed.
+2. `get` is idempotent and its order is not assumed: `retain_graph`, partial and repeated backward passes work. The
+   count of uses only decides how long a rebuilt tensor stays cached.
+3. A retained tensor that has been written to since raises, as autograd itself does without hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ds_adacc.geometry import Geometry
+from ds_adacc.kernels import Codec
+from ds_adacc.program import Op
+from ds_adacc.replay import live, replay
+
+UNPLANNED = "unplanned"
+
+
+class Retained:
+    """A value kept as it is."""
+
+    __slots__ = ("__weakref__", "name", "tensor", "version")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+
+    def fill(self, root: torch.Tensor) -> None:
+        self.tensor = root
+        self.version = root._version
+
+    def get(self) -> torch.Tensor:
+        if self.tensor is None:
+            raise RuntimeError(f"value {self.name} is asked for, but this call never saved it")
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"value {self.name} of shape {tuple(self.tensor.shape)}, needed for gradient computation, has been "
+                f"modified by an in-place operation: it is at version {self.tensor._version}, expected {self.version}"
+            )
+        return self.tensor
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        return () if self.tensor is None else (self.tensor,)
+
+
+class Compressed:
+    """A value kept as a codec's payload, decompressed on first use and cached until its last."""
+
+    __slots__ = ("__weakref__", "_cached", "_left", "codec", "geometry", "name", "payload", "rows", "uses")
+
+    def __init__(self, name: str, codec: Codec, geometry: Geometry, rows: tuple[int, int], uses: int) -> None:
+        self.name = name
+        self.codec = codec
+        self.geometry = geometry
+        self.rows = rows
+        self.uses = self._left = uses
+        self.payload: tuple[torch.Tensor, ...] | None = None
+        self._cached: torch.Tensor | None = None
+
+    def fill(self, root: torch.Tensor) -> None:
+        flat = root.as_strided(self.rows, (self.rows[1], 1))
+        self.payload = self.codec.compress(flat)
+
+    def get(self) -> torch.Tensor:
+        root = self._cached
+        if root is None:
+            if self.payload is None:
+                raise RuntimeError(f"value {self.name} is asked for, but this call never saved it")
+            flat = self.codec.decompress(self.payload, torch.Size(self.rows), self.geometry.dtype)
+            root = self._cached = flat.as_strided(self.geometry.size, self.geometry.stride)
+        self._left -= 1
+        if self._left <= 0:
+            self._cached, self._left = None, self.uses
+        return root
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        return self.payload or ()
+
+
+class Replay:
+    """One operator replayed in backward; its outputs stay cached until each one's last use."""
+
+    __slots__ = ("_cached", "_left", "inputs", "op", "parameters", "uses")
+
+    def __init__(
+        self, op: Op, inputs: dict[int, Cell], parameters: Sequence[torch.Tensor], uses: Sequence[int]
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.parameters = parameters
+        self.uses = uses
+        self._left = list(uses)
+        self._cached: list[torch.Tensor | None] = [None] * len(uses)
+
+    def get(self, output: int) -> torch.Tensor:
+        tensor = self._cached[output]
+        if tensor is None:
+            roots = {index: cell.get() for index, cell in self.inputs.items()}
+            outputs = replay(self.op, roots.__getitem__, self.parameters)
+            self._cached = [t if n else None for t, n in zip(outputs, self.uses, strict=False)]
+            tensor = outputs[output]
+        self._left[output] -= 1
+        if self._left[output] <= 0:
+            self._cached[output], self._left[output] = None, self.uses[output]
+        return tensor
+
+
+class Rebuilt:
+    """One output of a replay.
+
+    Until the values it is rebuilt from have all been saved, the tensor itself is kept: a forward that takes another
+    turn than the recorded one must not lose it.
+    """
+
+    __slots__ = ("__weakref__", "name", "output", "pending", "replay")
+
+    def __init__(self, name: str, replay: Replay, output: int) -> None:
+        self.name = name
+        self.replay = replay
+        self.output = output
+        self.pending: Retained | None = None
+
+    def hold(self, root: torch.Tensor) -> None:
+        self.pending = Retained(self.name)
+        self.pending.fill(root)
+
+    def get(self) -> torch.Tensor:
+        return self.pending.get() if self.pending is not None else self.replay.get(self.output)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        return self.pending.held() if self.pending is not None else ()
+
+
+Cell = Retained | Compressed | Rebuilt
+
+
+class ValueSlot:
+    """A saved tensor that is a view of a cell's value."""
+
+    __slots__ = ("cell", "view")
+
+    def __init__(self, cell: Cell, view: Geometry | None) -> None:
+        self.cell = cell
+        self.view = view
+
+    def unpack(self) -> torch.Tensor:
+        root = self.cell.get()
+        return root if self.view is None else self.view.view(root)
+
+
+class ParameterSlot:
+    """A saved view of a parameter, taken from the live parameter: holding the alias would keep a gathered one alive."""
+
+    __slots__ = ("parameter", "version", "view")
+
+    def __init__(self, parameter: torch.Tensor, view: Geometry) -> None:
+        self.parameter = parameter
+        self.view = view
+        self.version = parameter._version
+
+    def unpack(self) -> torch.Tensor:
+        if self.parameter._version != self.version:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(self.parameter.shape)}, needed for gradient computation, has been "
+                f"modified by an in-place operation: it is at version {self.parameter._version}, "
+                f"expected {self.version}"
+            )
+        return self.view.view(live(self.parameter))
+
+
+Slot = ValueSlot | ParameterSlot
+
+
+def unpack(slot: Slot) -> torch.Tensor:
+    """The unpack hook."""
+    return slot.unpack()

@@ -1,0 +1,145 @@
+"""Attach ds_adacc to a DeepSpeed engine: wrapped blocks, ZeRO-3 leaf modules, and the rectifier in `engine.step`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import groups
+from torch import nn
+
+from ds_adacc import checkpointing
+from ds_adacc.blocks import find_blocks, wrap_blocks
+from ds_adacc.config import AdaccConfig, load, read
+from ds_adacc.log import get_logger
+from ds_adacc.ranks import Ranks
+from ds_adacc.rectifier import Rectifier
+from ds_adacc.runtime import Runtime
+
+
+class Adacc:
+    """What `engine.adacc` is: the runtime at work, and what it did.
+
+    `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
+    the plan in force; None before that step has ended.
+    """
+
+    def __init__(self, config: AdaccConfig, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
+        self.observed_held_bytes: int | None = None
+        self._log = get_logger()
+
+    def end_step(self) -> None:
+        """An optimizer step has ended: report, track, and plan for what is new. Every rank must call."""
+        runtime = self.runtime
+        if runtime.calls == 0:
+            self._log.warning("no block was run in this step: adacc.blocks matched none and none was checkpointed")
+            return
+        if runtime.decision is not None:
+            self._report()
+            if self.rectifier is not None:
+                self.rectifier.end_step()
+        if runtime.ranks.any(bool(runtime.portfolio.undecided)):
+            first = runtime.decision is None
+            runtime.decide(runtime.portfolio.undecided, "first step recorded" if first else "new shapes recorded")
+            if first and self.rectifier is not None:
+                self.rectifier.end_step()
+
+    def _report(self) -> None:
+        observation = self.runtime.observation
+        if observation is not None and observation.held_bytes is not None:
+            self.observed_held_bytes = observation.held_bytes
+            self._log.info("%s", self.runtime.describe())
+            self.runtime.observation = None
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = deepspeed.TORCH_DISTRIBUTED_DEFAULT_PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[Any, Any, Any, Any]:
+    """`deepspeed.initialize`, and the "adacc" section of its config put to work.
+
+    Same arguments and return values. Without the section, or with `"enabled": false`, it is `deepspeed.initialize`.
+    Raises ConfigError for a bad section before anything is set up.
+    """
+    start = functools.partial(
+        deepspeed.initialize,
+        args=args,
+        model=model,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        distributed_port=distributed_port,
+        mpu=mpu,
+        dist_init_required=dist_init_required,
+        collate_fn=collate_fn,
+        config=config,
+        mesh_param=mesh_param,
+        config_params=config_params,
+    )
+    source = _config_source(args, config, config_params)
+    section = load(source)
+    if section is None or model is None:
+        return start()
+    blocks = find_blocks(model, section.blocks)
+    if blocks and _zero_stage(source) == 3:
+        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in blocks.values()}))
+    result = start()
+    _attach(result[0], section, blocks)
+    return result
+
+
+def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+    ranks = Ranks(groups._get_data_parallel_group() if torch.distributed.is_initialized() else None)
+    runtime = Runtime(section, ranks, stepped=True)
+    wrap_blocks(blocks, runtime)
+    checkpointing.use(runtime)
+    engine.adacc = Adacc(section, runtime)
+    original = engine.step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        boundary = engine.is_gradient_accumulation_boundary()
+        result = original(*args, **kwargs)
+        if boundary:
+            engine.adacc.end_step()
+        return result
+
+    engine.step = step
+    get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+
+
+def _summary(blocks: dict[str, nn.Module]) -> str:
+    if not blocks:
+        return "none; blocks that the model itself runs through ds_adacc.checkpointing will be served"
+    names = list(blocks)
+    classes = sorted({type(block).__name__ for block in blocks.values()})
+    return f"{names[0]} to {names[-1]} ({', '.join(classes)})"
+
+
+def _config_source(args: Any, config: Any, config_params: Any) -> Any:
+    """Where deepspeed.initialize would take its config from."""
+    for candidate in (config, config_params, getattr(args, "deepspeed_config", None)):
+        if candidate is not None:
+            return candidate
+    return None
+
+
+def _zero_stage(source: Any) -> int:
+    return int(read(source).get("zero_optimization", {}).get("stage", 0))

@@ -1,0 +1,78 @@
+"""Where a tensor lies in memory, relative to the tensor it is a view of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Size, stride, dtype and the distance, in bytes, from the first byte of the root tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, origin: int | None = None) -> Geometry:
+        """Geometry of `tensor` seen from the address `origin` (default: its own first byte)."""
+        start = 0 if origin is None or tensor.numel() == 0 else tensor.data_ptr() - origin
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, start)
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for length in self.size:
+            count *= length
+        return count
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first to behind the last element."""
+        if self.numel == 0:
+            return 0
+        last = sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill their span without gaps or overlap, in some order of the dimensions."""
+        expected = 1
+        for step, length in sorted(zip(self.stride, self.size, strict=True)):
+            if length != 1:
+                if step != expected:
+                    return False
+                expected *= length
+        return True
+
+    def view(self, root: torch.Tensor) -> torch.Tensor:
+        """The view with this geometry of `root`, whose first byte is the origin. Shares its storage."""
+        if root.dtype == self.dtype:
+            offset = root.storage_offset() + self.start // self.dtype.itemsize
+            return root.as_strided(self.size, self.stride, offset)
+        offset = (root.storage_offset() * root.element_size() + self.start) // self.dtype.itemsize
+        alias = torch.empty(0, dtype=self.dtype, device=root.device)
+        return alias.set_(root.untyped_storage(), offset, self.size, self.stride)
+
+    def root(self, view: torch.Tensor, root: Geometry) -> torch.Tensor:
+        """The root tensor (of geometry `root`) of which `view` is the part with this geometry."""
+        back = Geometry(root.size, root.stride, root.dtype, -self.start)
+        return back.view(view)
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first byte of `tensor` and of the byte behind its last."""
+    start = tensor.data_ptr()
+    return start, start + Geometry.of(tensor).span
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same size, dtype and bits (NaN equals NaN, 0.0 differs from -0.0)."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+        return False
+    if a.is_floating_point() or a.is_complex():
+        a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(a, b)

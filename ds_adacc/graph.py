@@ -1,0 +1,104 @@
+"""A recording as the planner sees it: values, operators and backward steps as plain rows of numbers."""
+
+from __future__ import annotations
+
+import math
+
+from ds_adacc import planner
+from ds_adacc.program import Op, Recording, ValueRef
+
+
+def block_graph(recording: Recording) -> planner.BlockGraph:
+    """The planner's graph of a recorded and proven block; indices of values and operators stay the same."""
+    return planner.BlockGraph(values=_values(recording), ops=_ops(recording), events=_events(recording))
+
+
+def _values(recording: Recording) -> tuple[planner.Value, ...]:
+    return tuple(
+        planner.Value(
+            name=value.name,
+            role=value.role,
+            nbytes=value.nbytes if value.owned else 0,
+            producer=value.producer,
+            storable=value.index in recording.saved or value.origin in ("input", "buffer"),
+        )
+        for value in recording.values
+    )
+
+
+def _ops(recording: Recording) -> tuple[planner.Op, ...]:
+    return tuple(
+        planner.Op(
+            name=op.short_name,
+            inputs=op.reads,
+            outputs=tuple(index for index in op.outputs if index is not None),
+            replayable=op.replayable,
+        )
+        for op in recording.ops
+    )
+
+
+def _events(recording: Recording) -> tuple[planner.Event, ...]:
+    """The operators that saved something, last first, as backward visits them.
+
+    A tensor packed after n operators is the n-th's output, saved by itself, or the next one's input: where that
+    cannot be told, it counts for both.
+    """
+    unpacked: dict[int, dict[int, None]] = {}
+    for position in recording.positions:
+        if isinstance(position.ref, ValueRef):
+            index, done = position.ref.index, position.ops_done
+            unpacked.setdefault(done, {})[index] = None
+            if position.fresh and recording.values[index].producer == done - 1:
+                unpacked.setdefault(done - 1, {})[index] = None
+    gradients = _Gradients(recording)
+    return tuple(
+        planner.Event(_event_name(recording, op), tuple(unpacked[op]), gradients.alive(op))
+        for op in sorted(unpacked, reverse=True)
+    )
+
+
+def _event_name(recording: Recording, op: int) -> str:
+    return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
+
+
+class _Gradients:
+    """Which gradients are alive at each backward step: from the last reader's step to the producer's."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._required = _require_grad(recording)
+        self._last: dict[int, float] = {}
+        for op in recording.ops:
+            for index in op.reads:
+                self._last[index] = op.index
+
+    def alive(self, op: int) -> int:
+        """Bytes of gradients alive while the step of operator `op` runs."""
+        total = 0
+        for value in self._recording.values:
+            if value.index in self._required:
+                born = -1 if value.producer is None else value.producer
+                if born <= op <= self._last.get(value.index, math.inf):
+                    total += value.nbytes
+        return total + (self._parts(self._recording.ops[op]) if op < len(self._recording.ops) else 0)
+
+    def _parts(self, op: Op) -> int:
+        """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
+        total = 0
+        for ref in op.references:
+            if isinstance(ref, ValueRef) and ref.index in self._required:
+                geometry = ref.geometry
+                if geometry.numel < self._recording.values[ref.index].geometry.numel:
+                    total += geometry.numel * geometry.dtype.itemsize
+        return total
+
+
+def _require_grad(recording: Recording) -> set[int]:
+    required = {v.index for v in recording.values if v.origin == "input" and v.requires_grad}
+    for op in recording.ops:
+        references = list(op.references)
+        if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):
+            made = [recording.values[index] for index in op.outputs if index is not None]
+            required.update(v.index for v in made if v.geometry.dtype.is_floating_point and v.role != "statistic")
+    return required

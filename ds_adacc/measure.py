@@ -1,0 +1,122 @@
+"""Time every operator's replay and every codec on offer, at the block's real shapes, on its device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.cells import Compressed
+from ds_adacc.config import AdaccConfig, codecs_for
+from ds_adacc.graph import block_graph
+from ds_adacc.kernels import Codec, make_codec, rank_outliers
+from ds_adacc.plan import rows
+from ds_adacc.program import Recording, Value
+from ds_adacc.replay import replay
+
+_REPEATS = 3
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class CodecMaker:
+    """Makes the codecs that the section asks for."""
+
+    def __init__(self, config: AdaccConfig) -> None:
+        self._config = config
+        self._offers: Mapping[str, tuple[str, ...]] = codecs_for(config)
+        self._backend = "reference" if config.backend == "auto" else config.backend
+
+    def on_offer(self, value: Value, recording: Recording) -> tuple[str, ...]:
+        """Names of the codecs that may hold `value`. Data that holds Inf or NaN by design is never quantised."""
+        saved = value.index in recording.saved or value.origin == "input"
+        if not saved or not value.owned or value.dynamic or value.overwritten or not value.geometry.is_dense:
+            return ()
+        if value.geometry.numel == 0:
+            return ()
+        names = self._offers[value.role]
+        quantisable = value.geometry.dtype in _FLOATS and value.finite
+        return tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
+
+    def make(self, name: str, channels: torch.Tensor | None) -> Codec:
+        """The codec `name`; `channels` are the outlier channels, for the codec that separates them."""
+        chosen = channels if name == "outlier" else None
+        return make_codec(name, backend=self._backend, group_size=self._config.group_size, channels=chosen)
+
+    def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:
+        """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
+        flat = root.as_strided(rows(value), (value.channels, 1))
+        return rank_outliers(flat, self._config.zscore_threshold)
+
+
+class Timer:
+    """Median seconds of a function, after one run to warm up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self, function: Callable[[], object]) -> float:
+        function()
+        return statistics.median(self._once(function) for _ in range(_REPEATS))
+
+    def _once(self, function: Callable[[], object]) -> float:
+        if self._device.type == "cuda":
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            function()
+            stop.record()
+            stop.synchronize()
+            return start.elapsed_time(stop) / 1000
+        begin = time.perf_counter()
+        function()
+        return time.perf_counter() - begin
+
+
+def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
+    """The block's profile. `tensors` are the recorded values, by index, still alive."""
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+    timer = Timer(device)
+    seconds = tuple(
+        timer(lambda op=op: replay(op, tensors.__getitem__, recording.parameters)) if op.replayable else 0.0
+        for op in recording.ops
+    )
+    offers = tuple(
+        tuple(_codec_cost(name, value, tensors[value.index], codecs, timer) for name in names)
+        for value, names in ((v, codecs.on_offer(v, recording)) for v in recording.values)
+    )
+    worthwhile = tuple(
+        tuple(cost for cost in costs if cost.nbytes < value.nbytes)
+        for value, costs in zip(recording.values, offers, strict=True)
+    )
+    return planner.Profile(block_graph(recording), seconds, worthwhile)
+
+
+def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+    channels = None
+    if name == "outlier":
+        order, count = codecs.outliers(tensor, value)
+        channels = order[: int(count)]
+    codec = codecs.make(name, channels)
+    shape, dtype = torch.Size(rows(value)), value.geometry.dtype
+    cell = Compressed(value.name, codec, value.geometry, rows(value), uses=1)
+    compress = timer(lambda: cell.fill(tensor))
+    decompress = timer(cell.get)
+    return planner.CodecCost(
+        codec=name,
+        nbytes=codec.payload_bytes(shape, dtype),
+        compress_seconds=compress,
+        decompress_seconds=decompress,
+        error=_relative_error(tensor, cell.get()),
+        workspace_bytes=codec.workspace_bytes(shape, dtype),
+    )
+
+
+def _relative_error(exact: torch.Tensor, approximate: torch.Tensor) -> float:
+    """‖x − x̂‖ / ‖x‖, 0 for two tensors of zeros."""
+    if exact.dtype is torch.bool:
+        return float((exact != approximate).any())
+    exact, approximate = exact.double(), approximate.double()
+    norm = float(exact.norm())
+    return float((exact - approximate).norm()) / norm if norm else 0.0

@@ -1,0 +1,156 @@
+"""A policy bound to one block: what to do at each call of the pack hook, and how to rebuild what is dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ds_adacc.geometry import Geometry
+from ds_adacc.kernels import Codec
+from ds_adacc.planner import Policy
+from ds_adacc.program import Op, ParameterRef, Recording, Value, ValueRef
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the pack hook expects at one position, and what it does with it.
+
+    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
+    `first` marks the position at which the value's cell is filled. `release` names the rebuilt values whose sources
+    have all been saved once this position is done.
+    """
+
+    value: int | None
+    parameter: torch.Tensor | None
+    geometry: Geometry | None
+    root: Geometry | None
+    first: bool
+    hold: bool
+    release: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to execute one block's calls under a policy.
+
+    `order` lists the values that have a cell, sources before what is rebuilt from them.
+    """
+
+    recording: Recording
+    policy: Policy
+    codecs: Mapping[int, Codec]
+    steps: tuple[Step, ...]
+    order: tuple[int, ...]
+    replays: tuple[int, ...]
+    uses: Mapping[int, int]
+    output_uses: Mapping[int, tuple[int, ...]]
+    inputs: tuple[int, ...]
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether everything is retained, so that plain autograd does the same without hooks."""
+        return not self.replays and not self.codecs
+
+
+def bind(recording: Recording, policy: Policy, codecs: Mapping[int, Codec]) -> Plan:
+    """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value."""
+    replays = _needed_replays(recording, policy)
+    uses = _uses(recording, replays)
+    order = _order(recording, policy, replays, uses)
+    steps = _steps(recording, policy, order)
+    inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
+    used_codecs = {index: codec for index, codec in codecs.items() if index in order}
+    output_uses = {op: _output_uses(recording.ops[op], policy, uses) for op in replays}
+    return Plan(recording, policy, used_codecs, steps, order, replays, uses, output_uses, inputs)
+
+
+def rows(value: Value) -> tuple[int, int]:
+    """The shape (tokens, channels) in which codecs see the value's memory."""
+    count = value.geometry.numel
+    return count // value.channels if value.channels else 0, value.channels
+
+
+def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
+    """Operators that really run in backward: those whose outputs are asked for and not stored."""
+    needed: set[int] = set()
+    wanted = sorted(recording.saved)
+    while wanted:
+        index = wanted.pop()
+        producer = recording.values[index].producer
+        if policy.stores[index] is None and producer is not None and producer not in needed:
+            needed.add(producer)
+            wanted.extend(recording.ops[producer].reads)
+    return tuple(sorted(needed))
+
+
+def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
+    uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
+    for op in replays:
+        uses.update(recording.ops[op].reads)
+    return uses
+
+
+def _output_uses(op: Op, policy: Policy, uses: Mapping[int, int]) -> tuple[int, ...]:
+    """How often each output of a replay is asked for; those that are stored are not."""
+    return tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs)
+
+
+def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
+    """Values with a cell. Inputs have the lowest indices and operators make values in order: so this is topological."""
+    return tuple(
+        value.index
+        for value in recording.values
+        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in replays)
+    )
+
+
+def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Step, ...]:
+    first: dict[int, int] = {}
+    for number, position in enumerate(recording.positions):
+        if isinstance(position.ref, ValueRef):
+            first.setdefault(position.ref.index, number)
+    ready = _ready(recording, policy, order, first)
+    release: dict[int, list[int]] = {}
+    for index, number in ready.items():
+        if number > first.get(index, number):
+            release.setdefault(number, []).append(index)
+    return tuple(
+        _step(recording, number, order, first, ready, tuple(release.get(number, ())))
+        for number in range(len(recording.positions))
+    )
+
+
+def _step(
+    recording: Recording,
+    number: int,
+    order: tuple[int, ...],
+    first: Mapping[int, int],
+    ready: Mapping[int, int],
+    release: tuple[int, ...],
+) -> Step:
+    ref = recording.positions[number].ref
+    if isinstance(ref, ParameterRef):
+        return Step(None, recording.parameters[ref.index], ref.geometry, None, False, False, release)
+    if ref is None or ref.index not in order:
+        return Step(None, None, None, None, False, False, release)
+    value = recording.values[ref.index]
+    is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
+    hold = is_first and ready.get(ref.index, -1) > number
+    return Step(ref.index, None, ref.geometry, value.geometry, is_first, hold, release)
+
+
+def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
+    """For each rebuilt value, the position after which everything it is rebuilt from has been saved."""
+    ready: dict[int, int] = {}
+    saved_at: dict[int, int] = {}
+    for index in order:
+        value = recording.values[index]
+        if policy.stores[index] is not None:
+            saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
+        else:
+            op: Op = recording.ops[value.producer or 0]
+            saved_at[index] = ready[index] = max((saved_at[i] for i in op.reads), default=-1)
+    return ready

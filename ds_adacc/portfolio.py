@@ -1,0 +1,181 @@
+"""The kinds of blocks met so far and the policies chosen for them, the same on every rank."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.budget import available_bytes, budget_bytes, peak_without
+from ds_adacc.config import AdaccConfig
+from ds_adacc.measure import CodecMaker
+from ds_adacc.plan import rows
+from ds_adacc.program import Recording
+from ds_adacc.ranks import Ranks
+
+_UNLIMITED = 1 << 62
+
+
+@dataclass
+class Kind:
+    """Blocks with the same program, hence the same profile and policy.
+
+    `count` is how many calls are alive at once; `capacity` the number of outlier channels kept raw for each value that
+    the outlier codec may hold. `policy` is None until one has been agreed.
+    """
+
+    recording: Recording
+    profile: planner.Profile
+    count: int = 1
+    capacity: dict[int, int] = field(default_factory=dict)
+    policy: planner.Policy | None = None
+
+    @property
+    def outlier_values(self) -> list[int]:
+        """Values that the outlier codec may hold."""
+        offers = enumerate(self.profile.codecs)
+        return [index for index, costs in offers if any(cost.codec == "outlier" for cost in costs)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one planning gave, on every rank: kinds planned together, the solution, the budget and why, in bytes."""
+
+    kinds: tuple[planner.Kind, ...]
+    solution: planner.Solution
+    budget: int
+    without: int
+    reason: str
+
+
+class Portfolio:
+    """Decides policies together with the other ranks.
+
+    Ranks meet only in `decide`, which all of them call in the same step; the first solves for what any of them has
+    measured. A policy for a kind that this rank has yet to meet is kept for when it does.
+    """
+
+    def __init__(self, config: AdaccConfig, codecs: CodecMaker, ranks: Ranks) -> None:
+        self.kinds: dict[str, Kind] = {}
+        self._config = config
+        self._codecs = codecs
+        self._ranks = ranks
+        self._groups: list[tuple[str, ...]] = []
+        self._agreed: dict[str, tuple[planner.Policy, dict[int, int]]] = {}
+
+    def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
+        """A new kind, with the policy that was agreed on other ranks' word if there is one."""
+        kind = self.kinds[digest] = Kind(recording, profile)
+        if digest in self._agreed:
+            kind.policy, kind.capacity = self._agreed[digest]
+        return kind
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
+
+    def decide(self, digests: Sequence[str], device: torch.device, reason: str) -> Decision:
+        """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
+
+        Raises planner.InfeasibleBudget or planner.NoSolutionInTime, on every rank.
+        """
+        rows_of_kinds = {digest: self._row(digest) for digest in digests}
+        everyone = self._ranks.gather((rows_of_kinds, available_bytes(device)))
+        answer = self._ranks.from_first(self._attempt(everyone, reason) if self._ranks.is_first else None)
+        if isinstance(answer, Exception):
+            raise answer
+        decision, capacities = answer
+        group = tuple(kind.name for kind in decision.kinds)
+        self._groups = [known for known in self._groups if not set(known) & set(group)] + [group]
+        for kind, policy in zip(decision.kinds, decision.solution.policies, strict=True):
+            self._agreed[kind.name] = policy, capacities[kind.name]
+            if kind.name in self.kinds:
+                known = self.kinds[kind.name]
+                known.policy, known.capacity, known.profile = policy, capacities[kind.name], kind.profile
+        return decision
+
+    def partners(self, digests: Sequence[str]) -> tuple[str, ...]:
+        """These kinds and those they share a budget with, as far as this rank has met them."""
+        wanted = {digest for group in self._groups if set(group) & set(digests) for digest in group}
+        return tuple(digest for digest in self.kinds if digest in wanted)
+
+    def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
+        """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
+        value = kind.recording.values[index]
+        codec = self._codecs.make("outlier", torch.zeros(capacity, dtype=torch.long))
+        return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
+
+    def _row(self, digest: str) -> tuple[dict[str, Any], int, dict[int, int]]:
+        kind = self.kinds[digest]
+        return kind.profile.to_json(), kind.count, kind.capacity
+
+    def _attempt(self, everyone: Sequence[Any], reason: str) -> Any:
+        """The decision with the capacities agreed, or the exception to be raised on every rank."""
+        try:
+            kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
+            budget = self._budget(kinds, min(available for _, available in everyone))
+            solution = self._solve(kinds, budget)
+            return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason), capacities
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
+            return error
+
+    def _budget(self, kinds: Sequence[planner.Kind], available: int) -> int:
+        if self._config.forces_compression and self._config.memory_budget.kind == "auto":
+            return _UNLIMITED
+        return budget_bytes(self._config.memory_budget, kinds, available)
+
+    def _solve(self, kinds: Sequence[planner.Kind], budget: int) -> planner.Solution:
+        solver = planner.compress_all if self._config.forces_compression else planner.solve
+        return solver(kinds, budget, max_seconds=self._config.solver.max_seconds)
+
+    def _merge(self, everyone: Sequence[Mapping[str, Any]]) -> tuple[list[planner.Kind], dict[str, dict[int, int]]]:
+        """The ranks' measurements as one: mean times, the largest counts and outlier capacities."""
+        kinds, capacities = [], {}
+        for digest in sorted({digest for known in everyone for digest in known}):
+            given = [known[digest] for known in everyone if digest in known]
+            profiles = [planner.Profile.from_json(profile) for profile, _, _ in given]
+            capacity: dict[int, int] = {}
+            for _, _, wanted in given:
+                for index, channels in wanted.items():
+                    capacity[index] = max(channels, capacity.get(index, 0))
+            profile = self._resize(digest, _mean(profiles), capacity)
+            kinds.append(planner.Kind(digest, profile, max(count for _, count, _ in given)))
+            capacities[digest] = capacity
+        return kinds, capacities
+
+    def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
+        """The profile with the outlier codec's payloads at the capacities agreed."""
+        if digest not in self.kinds:
+            return profile
+        kind = self.kinds[digest]
+        codecs = list(profile.codecs)
+        for index, channels in capacity.items():
+            nbytes = self.outlier_bytes(kind, index, channels)
+            codecs[index] = tuple(
+                replace(cost, nbytes=nbytes) if cost.codec == "outlier" else cost for cost in codecs[index]
+            )
+        return replace(profile, codecs=tuple(codecs))
+
+
+def _mean(profiles: Sequence[planner.Profile]) -> planner.Profile:
+    first = profiles[0]
+    seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
+    codecs = tuple(
+        tuple(_mean_cost(costs) for costs in zip(*offers, strict=True))
+        for offers in zip(*(p.codecs for p in profiles), strict=True)
+    )
+    return planner.Profile(first.graph, seconds, codecs)
+
+
+def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:
+    return replace(
+        costs[0],
+        nbytes=max(cost.nbytes for cost in costs),
+        compress_seconds=statistics.fmean(cost.compress_seconds for cost in costs),
+        decompress_seconds=statistics.fmean(cost.decompress_seconds for cost in costs),
+        error=statistics.fmean(cost.error for cost in costs),
+    )

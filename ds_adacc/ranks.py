@@ -1,0 +1,54 @@
+"""Agreement among the ranks: what they exchange at step boundaries so that all run one policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Ranks:
+    """The ranks of one data-parallel group, over a gloo group of their own: it never waits for the accelerator.
+
+    Without a group it is one process alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group: dist.ProcessGroup | None = None
+        if group is not None and dist.get_world_size(group) > 1:
+            members = dist.get_process_group_ranks(group)
+            self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+
+    @property
+    def size(self) -> int:
+        return 1 if self._group is None else dist.get_world_size(self._group)
+
+    @property
+    def is_first(self) -> bool:
+        return self._group is None or dist.get_rank(self._group) == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on any rank. Every rank must call."""
+        if self._group is None:
+            return flag
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(votes.item())
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What every rank gave, by rank. Every rank must call."""
+        if self._group is None:
+            return [thing]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, thing, group=self._group)
+        return everyone
+
+    def from_first(self, thing: Any) -> Any:
+        """What the first rank gave. Every rank must call."""
+        if self._group is None:
+            return thing
+        box = [thing]
+        first = dist.get_process_group_ranks(self._group)[0]
+        dist.broadcast_object_list(box, src=first, group=self._group)
+        return box[0]

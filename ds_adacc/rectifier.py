@@ -1,0 +1,132 @@
+"""Adaptive policy evolution (section 3.4): look for drifting outliers at ever rarer steps, re-plan where they drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ds_adacc import planner
+from ds_adacc.config import RectifierConfig
+from ds_adacc.log import get_logger
+from ds_adacc.portfolio import Kind
+from ds_adacc.runtime import Runtime
+
+Counts = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first rank's word for all: outlier channels to be kept raw, kinds to re-plan, and why."""
+
+    capacity: Counts
+    drifted: tuple[str, ...]
+    reason: str
+
+
+class Rectifier:
+    """Counts optimizer steps; at each tracking step's end compares the outliers with those planned for.
+
+    The interval to the next tracking step doubles (1, 2, 4, … max_interval) and falls back to 1 after a change of
+    policy. Every rank must call `end_step` in the same steps.
+    """
+
+    def __init__(self, config: RectifierConfig, runtime: Runtime) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._log = get_logger()
+        self.steps = 0
+        self.interval = 1
+        self._next = 1
+
+    def end_step(self) -> None:
+        """To be called at every optimizer step boundary once a plan is in force."""
+        self.steps += 1
+        if self._runtime.tracking:
+            self._runtime.end_tracking()
+            changed = self._review()
+            self.interval = 1 if changed else min(2 * self.interval, self._config.max_interval)
+            self._next = self.steps + self.interval
+        if self.steps + 1 >= self._next:
+            self._runtime.begin_tracking()
+
+    def _review(self) -> bool:
+        """Whether the policy has changed."""
+        verdict = self._judge(self._count())
+        if verdict.drifted:
+            return self._replan(verdict)
+        for digest in self._runtime.portfolio.kinds:
+            self._runtime.rebind(digest)
+        return False
+
+    def _count(self) -> dict[str, dict[int, int]]:
+        """Outlier channels by kind and value on this rank: the most of any block. Waits for the device."""
+        counts: dict[str, dict[int, int]] = {}
+        for record in self._runtime.records():
+            recording = self._runtime.portfolio.kinds[record.kind].recording
+            most = counts.setdefault(record.kind, {})
+            for index, (_, count) in record.outliers.items():
+                if recording.values[index].role in self._config.roles:
+                    most[index] = max(most.get(index, 0), int(count))
+        return counts
+
+    def _judge(self, counts: Counts) -> Verdict:
+        ranks = self._runtime.ranks
+        merged = _most(ranks.gather(counts))
+        return ranks.from_first(self._drift(merged) if ranks.is_first else None)
+
+    def _drift(self, counts: Counts) -> Verdict:
+        drifted, worst, reason = [], self._config.drift, ""
+        for digest, found in counts.items():
+            kind = self._runtime.portfolio.kinds.get(digest)
+            if kind is None or kind.policy is None:
+                continue
+            for index, count in found.items():
+                before, now = self._rates(kind, index, count)
+                drift = abs(now - before) / before
+                if drift > self._config.drift and digest not in drifted:
+                    drifted.append(digest)
+                if drift > worst:
+                    value = kind.recording.values[index]
+                    worst = drift
+                    reason = f"compression rate of {value.name} ({value.role}) {before:.3f} -> {now:.3f}"
+        return Verdict(counts, tuple(drifted), reason)
+
+    def _rates(self, kind: Kind, index: int, count: int) -> tuple[float, float]:
+        """The outlier codec's compressed size over the raw size (CRate, Table 2), as planned and as now."""
+        portfolio, raw = self._runtime.portfolio, kind.recording.values[index].nbytes
+        planned = portfolio.outlier_bytes(kind, index, kind.capacity.get(index, 0))
+        return planned / raw, portfolio.outlier_bytes(kind, index, count) / raw
+
+    def _replan(self, verdict: Verdict) -> bool:
+        portfolio = self._runtime.portfolio
+        digests = portfolio.partners(verdict.drifted)
+        before = {digest: portfolio.kinds[digest].capacity for digest in digests}
+        for digest in digests:
+            portfolio.kinds[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
+        old = {digest: portfolio.kinds[digest].policy for digest in digests}
+        try:
+            self._runtime.decide(digests, f"step {self.steps}: {verdict.reason}")
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
+            for digest in digests:
+                portfolio.kinds[digest].capacity = before[digest]
+            self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, error)
+            return False
+        changed = sum(_differences(old[d], portfolio.kinds[d].policy) for d in digests)
+        self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
+        return True
+
+
+def _most(everyone: Sequence[Counts]) -> Counts:
+    merged: dict[str, dict[int, int]] = {}
+    for counts in everyone:
+        for digest, found in counts.items():
+            most = merged.setdefault(digest, {})
+            for index, count in found.items():
+                most[index] = max(most.get(index, 0), count)
+    return merged
+
+
+def _differences(old: planner.Policy | None, new: planner.Policy | None) -> int:
+    if old is None or new is None:
+        return 0
+    return sum(a != b for a, b in zip(old.stores, new.stores, strict=True))

@@ -1,0 +1,45 @@
+"""Run one recorded operator again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.program import Op, ParameterRef, ValueRef
+
+
+def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
+
+    The program lies below autograd and autocast (casts are operators of it), so both are off while it runs.
+    """
+
+    with torch.no_grad(), torch._C._DisableAutocast():
+        args = _resolve(op.args, root, parameters)
+        kwargs = {name: _resolve(value, root, parameters) for name, value in op.kwargs}
+        result = op.func(*args, **kwargs)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _resolve(tree: Any, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> Any:
+    kind = type(tree)
+    if kind is ValueRef:
+        return tree.geometry.view(root(tree.index))
+    if kind is ParameterRef:
+        return tree.geometry.view(live(parameters[tree.index]))
+    if kind is tuple or kind is list:
+        return kind([_resolve(item, root, parameters) for item in tree])
+    return tree
+
+
+def live(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter's data as it is now. Raises RuntimeError if ZeRO-3 has it partitioned away."""
+    if parameter.numel() == 0 and getattr(parameter, "ds_numel", 0):
+        raise RuntimeError(
+            f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away "
+            "while its block's backward needs it: the block's class must be a ZeRO-3 leaf module "
+            "(deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize; ds_adacc.initialize does it)"
+        )
+    return parameter.detach()

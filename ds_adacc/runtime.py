@@ -1,0 +1,295 @@
+"""Executes every block's calls under the plan in force; meets new blocks and has policies made for them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.block import Block, Record
+from ds_adacc.call import Call
+from ds_adacc.capture import Capture, capture
+from ds_adacc.cells import unpack
+from ds_adacc.config import AdaccConfig
+from ds_adacc.log import get_logger
+from ds_adacc.measure import CodecMaker, measure
+from ds_adacc.observe import Observation
+from ds_adacc.plan import bind
+from ds_adacc.portfolio import Decision, Kind, Portfolio
+from ds_adacc.program import Recording
+from ds_adacc.ranks import Ranks
+from ds_adacc.reach import identity, reach
+from ds_adacc.report import decision_table
+from ds_adacc.signature import ambient, describe, flatten
+
+_FUNCTIONS = 1024
+
+
+class Runtime:
+    """The state of ds_adacc in one process: blocks, kinds, the step's observation.
+
+    With an engine attached (`stepped`), plans change at `end_step` only. Without one, a block's second call is taken for
+    the next step's begin: the kinds met by then are planned for, by this process alone.
+    """
+
+    def __init__(self, config: AdaccConfig, ranks: Ranks | None = None, stepped: bool = False) -> None:
+        self.config = config
+        self.codecs = CodecMaker(config)
+        self.ranks = ranks or Ranks()
+        self.portfolio = Portfolio(config, self.codecs, self.ranks)
+        self.observation: Observation | None = Observation()
+        self.decision: Decision | None = None
+        self.tracking = False
+        self.calls = 0
+        self._stepped = stepped
+        self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
+        self._functions: OrderedDict[Hashable, Block] = OrderedDict()
+        self._device = torch.device("cpu")
+        self._inside = False
+        self._tracked: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self._log = get_logger()
+
+    # -- calls
+
+    def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function(*args, **kwargs)`; what its backward needs is held as the plan says."""
+        return self.run(self._block(function), function, function, args, kwargs)
+
+    def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The same for a block already known, whose tensors and numbers `owner` reaches."""
+        if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        key = flatten((args, kwargs), tensors)
+        if not isinstance(owner, nn.Module):
+            tensors += [t for t in reach(owner).tensors if not isinstance(t, nn.Parameter)]
+        training = getattr(owner, "training", None)
+        signature = (key, describe(tensors), ambient(tensors), training)
+        self.calls += 1
+        self._inside = True
+        try:
+            record = block.find(signature)
+            if record is not None and not self._stepped and self.portfolio.undecided:
+                self.plan_alone()
+            if record is None or self._is_to_prove(record):
+                return self._first(block, signature, owner, tensors, lambda: function(*args, **kwargs))
+            return self._again(record, tensors, function, args, kwargs)
+        finally:
+            self._inside = False
+
+    def _again(
+        self,
+        record: Record,
+        tensors: Sequence[torch.Tensor],
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        plan = record.plan
+        if plan is None or (plan.is_trivial and self.observation is None and not self.tracking):
+            return function(*args, **kwargs)
+        call = Call(plan, tensors)
+        pack: Callable[[torch.Tensor], Any] = call.pack
+        done: Callable[[], None] = _nothing
+        if self.tracking:
+            values = self.portfolio.kinds[record.kind].outlier_values
+            pack = _Tracker(call, record, self.codecs, values, tensors)
+        if self.observation is not None:
+            pack, done = self.observation.watch(record.kind, call, pack)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                output = function(*args, **kwargs)
+            done()
+        finally:
+            call.close()
+        return output
+
+    def _first(
+        self,
+        block: Block,
+        signature: Hashable,
+        owner: Callable[..., Any],
+        tensors: Sequence[torch.Tensor],
+        run: Callable[[], Any],
+    ) -> Any:
+        found = reach(owner)
+        guards = tuple(found.numbers())
+        captured = capture(block.name, tensors, found, run)
+        if captured.recording is None:
+            self._fall_back(block, captured.reason)
+            block.add(signature, Record())
+            return captured.output
+        record = Record(guards=guards)
+        recording = self._learn(block, signature, record, captured.recording)
+        kind = self._kind(recording, captured)
+        record.kind = recording.digest
+        self._note_outliers(record, kind, captured.tensors)
+        self._bind(record, recording, kind)
+        block.add(signature, record)
+        self._tracked.add(record.kind)
+        self._device = next((t.device for t in captured.tensors), self._device)
+        self._hand_over(record, captured, tensors)
+        return captured.output
+
+    def _hand_over(self, record: Record, captured: Capture, inputs: Sequence[torch.Tensor]) -> None:
+        assert record.plan is not None
+        call = Call(record.plan, inputs)
+        if self.observation is not None:
+            pack, done = self.observation.watch(record.kind, call, call.pack)
+            captured.hand_over(pack)
+            done()
+        else:
+            captured.hand_over(call.pack)
+        call.close()
+
+    # -- records
+
+    def _learn(self, block: Block, signature: Hashable, record: Record, recording: Recording) -> Recording:
+        earlier = block.latest(signature)
+        if earlier is not None and earlier.plan is not None:
+            record.succeed(earlier, earlier.plan.recording, recording)
+        return recording.refuse(record.volatile)
+
+    def _kind(self, recording: Recording, captured: Capture) -> Kind:
+        digest = recording.digest
+        if digest not in self.portfolio.kinds:
+            self.portfolio.add(digest, recording, measure(recording, captured.tensors, self.codecs))
+        return self.portfolio.kinds[digest]
+
+    def _note_outliers(self, record: Record, kind: Kind, tensors: Sequence[torch.Tensor]) -> None:
+        for index in kind.outlier_values:
+            value = kind.recording.values[index]
+            order, count = self.codecs.outliers(tensors[index], value)
+            record.outliers[index] = order, count
+            if kind.policy is None:
+                kind.capacity[index] = max(int(count), kind.capacity.get(index, 0))
+
+    def _bind(self, record: Record, recording: Recording, kind: Kind) -> None:
+        """Put the kind's policy in force for this record; until one is agreed, everything proven is recomputed."""
+        policy = kind.policy or planner.recompute_policy(kind.profile)
+        codecs = {}
+        for index, choice in enumerate(policy.stores):
+            if choice not in (None, planner.RETAIN):
+                channels = None
+                if choice == "outlier":
+                    channels = record.outliers[index][0][: kind.capacity[index]]
+                codecs[index] = self.codecs.make(choice, channels)
+        record.plan = bind(recording, policy, codecs)
+
+    def _is_to_prove(self, record: Record) -> bool:
+        """At a tracking step the first block of each kind is recorded and proven anew, while little else is held."""
+        return self.tracking and record.plan is not None and record.kind not in self._tracked
+
+    def _block(self, function: Callable[..., Any]) -> Block:
+        if isinstance(function, nn.Module):
+            return self.block_of(function, type(function).__name__)
+        key = identity(function)
+        block = self._functions.get(key)
+        if block is None:
+            block = self._functions[key] = Block(getattr(function, "__qualname__", type(function).__name__))
+            if len(self._functions) > _FUNCTIONS:
+                self._functions.popitem(last=False)
+        else:
+            self._functions.move_to_end(key)
+        return block
+
+    def block_of(self, module: nn.Module, name: str) -> Block:
+        """The block that `module` is, named `name` if it is new."""
+        block = self._modules.get(module)
+        if block is None:
+            block = self._modules[module] = Block(name)
+        return block
+
+    def _fall_back(self, block: Block, reason: str) -> None:
+        name = block.name.split(" ")[-1]
+        if (name, reason) not in self._warned:
+            self._warned.add((name, reason))
+            self._log.warning("block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    # -- steps
+
+    def records(self) -> list[Record]:
+        blocks = [*self._modules.values(), *self._functions.values()]
+        return [record for block in blocks for record in block.records() if record.plan is not None]
+
+    def plan_alone(self) -> None:
+        """Plan for the kinds met so far, without an engine's step boundary."""
+        self.decide(self.portfolio.undecided, "first step recorded")
+        self.observation = None
+
+    def decide(self, digests: Sequence[str], reason: str) -> Decision:
+        """Have policies made for these kinds, with the other ranks, and put them in force here."""
+        self._count_calls(digests)
+        decision = self.portfolio.decide(digests, self._device, reason)
+        self.decision = decision
+        for kind in decision.kinds:
+            self.rebind(kind.name)
+        self.observation = Observation()
+        return decision
+
+    def rebind(self, digest: str) -> None:
+        """Put the kind's policy in force for its records, with the outlier channels last seen."""
+        for record in self.records():
+            if record.kind == digest and record.plan is not None:
+                self._bind(record, record.plan.recording, self.portfolio.kinds[digest])
+
+    def begin_tracking(self) -> None:
+        self.tracking = True
+        self._tracked = set()
+
+    def end_tracking(self) -> None:
+        self.tracking = False
+
+    def describe(self) -> str:
+        """The table of the decision in force, with what was observed."""
+        assert self.decision is not None
+        observed = self.observation.held_bytes if self.observation else None
+        return decision_table(self.decision, self.portfolio, observed)
+
+    def _count_calls(self, digests: Sequence[str]) -> None:
+        for digest in digests:
+            kind = self.portfolio.kinds[digest]
+            recorded = sum(record.kind == digest for record in self.records())
+            seen = self.observation.most_alive[digest] if self.observation else 0
+            kind.count = max(recorded, seen, 1)
+
+
+class _Tracker:
+    """A pack hook that also looks for outliers, at tracking steps."""
+
+    def __init__(
+        self,
+        call: Call,
+        record: Record,
+        codecs: CodecMaker,
+        values: Sequence[int],
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        self._call = call
+        self._record = record
+        self._codecs = codecs
+        self._values = frozenset(values)
+        for index in call.plan.inputs:
+            if index in self._values:
+                self._look(index, inputs[call.plan.recording.values[index].source])
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        step = self._call.next_step
+        if step is not None and step.first and step.value in self._values:
+            self._look(step.value, step.geometry.root(tensor.detach(), step.root))
+        return self._call.pack(tensor)
+
+    def _look(self, index: int, root: torch.Tensor) -> None:
+        with torch.no_grad():
+            value = self._call.plan.recording.values[index]
+            self._record.outliers[index] = self._codecs.outliers(root, value)
+
+
+def _nothing() -> None:
+    pass

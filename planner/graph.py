@@ -1,0 +1,152 @@
+"""One block as the planner sees it: values, the ops that make them, and what backward asks for.
+
+This is the "problem definition" of the paper (section 3.3), with tensors and operators told apart: an operator
+may have several outputs, and one tensor may be needed by several steps of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor of the block (views share their root's value).
+
+    `nbytes` is what its storage takes in bytes, 0 if the caller keeps it alive anyway. `producer` is the index of
+    the op that makes it, None for a block input or what cannot be rebuilt. `storable` says that the executor can
+    get hold of it in forward: saved by autograd, or a block input.
+    """
+
+    name: str
+    role: str
+    nbytes: int
+    producer: int | None
+    storable: bool
+
+
+@dataclass(frozen=True)
+class Op:
+    """One recorded operator: `inputs` and `outputs` index values, `replayable` was proven when recording."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    replayable: bool
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of backward: the values it unpacks (distinct) and the bytes of gradients alive meanwhile."""
+
+    name: str
+    values: tuple[int, ...]
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """The block: `ops` in forward (topological) order, `events` in backward order (`events[0]` runs first).
+
+    Raises ValueError, naming the culprit, if indices, orders or producers do not fit together, or if backward needs
+    a value that can be neither stored nor rebuilt.
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        for value in self.values:
+            check_count(f"nbytes of value {value.name!r}", value.nbytes)
+        for index in range(len(self.ops)):
+            self._check_op(index)
+        for index, value in enumerate(self.values):
+            self._check_producer(index, value)
+        usable = self.rebuildable_ops
+        for event in self.events:
+            self._check_event(event, usable)
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        """The values backward asks for, sorted."""
+        return tuple(sorted({index for event in self.events for index in event.values}))
+
+    @property
+    def rebuildable_ops(self) -> frozenset[int]:
+        """Ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
+        usable: set[int] = set()
+        for index, op in enumerate(self.ops):
+            if op.replayable and all(self._obtainable(value, usable) for value in op.inputs):
+                usable.add(index)
+        return frozenset(usable)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict that `from_json` turns back into an equal graph."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> BlockGraph:
+        """The graph of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
+        ops = (Op(o["name"], tuple(o["inputs"]), tuple(o["outputs"]), o["replayable"]) for o in data["ops"])
+        events = (Event(e["name"], tuple(e["values"]), e["gradient_bytes"]) for e in data["events"])
+        return cls(tuple(Value(**value) for value in data["values"]), tuple(ops), tuple(events))
+
+    def _obtainable(self, index: int, usable: Collection[int]) -> bool:
+        value = self.values[index]
+        return value.storable or value.producer in usable
+
+    def _check_op(self, index: int) -> None:
+        op = self.ops[index]
+        self._check_indices(f"op {op.name!r}", (*op.inputs, *op.outputs))
+        for value in op.inputs:
+            producer = self.values[value].producer
+            if producer is not None and producer >= index:
+                raise ValueError(
+                    f"op {op.name!r} (index {index}) reads value {self.values[value].name!r}, which op {producer} "
+                    "makes: each op must come after those that make its inputs"
+                )
+        for value in op.outputs:
+            if self.values[value].producer != index or op.outputs.count(value) > 1:
+                raise ValueError(
+                    f"op {op.name!r} (index {index}) lists output {self.values[value].name!r}, whose producer is "
+                    f"{self.values[value].producer}: list it once, with producer {index}"
+                )
+
+    def _check_producer(self, index: int, value: Value) -> None:
+        if value.producer is None:
+            return
+        if not 0 <= value.producer < len(self.ops):
+            raise ValueError(
+                f"value {value.name!r} has producer {value.producer}; valid are None and 0..{len(self.ops) - 1}"
+            )
+        if index not in self.ops[value.producer].outputs:
+            raise ValueError(
+                f"value {value.name!r} has producer {value.producer} ({self.ops[value.producer].name!r}), "
+                f"which does not list value {index} among its outputs"
+            )
+
+    def _check_event(self, event: Event, usable: Collection[int]) -> None:
+        check_count(f"gradient_bytes of event {event.name!r}", event.gradient_bytes)
+        self._check_indices(f"event {event.name!r}", event.values)
+        if len(set(event.values)) != len(event.values):
+            raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")
+        for index in event.values:
+            if not self._obtainable(index, usable):
+                raise ValueError(
+                    f"event {event.name!r} needs value {self.values[index].name!r}, which is neither storable nor "
+                    "made by a replayable op whose inputs can be had: mark it storable"
+                )
+
+    def _check_indices(self, where: str, indices: Collection[int]) -> None:
+        for index in indices:
+            if not 0 <= index < len(self.values):
+                raise ValueError(f"{where} refers to value {index}; valid are 0..{len(self.values) - 1}")
+
+
+def check_count(what: str, count: int) -> None:
+    """ValueError naming `what` unless `count` is a non-negative int."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ValueError(f"{what} is {count!r}; it must be a non-negative int")

@@ -1,0 +1,132 @@
+"""The bytes of one kind of block in the MILP: what is held, and what is alive at each event of its backward.
+
+A value has a full-size copy (retained, decompressed or rebuilt) and, if compressed, a payload. Both go after the
+last use. From the first event that lists a value its copy is there however it came about; before, only if
+something else needed it earlier. This leaves few cases where memory depends on a product of choices. Those become
+variables, bounded from below only: memory never pays.
+"""
+
+from __future__ import annotations
+
+import mip
+from ds_adacc.planner.profile import CodecCost
+from ds_adacc.planner.program import BlockProgram, Expr
+
+
+class BlockMemory:
+    """Bytes of one block as expressions, in units of `unit` bytes."""
+
+    def __init__(self, program: BlockProgram, unit: float) -> None:
+        self._program = program
+        self._schedule = program.schedule
+        self._graph = program.profile.graph
+        self._unit = unit
+
+    def held(self) -> mip.LinExpr:
+        """What one call holds between forward and backward (paper, equation 8)."""
+        parts: list[Expr] = []
+        for index, value in enumerate(self._graph.values):
+            parts.append(value.nbytes / self._unit * self._program.retained(index))
+            parts.extend(offer.nbytes / self._unit * var for offer, var in self._program.compressions(index))
+        return mip.xsum(parts)
+
+    def inner(self) -> list[mip.LinExpr]:
+        """Per event, what is alive at it, with the largest workspace of the codecs chosen."""
+        workspace = self._workspace()
+        used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
+        rows = []
+        for time, event in enumerate(self._graph.events):
+            alive = mip.xsum(self._alive(value, time) for value in used)
+            rows.append(alive + workspace + event.gradient_bytes / self._unit)
+        return rows
+
+    def _workspace(self) -> mip.Var:
+        reserve = self._program.model.add_var()
+        for value in range(len(self._graph.values)):
+            for offer, chosen in self._program.compressions(value):
+                self._program.model += reserve >= offer.workspace_bytes / self._unit * chosen
+        return reserve
+
+    def _alive(self, value: int, time: int) -> Expr:
+        full = self._graph.values[value].nbytes / self._unit
+        return (full * self._copy(value, time) if full else 0) + self._payload(value, time)
+
+    def _copy(self, value: int, time: int) -> Expr:
+        """Whether the full-size copy is there."""
+        if value not in self._schedule.first:
+            return self._copy_for_replays(value, time)
+        if time < self._schedule.first[value]:
+            return self._copy_before_first_event(value, time)
+        if time <= self._schedule.last[value]:
+            return 1
+        return self._any([self._runs_from(op, time) for op in self._schedule.late_readers(value, time)])
+
+    def _copy_before_first_event(self, value: int, time: int) -> Expr:
+        """Its event is still to come: the copy is there if retained, read already, or made with another."""
+        program = self._program
+        reasons = [program.retained(value)]
+        reasons += [program.ran_by(op, time) for op in self._schedule.early_readers(value, time)]
+        reasons += [ran - program.compressed(value) for ran in self._made_along(value, time)]
+        return self._any(reasons)
+
+    def _copy_for_replays(self, value: int, time: int) -> Expr:
+        """No event lists it: the copy is there if a reader runs now, or is to run yet and the copy was had before."""
+        program = self._program
+        early = self._schedule.early_readers(value, time)
+        made_along = self._made_along(value, time)
+        if not early and not made_along:
+            return program.retained(value)
+        had = [program.retained(value), *(ran - program.stored(value) for ran in made_along)]
+        runs_now = [op for op in early if time in self._schedule.times[op]]
+        reasons = [program.ran_by(op, time) - program.ran_by(op, time - 1) for op in runs_now]
+        for late in self._schedule.late_readers(value, time):
+            others = [program.ran_by(op, time) for op in early if op != late]
+            reasons += [was + self._runs_from(late, time) - 1 for was in had + others]
+        return self._any(reasons)
+
+    def _payload(self, value: int, time: int) -> Expr:
+        """Units of the compressed form still held."""
+        late = self._schedule.late_readers(value, time)
+        if value in self._schedule.first:
+            certain = time <= self._schedule.last[value]
+        else:
+            certain = not self._schedule.early_readers(value, time - 1)
+        if certain:
+            waiting = self._program.compressions(value)
+        else:
+            waiting = self._compressions_for(late, value, time) if late else []
+        return mip.xsum(offer.nbytes / self._unit * waits for offer, waits in waiting)
+
+    def _compressions_for(self, readers: list[int], value: int, time: int) -> list[tuple[CodecCost, mip.Var]]:
+        """Per codec, its cost and whether its payload waits for one of `readers`."""
+        waiting = []
+        for offer, chosen in self._program.compressions(value):
+            waits = self._program.model.add_var(ub=1)
+            self._program.model += waits <= chosen
+            waiting.append((offer, waits))
+        total = mip.xsum(waits for _, waits in waiting)
+        for op in readers if waiting else []:
+            self._program.model += total >= self._program.compressed(value) + self._runs_from(op, time) - 1
+        return waiting
+
+    def _runs_from(self, op: int, time: int) -> mip.LinExpr:
+        """Whether an op is replayed at an event or later."""
+        return self._program.runs(op) - self._program.ran_by(op, time - 1)
+
+    def _made_along(self, value: int, time: int) -> list[Expr]:
+        """Whether the producer has run by an event, if that can be for the sake of another output."""
+        op = self._graph.values[value].producer
+        if op not in self._schedule.times or self._schedule.latest_run(op, time) is None:
+            return []
+        several = sum(self._schedule.used(output) for output in self._graph.ops[op].outputs) > 1
+        return [self._program.ran_by(op, time)] if several else []
+
+    def _any(self, reasons: list[Expr]) -> Expr:
+        """A variable that is 1 as soon as one of `reasons` is; 0 if there are none."""
+        present = [reason for reason in reasons if not isinstance(reason, int)]
+        if not present:
+            return 0
+        result = self._program.model.add_var(ub=1)
+        for reason in present:
+            self._program.model += result >= reason
+        return result

@@ -1,0 +1,199 @@
+"""The planner proper: one mixed-integer program over all kinds of blocks, solved by CBC (paper, section 3.3).
+
+CBC works with tolerances, a budget is exact. So sizes are scaled by their greatest common divisor, the budget is
+met to half of that, the simulator judges the answer, and an answer that oversteps within tolerance is excluded.
+
+The first solve in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks
+about 34 KB: both are CBC's doing, and harmless at one solve a plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import mip
+from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.memory import BlockMemory
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.profile import CodecCost, Kind, Profile
+from ds_adacc.planner.program import BlockProgram
+from ds_adacc.planner.simulate import peak_bytes
+from ds_adacc.planner.solution import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Solution,
+    check_budget,
+    check_request,
+    evaluate,
+)
+
+_QUANTUM_SECONDS = 1e-7
+_LARGEST = 2**20
+_TOLERANCE = 1e-4
+_FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
+_INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+
+
+def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+    """The policies that add the least time with a peak of at most `budget` bytes (paper, equations 4 to 8).
+
+    Times count to 0.1 microseconds; among equals a small quantization error is preferred, then few bytes held.
+    `max_seconds` bounds the search; the best policy found by then comes back with `proven_optimal` False. The
+    same input gives the same policies, unless time runs out.
+
+    Raises InfeasibleBudget if no policy fits (after a second search, as long at most, for what would),
+    NoSolutionInTime if the search ended with nothing, ValueError for a bad argument.
+    """
+    check_request(kinds, max_seconds)
+    check_budget(budget)
+    started = time.perf_counter()
+    plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, proven_optimal=True)
+    if plain.added_seconds == 0 and plain.peak <= budget:
+        return plain
+    excluded: list[tuple[Policy, ...]] = []
+    while True:
+        program = _Program(kinds, excluded)
+        program.minimise_seconds(budget)
+        status = program.optimise(started + max_seconds - time.perf_counter())
+        if status in _INFEASIBLE:
+            raise InfeasibleBudget(budget, smallest_peak(kinds, max_seconds))
+        policies = program.policies()
+        solution = evaluate(kinds, policies, started, status == mip.OptimizationStatus.OPTIMAL)
+        if solution.peak <= budget:
+            return solution
+        program.check_overrun(solution.peak - budget)
+        excluded.append(policies)
+
+
+def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
+    """The smallest peak in bytes that any policies reach; a budget of as much is feasible.
+
+    The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
+    argument.
+    """
+    check_request(kinds, max_seconds)
+    program = _Program(kinds, [])
+    program.minimise_peak()
+    program.optimise(max_seconds)
+    return peak_bytes(kinds, program.policies())
+
+
+class _Program:
+    """The model over all kinds, with the peak as a variable: held under the budget, or itself to be minimised."""
+
+    def __init__(self, kinds: Sequence[Kind], excluded: Sequence[Sequence[Policy]]) -> None:
+        self._kinds = kinds
+        self._step, self._unit = _scale(kinds)
+        self._model = _model()
+        self._blocks = [BlockProgram(self._model, kind.profile) for kind in kinds]
+        memories = [BlockMemory(block, self._unit) for block in self._blocks]
+        self._held = self._total(memory.held() for memory in memories)
+        self._peak = self._model.add_var()
+        self._model += self._held <= self._peak
+        for memory in memories:
+            others = self._held - memory.held()
+            for alive in memory.inner():
+                self._model += others + alive <= self._peak
+        for policies in excluded:
+            pairs = zip(self._blocks, policies, strict=True)
+            self._model += mip.xsum(block.distance(policy) for block, policy in pairs) >= 1
+
+    def minimise_peak(self) -> None:
+        """Make the peak the objective."""
+        self._model.objective = mip.minimize(self._peak)
+
+    def minimise_seconds(self, budget: int) -> None:
+        """Make the time the objective, in quanta; error and held bytes together stay below half a quantum."""
+        # peaks are multiples of the step: half of one keeps an exact fit clear of rounding
+        self._peak.ub = (budget // self._step + 0.5) * self._step / self._unit
+        quanta = self._total(_quanta(block) for block in self._blocks)
+        error = self._total(_error(block) for block in self._blocks)
+        self._model.objective = mip.minimize(quanta + _share(error, 0.45) + _share(self._held, 0.045))
+
+    def optimise(self, max_seconds: float) -> mip.OptimizationStatus:
+        """Run CBC for at most this long; NoSolutionInTime if that gives neither a solution nor a proof of none."""
+        if max_seconds <= 0:
+            raise NoSolutionInTime("the time limit passed before the search for a policy could start")
+        status = self._model.optimize(max_seconds=max_seconds)
+        if status == mip.OptimizationStatus.NO_SOLUTION_FOUND:
+            raise NoSolutionInTime(f"no policy was found in {max_seconds:.3g} seconds; allow more")
+        if status not in _FOUND + _INFEASIBLE:
+            raise RuntimeError(f"CBC ended with status {status.name}")
+        return status
+
+    def policies(self) -> tuple[Policy, ...]:
+        """The solution found, one policy per kind."""
+        return tuple(block.policy() for block in self._blocks)
+
+    def check_overrun(self, nbytes: int) -> None:
+        """RuntimeError if a policy oversteps the budget by more than CBC's tolerances explain."""
+        if nbytes > _TOLERANCE * _LARGEST * self._unit:
+            raise RuntimeError(
+                f"the model took a policy {nbytes} bytes over the budget: a bug in the planner"
+            )
+
+    def _total(self, expressions: Iterable[mip.LinExpr]) -> mip.LinExpr:
+        """The sum over all calls of all kinds."""
+        return mip.xsum(kind.count * expr for kind, expr in zip(self._kinds, expressions, strict=True))
+
+
+def _model() -> mip.Model:
+    """An empty model: silent, reproducible, with no gap allowed between the answer and the optimum."""
+    model = mip.Model(solver_name=mip.CBC)
+    model.verbose = 0
+    model.threads = 1
+    model.seed = 1
+    model.max_mip_gap = 0.0
+    model.max_mip_gap_abs = 1e-9
+    return model
+
+
+def _scale(kinds: Sequence[Kind]) -> tuple[int, float]:
+    """The greatest common divisor of all sizes in bytes, and the bytes a unit that keep them below `_LARGEST`."""
+    sizes = [size for kind in kinds for size in _sizes(kind.profile)]
+    step = math.gcd(*sizes) or 1
+    unit = float(step)
+    while max(sizes, default=0) > _LARGEST * unit:
+        unit *= 2
+    return step, unit
+
+
+def _sizes(profile: Profile) -> Iterator[int]:
+    yield from (value.nbytes for value in profile.graph.values)
+    yield from (event.gradient_bytes for event in profile.graph.events)
+    for offer in itertools.chain.from_iterable(profile.codecs):
+        yield from (offer.nbytes, offer.workspace_bytes)
+
+
+def _quanta(block: BlockProgram) -> mip.LinExpr:
+    """What one call adds to the step, in quanta of time (paper, equation 4)."""
+    replays = (_round(block.profile.op_seconds[op]) * block.runs(op) for op in block.schedule.times)
+    codecs = (_round(offer.seconds) * chosen for _, offer, chosen in _compressions(block))
+    return mip.xsum(itertools.chain(replays, codecs))
+
+
+def _error(block: BlockProgram) -> mip.LinExpr:
+    """Relative error times bytes, summed over the values that one call compresses."""
+    values = block.profile.graph.values
+    return mip.xsum(
+        offer.error * values[value].nbytes * chosen for value, offer, chosen in _compressions(block)
+    )
+
+
+def _compressions(block: BlockProgram) -> Iterator[tuple[int, CodecCost, mip.Var]]:
+    for value in range(len(block.profile.graph.values)):
+        for offer, chosen in block.compressions(value):
+            yield value, offer, chosen
+
+
+def _round(seconds: float) -> int:
+    return round(seconds / _QUANTUM_SECONDS)
+
+
+def _share(expression: mip.LinExpr, most: float) -> mip.LinExpr:
+    """A sum over binaries, scaled so that it is at most `most`."""
+    total = sum(expression.expr.values())
+    return expression * (most / total) if total else expression

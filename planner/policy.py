@@ -1,0 +1,79 @@
+"""The planner's answer for one kind of block: what each value becomes between forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ds_adacc.planner.profile import RETAIN, Profile
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Per value `"retain"`, a codec's name, or None (not stored); and the ops replayed in backward, sorted."""
+
+    stores: tuple[str | None, ...]
+    replays: tuple[int, ...]
+
+    def check(self, profile: Profile) -> None:
+        """Raise ValueError unless the policy can be carried out on this profile (paper, equations 5 and 6).
+
+        Whatever backward or a replayed op reads must be stored or made by a replayed op; only storable values may be
+        stored, only replayable ops replayed, only codecs on offer used.
+        """
+        self._check_stores(profile)
+        self._check_replays(profile)
+        for event in profile.graph.events:
+            self._check_at_hand(profile, f"event {event.name!r}", event.values)
+        for index in self.replays:
+            op = profile.graph.ops[index]
+            self._check_at_hand(profile, f"replayed op {op.name!r}", op.inputs)
+
+    def held_bytes(self, profile: Profile) -> int:
+        """Bytes one call holds between its forward and its backward (a term of equation 8)."""
+        return sum(self.stored_bytes(profile, value) for value in range(len(self.stores)))
+
+    def stored_bytes(self, profile: Profile, value: int) -> int:
+        """Bytes that value number `value` takes between forward and backward."""
+        store = self.stores[value]
+        if store is None:
+            return 0
+        return profile.graph.values[value].nbytes if store == RETAIN else profile.codec(value, store).nbytes
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict that `from_json` turns back into an equal policy."""
+        return {"stores": self.stores, "replays": self.replays}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Policy:
+        """The policy of a `to_json` dict, also after a trip through JSON."""
+        return cls(tuple(data["stores"]), tuple(data["replays"]))
+
+    def _check_stores(self, profile: Profile) -> None:
+        values = profile.graph.values
+        if len(self.stores) != len(values):
+            raise ValueError(f"the policy has {len(self.stores)} stores; the graph has {len(values)} values")
+        for index, store in enumerate(self.stores):
+            if store is not None and not values[index].storable:
+                raise ValueError(f"value {values[index].name!r} is stored as {store!r}, but is not storable")
+            if store not in (None, RETAIN):
+                profile.codec(index, store)
+
+    def _check_replays(self, profile: Profile) -> None:
+        ops = profile.graph.ops
+        if list(self.replays) != sorted(set(self.replays)):
+            raise ValueError(f"replays are {self.replays}; they must be sorted and distinct")
+        for index in self.replays:
+            if not 0 <= index < len(ops):
+                raise ValueError(f"op {index} is replayed; valid are 0..{len(ops) - 1}")
+            if not ops[index].replayable:
+                raise ValueError(f"op {ops[index].name!r} is replayed, but is not replayable")
+
+    def _check_at_hand(self, profile: Profile, where: str, values: tuple[int, ...]) -> None:
+        for index in values:
+            value = profile.graph.values[index]
+            if self.stores[index] is None and value.producer not in self.replays:
+                raise ValueError(
+                    f"{where} needs value {value.name!r}: store it or replay op {value.producer}"
+                )

@@ -1,0 +1,112 @@
+"""A block graph with everything measured on it: the numbers the planner decides by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ds_adacc.planner.graph import BlockGraph, check_count
+
+RETAIN = "retain"
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
+
+    `nbytes` is the payload in bytes, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes` what
+    a compression or decompression needs besides. Raises ValueError for a negative or non-finite number.
+    """
+
+    codec: str
+    nbytes: int
+    compress_seconds: float
+    decompress_seconds: float
+    error: float
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.codec == RETAIN:
+            raise ValueError(f"a codec is named {RETAIN!r}: the name is taken by values kept as they are")
+        for field in ("nbytes", "workspace_bytes"):
+            check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
+        for field in ("compress_seconds", "decompress_seconds", "error"):
+            _check_number(f"{field} of codec {self.codec!r}", getattr(self, field))
+
+    @property
+    def seconds(self) -> float:
+        """Compression in forward plus decompression in backward."""
+        return self.compress_seconds + self.decompress_seconds
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
+
+    Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
+    one is offered for a value that cannot be stored.
+    """
+
+    graph: BlockGraph
+    op_seconds: tuple[float, ...]
+    codecs: tuple[tuple[CodecCost, ...], ...]
+
+    def __post_init__(self) -> None:
+        _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
+        _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
+        for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
+            _check_number(f"op_seconds of op {op.name!r}", seconds)
+        for value, offers in zip(self.graph.values, self.codecs, strict=True):
+            names = [offer.codec for offer in offers]
+            if len(set(names)) != len(names):
+                raise ValueError(f"value {value.name!r} is offered codecs {names}: each must appear once")
+            if names and not value.storable:
+                raise ValueError(
+                    f"value {value.name!r} is offered codecs {names}, but is not storable: offer none"
+                )
+
+    def codec(self, value: int, name: str) -> CodecCost:
+        """The cost of codec `name` on value number `value`; ValueError if it is not on offer."""
+        for offer in self.codecs[value]:
+            if offer.codec == name:
+                return offer
+        raise ValueError(
+            f"value {self.graph.values[value].name!r} is stored as {name!r}; "
+            f"on offer are {[RETAIN, *(offer.codec for offer in self.codecs[value])]}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict that `from_json` turns back into an equal profile."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
+        codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
+        return cls(BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"]), tuple(codecs))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of block: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1."""
+
+    name: str
+    profile: Profile
+    count: int
+
+    def __post_init__(self) -> None:
+        check_count(f"count of kind {self.name!r}", self.count)
+        if self.count == 0:
+            raise ValueError(f"count of kind {self.name!r} is 0; leave the kind out or give at least 1")
+
+
+def _check_length(what: str, length: int, of: str, expected: int) -> None:
+    if length != expected:
+        raise ValueError(f"{what} has {length} entries; the graph has {expected} {of}")
+
+
+def _check_number(what: str, number: float) -> None:
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{what} is {number!r}; it must be finite and non-negative")

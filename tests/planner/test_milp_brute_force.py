@@ -1,0 +1,141 @@
+"""The MILP against brute force: every policy of small random blocks, with the simulator as the judge."""
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from ds_adacc.planner import (
+    RETAIN,
+    BlockGraph,
+    CodecCost,
+    Event,
+    InfeasibleBudget,
+    Kind,
+    Op,
+    Policy,
+    Profile,
+    Value,
+    simulate,
+    smallest_peak,
+    solve,
+)
+
+MICROSECOND = 1e-6
+SLOW = settings(
+    max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def graphs(draw, sizes):
+    """Blocks of up to five ops with one or two outputs each, and up to four events."""
+    values = [("input", None, True)]
+    ops = []
+    for index in range(draw(st.integers(1, 5))):
+        inputs = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=2))
+        outputs = tuple(range(len(values), len(values) + draw(st.sampled_from([1, 1, 2]))))
+        values += [(f"v{output}", index, draw(st.sampled_from([True, True, False]))) for output in outputs]
+        ops.append(Op(f"op{index}", tuple(inputs), outputs, draw(st.sampled_from([True, True, True, False]))))
+    values = tuple(
+        Value(name, "any", draw(sizes), producer, storable) for name, producer, storable in values
+    )
+    usable = BlockGraph(values, tuple(ops), ()).rebuildable_ops
+    needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
+    events = draw(
+        st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4)
+    )
+    return BlockGraph(
+        values,
+        tuple(ops),
+        tuple(Event(f"e{time}", tuple(event), draw(sizes)) for time, event in enumerate(events)),
+    )
+
+
+@st.composite
+def profiles(draw, sizes):
+    graph = draw(graphs(sizes))
+    times = st.integers(0, 9).map(lambda count: count * MICROSECOND)
+    offers = []
+    budget = 4
+    for value in graph.values:
+        count = draw(st.integers(0, min(2, budget))) if value.storable else 0
+        budget -= count
+        offers.append(
+            tuple(
+                CodecCost(f"c{i}", draw(sizes) // 2, draw(times), draw(times), i / 4, draw(sizes))
+                for i in range(count)
+            )
+        )
+    return Profile(graph, tuple(draw(times) for _ in graph.ops), tuple(offers))
+
+
+def kinds(sizes):
+    def name(pairs):
+        return [Kind(f"k{i}", profile, count) for i, (profile, count) in enumerate(pairs)]
+
+    return st.lists(st.tuples(profiles(sizes), st.integers(1, 3)), min_size=1, max_size=2).map(name)
+
+
+SMALL = st.integers(0, 12)
+# no common divisor, gigabytes: what CBC's tolerances cannot tell apart
+LARGE = st.integers(0, 12).flatmap(lambda k: st.sampled_from([k * 10**9, k * 10**9 + 7]))
+
+
+def outcomes(profile):
+    """The undominated (seconds, held, transient) over all feasible policies of one kind."""
+    graph = profile.graph
+    stores = [
+        (None, RETAIN, *(offer.codec for offer in offers)) if value.storable else (None,)
+        for value, offers in zip(graph.values, profile.codecs, strict=True)
+    ]
+    replayable = [index for index, op in enumerate(graph.ops) if op.replayable]
+    results = set()
+    for chosen in itertools.product(*stores):
+        for size in range(len(replayable) + 1):
+            for replays in itertools.combinations(replayable, size):
+                try:
+                    run = simulate(profile, Policy(chosen, replays))
+                except ValueError:
+                    continue
+                results.add((round(run.seconds / MICROSECOND), run.held, run.inner_peak - run.held))
+    return [r for r in results if not any(o != r and all(a <= b for a, b in zip(o, r)) for o in results)]
+
+
+def all_outcomes(kinds):
+    """(peak, added microseconds) of every combination."""
+    for combination in itertools.product(*(outcomes(kind.profile) for kind in kinds)):
+        held = sum(kind.count * run[1] for kind, run in zip(kinds, combination, strict=True))
+        seconds = sum(kind.count * run[0] for kind, run in zip(kinds, combination, strict=True))
+        yield held + max(0, max(run[2] for run in combination)), seconds
+
+
+def check(kinds, fraction, tolerance=0.0):
+    reachable = sorted(all_outcomes(kinds))
+    smallest, largest = reachable[0][0], reachable[-1][0]
+    found = smallest_peak(kinds, 60)
+    assert smallest <= found <= smallest * (1 + tolerance)
+    assert solve(kinds, found, max_seconds=60).peak <= found
+    budget = smallest + round(fraction * (largest - smallest))
+    note(f"budget {budget}")
+    solution = solve(kinds, budget, max_seconds=60)
+    assert solution.peak <= budget and solution.proven_optimal
+    best = min(seconds for peak, seconds in reachable if peak <= budget)
+    assert round(solution.added_seconds / MICROSECOND, 3) == best
+    if smallest > 0:
+        with pytest.raises(InfeasibleBudget) as caught:
+            solve(kinds, smallest - 1, max_seconds=60)
+        assert caught.value.smallest == found
+
+
+@SLOW
+@given(kinds=kinds(SMALL), fraction=st.floats(0, 1))
+def test_optimum_equals_brute_force(kinds, fraction):
+    check(kinds, fraction)
+
+
+@SLOW
+@given(kinds=kinds(LARGE), fraction=st.floats(0, 1))
+def test_optimum_equals_brute_force_at_awkward_sizes(kinds, fraction):
+    check(kinds, fraction, tolerance=1e-8)
