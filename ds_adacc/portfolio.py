@@ -129,7 +129,7 @@ class Portfolio:
         return budget_bytes(self._config.memory_budget, kinds, available)
 
     def _solve(self, kinds: Sequence[planner.Kind], budget: int) -> planner.Solution:
-        solver = planner.compress_all if self._config.forces_compression else planner.solve
+        solver = planner.compress_all if self._config.forces_compression else planner.solve_isolated
         return solver(kinds, budget, max_seconds=self._config.solver.max_seconds)
 
     def _merge(self, everyone: Sequence[Mapping[str, Any]]) -> tuple[list[planner.Kind], dict[str, dict[int, int]]]:

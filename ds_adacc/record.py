@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +114,8 @@ class Recorder(TorchDispatchMode):
         op = Op(index, func, *encoded, (), refusal)
         dynamic = _dynamic(func, given) or any(self._values[value].dynamic for value in op.reads)
         rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
-        made = [self._made(tensor, op, position, dynamic) for position, tensor in enumerate(outputs)]
+        known = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+        made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
             self._fresh = False
             return  # a view, or nothing but Python numbers: geometry says it all
@@ -123,12 +124,12 @@ class Recorder(TorchDispatchMode):
         self._fresh = True
         self._ops.append(replace(op, outputs=(*made, *rewritten), refusal=refusal))
 
-    def _made(self, tensor: Any, op: Op, output: int, dynamic: bool) -> int | None:
-        """A new value for an operator's output, or None if it is no tensor or a view of a value already known."""
+    def _made(self, tensor: Any, op: Op, output: int, dynamic: bool, known: set[int]) -> int | None:
+        """A new value for an operator's output, or None if it is no tensor or a view of one of its arguments."""
         if not isinstance(tensor, torch.Tensor):
             return None
         self._admit(tensor)
-        if self._find(tensor) is not None:
+        if tensor.untyped_storage()._cdata in known:
             return None
         index = len(self._values)
         name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
@@ -230,6 +231,17 @@ class Recorder(TorchDispatchMode):
         if isinstance(tree, tuple | list):
             return type(tree)(self._encode(item) for item in tree)
         return tree
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _tensors(item)
 
 
 def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:

@@ -3,8 +3,16 @@
 Plain numbers in, plain numbers out; needs python-mip, knows neither torch nor the codecs themselves.
 """
 
-from ds_adacc.planner.baselines import compress_all, recompute_all, retain_all
+from ds_adacc.planner.baselines import (
+    compress_all,
+    compress_policy,
+    recompute_all,
+    recompute_policy,
+    retain_all,
+    retain_policy,
+)
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
+from ds_adacc.planner.isolated import solve_isolated
 from ds_adacc.planner.milp import smallest_peak, solve
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import RETAIN, CodecCost, Kind, Profile
@@ -27,10 +35,14 @@ __all__ = [
     "Value",
     "added_seconds",
     "compress_all",
+    "compress_policy",
     "peak_bytes",
     "recompute_all",
+    "recompute_policy",
     "retain_all",
+    "retain_policy",
     "simulate",
     "smallest_peak",
     "solve",
+    "solve_isolated",
 ]

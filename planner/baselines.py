@@ -24,7 +24,7 @@ def recompute_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> 
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(_recompute_all, kinds, budget, max_seconds)
+    return _apply(recompute_policy, kinds, budget, max_seconds)
 
 
 def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
@@ -32,7 +32,7 @@ def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> S
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(_compress_all, kinds, budget, max_seconds)
+    return _apply(compress_policy, kinds, budget, max_seconds)
 
 
 def _apply(
@@ -52,13 +52,15 @@ def retain_policy(profile: Profile) -> Policy:
     return _cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
 
 
-def _recompute_all(profile: Profile) -> Policy:
+def recompute_policy(profile: Profile) -> Policy:
+    """Keep block inputs and what cannot be rebuilt, replay the rest."""
     rebuildable = profile.graph.rebuildable_ops
     values = profile.graph.values
     return _cover(profile.graph, [None if value.producer in rebuildable else RETAIN for value in values])
 
 
-def _compress_all(profile: Profile) -> Policy:
+def compress_policy(profile: Profile) -> Policy:
+    """Compress each saved value with the first codec on offer, keep the rest."""
     stores: list[str | None] = []
     for value, offers in zip(profile.graph.values, profile.codecs, strict=True):
         first = offers[0].codec if offers else RETAIN

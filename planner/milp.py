@@ -32,7 +32,7 @@ from ds_adacc.planner.solution import (
 
 _QUANTUM_SECONDS = 1e-7
 _LARGEST = 2**20
-_TOLERANCE = 1e-4
+_TOLERANCE = 16
 _FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
@@ -53,19 +53,17 @@ def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution
     plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, proven_optimal=True)
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
-    excluded: list[tuple[Policy, ...]] = []
+    program = _Program(kinds)
+    margin = 0
     while True:
-        program = _Program(kinds, excluded)
-        program.minimise_seconds(budget)
-        status = program.optimise(started + max_seconds - time.perf_counter())
+        status = program.minimise_seconds(budget - margin, started + max_seconds - time.perf_counter())
         if status in _INFEASIBLE:
-            raise InfeasibleBudget(budget, smallest_peak(kinds, max_seconds))
-        policies = program.policies()
-        solution = evaluate(kinds, policies, started, status == mip.OptimizationStatus.OPTIMAL)
+            return _smallest(kinds, budget, started, max_seconds)
+        solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL)
         if solution.peak <= budget:
             return solution
         program.check_overrun(solution.peak - budget)
-        excluded.append(policies)
+        margin = max(2 * margin, solution.peak - budget)
 
 
 def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
@@ -75,16 +73,25 @@ def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
     argument.
     """
     check_request(kinds, max_seconds)
-    program = _Program(kinds, [])
-    program.minimise_peak()
-    program.optimise(max_seconds)
+    program = _Program(kinds)
+    program.minimise_peak(max_seconds)
     return peak_bytes(kinds, program.policies())
+
+
+def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float) -> Solution:
+    """The policies of smallest peak; InfeasibleBudget if that exceeds `budget`."""
+    program = _Program(kinds)
+    program.minimise_peak(max_seconds)
+    solution = evaluate(kinds, program.policies(), started, proven_optimal=False)
+    if solution.peak > budget:
+        raise InfeasibleBudget(budget, solution.peak)
+    return solution
 
 
 class _Program:
     """The model over all kinds, with the peak as a variable: held under the budget, or itself to be minimised."""
 
-    def __init__(self, kinds: Sequence[Kind], excluded: Sequence[Sequence[Policy]]) -> None:
+    def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
         self._step, self._unit = _scale(kinds)
         self._model = _model()
@@ -97,23 +104,22 @@ class _Program:
             others = self._held - memory.held()
             for alive in memory.inner():
                 self._model += others + alive <= self._peak
-        for policies in excluded:
-            pairs = zip(self._blocks, policies, strict=True)
-            self._model += mip.xsum(block.distance(policy) for block, policy in pairs) >= 1
 
-    def minimise_peak(self) -> None:
-        """Make the peak the objective."""
+    def minimise_peak(self, max_seconds: float) -> mip.OptimizationStatus:
+        """Find policies of the smallest peak; NoSolutionInTime as in `_optimise`."""
         self._model.objective = mip.minimize(self._peak)
+        return self._optimise(max_seconds)
 
-    def minimise_seconds(self, budget: int) -> None:
-        """Make the time the objective, in quanta; error and held bytes together stay below half a quantum."""
+    def minimise_seconds(self, budget: int, max_seconds: float) -> mip.OptimizationStatus:
+        """Find policies of the least time, error and held bytes adding less than half a quantum to that."""
         # peaks are multiples of the step: half of one keeps an exact fit clear of rounding
         self._peak.ub = (budget // self._step + 0.5) * self._step / self._unit
         quanta = self._total(_quanta(block) for block in self._blocks)
         error = self._total(_error(block) for block in self._blocks)
         self._model.objective = mip.minimize(quanta + _share(error, 0.45) + _share(self._held, 0.045))
+        return self._optimise(max_seconds)
 
-    def optimise(self, max_seconds: float) -> mip.OptimizationStatus:
+    def _optimise(self, max_seconds: float) -> mip.OptimizationStatus:
         """Run CBC for at most this long; NoSolutionInTime if that gives neither a solution nor a proof of none."""
         if max_seconds <= 0:
             raise NoSolutionInTime("the time limit passed before the search for a policy could start")
@@ -130,7 +136,7 @@ class _Program:
 
     def check_overrun(self, nbytes: int) -> None:
         """RuntimeError if a policy oversteps the budget by more than CBC's tolerances explain."""
-        if nbytes > _TOLERANCE * _LARGEST * self._unit:
+        if nbytes > _TOLERANCE * self._unit:
             raise RuntimeError(
                 f"the model took a policy {nbytes} bytes over the budget: a bug in the planner"
             )

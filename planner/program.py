@@ -71,13 +71,6 @@ class BlockProgram:
                 stores[value] = store
         return Policy(tuple(stores), tuple(sorted(op for op in self.schedule.times if self.runs(op).x > 0.5)))
 
-    def distance(self, policy: Policy) -> mip.LinExpr:
-        """How many choices differ from those of `policy`."""
-        choices = self.choices.items()
-        return mip.xsum(
-            1 - var if policy.stores[value] == store else 0 + var for (value, store), var in choices
-        )
-
     def _add_choices(self) -> None:
         for index, value in enumerate(self.profile.graph.values):
             if value.storable and self.schedule.used(index):

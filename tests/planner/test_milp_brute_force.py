@@ -120,9 +120,10 @@ def check(kinds, fraction, tolerance=0.0):
     budget = smallest + round(fraction * (largest - smallest))
     note(f"budget {budget}")
     solution = solve(kinds, budget, max_seconds=60)
-    assert solution.peak <= budget and solution.proven_optimal
+    assert solution.peak <= budget and (tolerance or solution.proven_optimal)
     best = min(seconds for peak, seconds in reachable if peak <= budget)
-    assert round(solution.added_seconds / MICROSECOND, 3) == best
+    nearly = min(seconds for peak, seconds in reachable if peak <= max(found, budget * (1 - tolerance)))
+    assert best <= round(solution.added_seconds / MICROSECOND, 3) <= nearly
     if smallest > 0:
         with pytest.raises(InfeasibleBudget) as caught:
             solve(kinds, smallest - 1, max_seconds=60)

@@ -1,0 +1,71 @@
+"""What every codec of every backend offers: compress, decompress, and their cost in bytes, known beforehand."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Payload = tuple[Tensor, ...]
+
+
+class Codec(ABC):
+    """A pair of functions that shrink a tensor and restore it.
+
+    A codec keeps nothing between calls, allocates with plain torch on the tensor's device, and never makes the
+    host wait for the device. Channels are a tensor's last dimension, rows all the others; a 0-dimensional
+    tensor is one row of one channel.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
+
+    @torch.no_grad()
+    def compress(self, x: Tensor) -> Payload:
+        """Return the payload of `x`: contiguous, any shape, of a dtype in `dtypes`; `x` is left as it is.
+
+        Raises TypeError for another dtype, ValueError if `x` is not contiguous.
+        """
+        self._check(x.dtype)
+        if not x.is_contiguous():
+            raise ValueError(
+                f"codec {self.name!r} takes contiguous tensors; got strides {x.stride()} for shape {tuple(x.shape)}"
+            )
+        return self._compress(x)
+
+    @torch.no_grad()
+    def decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a fresh contiguous tensor of the `shape` and `dtype` that `payload` was compressed from.
+
+        Raises TypeError for a dtype the codec does not take.
+        """
+        self._check(dtype)
+        return self._decompress(payload, shape, dtype)
+
+    @abstractmethod
+    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the exact number of bytes in the payload of a tensor of this shape and dtype."""
+
+    @abstractmethod
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return a bound on the bytes alive during either call, beside the tensor and its payload."""
+
+    @abstractmethod
+    def _compress(self, x: Tensor) -> Payload: ...
+
+    @abstractmethod
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+    def _check(self, dtype: torch.dtype) -> None:
+        if dtype not in self.dtypes:
+            valid = ", ".join(map(str, self.dtypes))
+            raise TypeError(f"codec {self.name!r} does not take {dtype}; it takes {valid}")
+
+
+def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many rows and channels a shape has."""
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows, shape[-1] if shape else 1

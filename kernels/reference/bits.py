@@ -1,0 +1,83 @@
+"""One bit an element, for tensors of two values: dropout masks and dropout noise."""
+
+import torch
+from torch import Tensor
+
+from ..codec import Codec, Payload
+from .pieces import CHUNK
+
+_PATTERN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class BitsCodec(Codec):
+    """The lossless compression of section 3.2 of the Adacc paper, for masks and for two-valued floats alike.
+
+    The payload is (bits: uint8 (ceil(numel / 8),), values: x.dtype (2,)). Bit i % 8 of byte i // 8 chooses the
+    value of element i. Values are told apart by their bit patterns, so -0.0, Inf and NaN come back as they were.
+
+    A tensor of more than two values does not come back: ask `is_two_valued` before.
+    """
+
+    name = "bits"
+    lossless = True
+    dtypes = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return (math.prod(shape) + 7) // 8 + 2 * dtype.itemsize
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return 4 * min(CHUNK, math.prod(shape) + 8) + 64
+
+    def _compress(self, x: Tensor) -> Payload:
+        bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
+        values = extremes(x)
+        for start in range(0, x.numel(), CHUNK):
+            part = patterns(x)[start : start + CHUNK]
+            pack_bits(part == values[1], out=bits[start // 8 : (start + CHUNK) // 8])
+        return bits, values.view(x.dtype)
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        bits, values = payload
+        x = torch.empty(shape, dtype=dtype, device=bits.device)
+        low, high = patterns(values)
+        for start in range(0, x.numel(), CHUNK):
+            part = patterns(x)[start : start + CHUNK]
+            chosen = unpack_bits(bits[start // 8 : (start + CHUNK) // 8], part.numel())
+            torch.where(chosen, high, low, out=part)
+        return x
+
+
+def patterns(x: Tensor) -> Tensor:
+    """Return the elements of a contiguous tensor as integers of the same width: (numel,)."""
+    return x.view(-1).view(_PATTERN[x.dtype.itemsize])
+
+
+def extremes(x: Tensor) -> Tensor:
+    """Return the least and the greatest bit pattern of `x`, (2,); zeros if it is empty."""
+    flat = patterns(x)
+    return torch.stack([flat.amin(), flat.amax()]) if flat.numel() else flat.new_zeros(2)
+
+
+def is_two_valued(x: Tensor) -> bool:
+    """Return whether a contiguous tensor has at most two values (as bit patterns). Waits for the device."""
+    low, high = extremes(x)
+    parts = patterns(x).split(CHUNK)
+    return all(bool(((part == low) | (part == high)).all()) for part in parts)
+
+
+def pack_bits(flags: Tensor, out: Tensor) -> None:
+    """Write bool flags (n,) into `out`: uint8 (ceil(n / 8),), the first in the lowest bit; missing ones are 0."""
+    bits = torch.nn.functional.pad(flags, (0, -flags.numel() % 8)).view(torch.int64)
+    for shift in (7, 14, 28):
+        bits = (bits >> shift).bitwise_or_(bits)
+    out.copy_(bits)  # copying int64 to uint8 keeps the low byte
+
+
+def unpack_bits(packed: Tensor, numel: int) -> Tensor:
+    """Return the first `numel` flags that `pack_bits` wrote: bool (numel,)."""
+    bits = packed.to(torch.int64)
+    for shift, mask in ((28, 0x0000000F0000000F), (14, 0x0003000300030003), (7, 0x0101010101010101)):
+        bits = (bits << shift).bitwise_or_(bits).bitwise_and_(mask)
+    return bits.view(torch.bool)[:numel]

@@ -1,0 +1,24 @@
+"""Channel-wise symmetric INT4, for Query, Key and Value."""
+
+
+
+from ..codec import rows_and_channels
+from .int4 import check_group_size
+from .pieces import Block, blocks
+from .symmetric import SymmetricCodec
+
+
+class ChannelCodec(SymmetricCodec):
+    """One scale for each channel and each run of `group_size` rows; codes in memory order, nothing transposed.
+
+    The last run may be shorter. Raises ValueError if `group_size` is not an even number of at least two.
+    """
+
+    name = "channel"
+
+    def __init__(self, group_size: int) -> None:
+        self.group_size = check_group_size(group_size)
+
+    def blocks(self, shape: Sequence[int]) -> list[Block]:
+        rows, channels = rows_and_channels(shape)
+        return blocks(rows, self.group_size, channels)

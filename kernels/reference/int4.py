@@ -1,0 +1,129 @@
+"""What the INT4 codecs share: two codes to a byte, and the walk over a tensor's groups."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..codec import Codec, Payload
+from .pieces import Block, Piece, pieces
+
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def pack(codes: Tensor, out: Tensor) -> None:
+    """Write int8 codes in [-8, 7], shape (n,), into `out`: uint8, shape (ceil(n / 2),).
+
+    Byte i is (code[2i] + 8) | (code[2i + 1] + 8) << 4, where a code missing at the end has the nibble 0.
+    """
+    nibbles = torch.nn.functional.pad(codes + 8, (0, codes.numel() % 2)).view(torch.int16)
+    out.copy_((nibbles >> 4).bitwise_or_(nibbles))  # copying int16 to uint8 keeps the low byte
+
+
+def unpack(packed: Tensor, numel: int) -> Tensor:
+    """Return the first `numel` codes that `pack` wrote: int8, shape (numel,)."""
+    pairs = packed.to(torch.int16)
+    nibbles = (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F)
+    return nibbles.view(torch.int8)[:numel].sub_(8)
+
+
+def normal(scale: Tensor) -> Tensor:
+    """Return `scale` with zero for what is below the smallest normal number, whose reciprocal may overflow."""
+    return scale.masked_fill(scale.abs() < SMALLEST_SCALE, 0.0)
+
+
+def reciprocal(scale: Tensor) -> Tensor:
+    """Return 1 / scale, and zero where that is not a number's: for scales that are zero, infinite or NaN."""
+    return scale.reciprocal().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def to_codes(values: Tensor) -> Tensor:
+    """Round float32 values to the nearest (halves to even) and clip them to [-8, 7]: int8. Consumes `values`."""
+    return values.round_().to(torch.int8).clamp_(-8, 7)
+
+
+def check_group_size(group_size: int) -> int:
+    """Return `group_size`, or raise ValueError if it is odd or less than two: groups begin at whole bytes."""
+    if group_size < 2 or group_size % 2:
+        raise ValueError(f"group_size must be even and at least 2, as two codes share a byte; got {group_size}")
+    return group_size
+
+
+class Int4Codec(Codec):
+    """Quantization to 4 bits in the tensor's memory order, with float32 parameters for each group.
+
+    The payload is (codes: uint8 (ceil(numel / 2),), and `parameters` times float32 (groups,)). All arithmetic is
+    done in float32, whatever the tensor's dtype, one rounding an operation (no fused multiply-add).
+
+    A group that holds Inf or NaN comes back non-finite throughout; its codes mean nothing.
+    """
+
+    lossless: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float16, torch.bfloat16)
+    parameters: ClassVar[int] = 1
+
+    @abstractmethod
+    def blocks(self, shape: Sequence[int]) -> list[Block]:
+        """Return the groups of a tensor of this shape, as consecutive blocks of its memory."""
+
+    @abstractmethod
+    def quantize(self, block: Tensor) -> tuple[Tensor, ...]:
+        """Return (codes, *parameters) of a float32 block (runs, length, channels), which must be left as it is.
+
+        Codes are int8 in the block's shape, parameters float32 (runs, 1, channels).
+        """
+
+    @abstractmethod
+    def dequantize_(self, values: Tensor, *parameters: Tensor) -> None:
+        """Turn a float32 block of codes into the numbers they stand for, in place."""
+
+    def load(self, x: Tensor, piece: Piece) -> Tensor:
+        """Return the piece of `x` as a float32 block."""
+        return x.view(-1)[piece.elements].view(piece.shape).float()
+
+    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return (math.prod(shape) + 1) // 2 + 4 * self.parameters * self._groups(shape)
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        each = 5 if dtype == torch.float32 else 9  # the float32 copy, the scaled numbers, the int8 codes
+        cut = list(pieces(self.blocks(shape)))
+        elements = max((piece.shape.runs * piece.shape.length * piece.shape.channels for piece in cut), default=0)
+        groups = max((piece.shape.runs * piece.shape.channels for piece in cut), default=0)
+        return each * elements + 24 * groups
+
+    def _compress(self, x: Tensor) -> Payload:
+        codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8, device=x.device)
+        groups = self._groups(x.shape)
+        parameters = [torch.empty(groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
+        for piece in pieces(self.blocks(x.shape)):
+            self._compress_piece(self.load(x, piece), codes[piece.bytes], [p[piece.groups] for p in parameters])
+        return codes, *parameters
+
+    def _compress_piece(self, block: Tensor, packed: Tensor, parameters: Sequence[Tensor]) -> None:
+        codes, *fitted = self.quantize(block)
+        pack(codes.view(-1), out=packed)
+        for kept, new in zip(parameters, fitted, strict=True):
+            kept.copy_(new.view(-1))
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        codes, *parameters = payload
+        x = torch.empty(shape, dtype=dtype, device=codes.device)
+        for piece in pieces(self.blocks(x.shape)):
+            self._decompress_piece(x.view(-1)[piece.elements], piece, codes, parameters)
+        return x
+
+    def _decompress_piece(self, out: Tensor, piece: Piece, codes: Tensor, parameters: Sequence[Tensor]) -> None:
+        values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        values.copy_(unpack(codes[piece.bytes], out.numel()))
+        runs, _, channels = piece.shape
+        fitted = [p[piece.groups].view(runs, 1, channels) for p in parameters]
+        self.dequantize_(values.view(piece.shape), *fitted)
+        if values is not out:
+            out.copy_(values)
+
+    def _groups(self, shape: Sequence[int]) -> int:
+        return sum(block.runs * block.channels for block in self.blocks(shape))
