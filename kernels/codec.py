@@ -1,6 +1,8 @@
 """What every codec of every backend offers: compress, decompress, and their cost in bytes, known beforehand."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -65,7 +67,4 @@ class Codec(ABC):
 
 def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
     """Return how many rows and channels a shape has."""
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows, shape[-1] if shape else 1
+    return math.prod(shape[:-1]), shape[-1] if shape else 1

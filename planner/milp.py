@@ -53,9 +53,9 @@ def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution
     plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, proven_optimal=True)
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
-    program = _Program(kinds)
     margin = 0
     while True:
+        program = _Program(kinds)
         status = program.minimise_seconds(budget - margin, started + max_seconds - time.perf_counter())
         if status in _INFEASIBLE:
             return _smallest(kinds, budget, started, max_seconds)
@@ -154,6 +154,8 @@ def _model() -> mip.Model:
     model.seed = 1
     model.max_mip_gap = 0.0
     model.max_mip_gap_abs = 1e-9
+    # without an integer variable CBC prints, whatever `verbose` says
+    model.add_var(var_type=mip.BINARY)
     return model
 
 

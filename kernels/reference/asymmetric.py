@@ -1,6 +1,7 @@
 """Asymmetric INT4, for what lies on one side of zero: Softmax, Score."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,11 +21,14 @@ class AsymmetricCodec(Int4Codec):
     the addition. The minimum has the code -8 and the maximum 7; a minimum of zero comes back as exactly zero,
     and so does a constant as itself. The error is at most scale / 2 and the rounding of float32.
 
-    The paper's scale (max - min) / 16 with the offset (max + min) / 2 would give the maximum the code 8, which
-    clips. Relative error ‖x - x̂‖ / ‖x‖ with groups of 128, the paper's formula → this one: PAPER_TABLE
+    The paper's scale (max - min) / 16 with the offset (max + min) / 2 gives the maximum the code 8, which clips:
+    the largest number of a group is off by a whole step. With fifteen steps it is not, and the steps are 1/15
+    wider. Relative error ‖x - x̂‖ / ‖x‖ with groups of 128, the paper's formula → this one:
+    softmax of 512 normal numbers 0.113 → 0.115, of deviation 2 0.098 → 0.084, of deviation 4 0.068 → 0.033;
+    GELU output 0.075 → 0.076; Gaussian 0.099 → 0.100.
 
-    A group whose scale would be subnormal comes back as its minimum. Raises ValueError if `group_size` is not an
-    even number of at least two.
+    A group whose scale would be subnormal comes back as its minimum.
+    Raises ValueError if `group_size` is not an even number of at least two.
     """
 
     name = "asymmetric"

@@ -1,5 +1,8 @@
 """One bit an element, for tensors of two values: dropout masks and dropout noise."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,7 +48,7 @@ class BitsCodec(Codec):
         for start in range(0, x.numel(), CHUNK):
             part = patterns(x)[start : start + CHUNK]
             chosen = unpack_bits(bits[start // 8 : (start + CHUNK) // 8], part.numel())
-            torch.where(chosen, high, low, out=part)
+            part.copy_(chosen).mul_(low ^ high).bitwise_xor_(low)
         return x
 
 
@@ -69,7 +72,9 @@ def is_two_valued(x: Tensor) -> bool:
 
 def pack_bits(flags: Tensor, out: Tensor) -> None:
     """Write bool flags (n,) into `out`: uint8 (ceil(n / 8),), the first in the lowest bit; missing ones are 0."""
-    bits = torch.nn.functional.pad(flags, (0, -flags.numel() % 8)).view(torch.int64)
+    if flags.numel() % 8:
+        flags = torch.nn.functional.pad(flags, (0, -flags.numel() % 8))
+    bits = flags.view(torch.int64)
     for shift in (7, 14, 28):
         bits = (bits >> shift).bitwise_or_(bits)
     out.copy_(bits)  # copying int64 to uint8 keeps the low byte

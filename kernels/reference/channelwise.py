@@ -1,6 +1,6 @@
 """Channel-wise symmetric INT4, for Query, Key and Value."""
 
-
+from collections.abc import Sequence
 
 from ..codec import rows_and_channels
 from .int4 import check_group_size

@@ -1,5 +1,6 @@
 """What the INT4 codecs share: two codes to a byte, and the walk over a tensor's groups."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -18,8 +19,11 @@ def pack(codes: Tensor, out: Tensor) -> None:
 
     Byte i is (code[2i] + 8) | (code[2i + 1] + 8) << 4, where a code missing at the end has the nibble 0.
     """
-    nibbles = torch.nn.functional.pad(codes + 8, (0, codes.numel() % 2)).view(torch.int16)
-    out.copy_((nibbles >> 4).bitwise_or_(nibbles))  # copying int16 to uint8 keeps the low byte
+    nibbles = codes + 8
+    if nibbles.numel() % 2:
+        nibbles = torch.nn.functional.pad(nibbles, (0, 1))
+    pairs = nibbles.view(torch.int16)
+    out.copy_((pairs >> 4).bitwise_or_(pairs))  # copying int16 to uint8 keeps the low byte
 
 
 def unpack(packed: Tensor, numel: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Outlier-separated INT4, for Linear and LayerNorm: a few channels raw, the rest in groups."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 

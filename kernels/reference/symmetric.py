@@ -1,5 +1,8 @@
 """Symmetric INT4: groups of neighbours in memory, or one group a token."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
