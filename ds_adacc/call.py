@@ -37,10 +37,7 @@ class Call:
         for index in plan.inputs:
             value = plan.recording.values[index]
             tensor = inputs[value.source] if value.origin == "input" else _buffer(plan, value.source)
-            cell = self.cells[index]
-            assert not isinstance(cell, Rebuilt)
-            with torch.no_grad():
-                cell.fill(tensor.detach())
+            self.cells[index].fill(tensor.detach())
 
     def pack(self, tensor: torch.Tensor) -> Slot:
         """The pack hook."""
@@ -51,15 +48,23 @@ class Call:
             self.diverged = True
             return keep(tensor)
         step = steps[number]
-        if step.geometry is None:
+        if step.dtype is None:
             slot: Slot = keep(tensor)
-        elif not _expected(step, tensor):
+        elif tensor.shape != step.size or tensor.stride() != step.stride or tensor.dtype is not step.dtype:
             self.diverged = True
             return keep(tensor)
-        elif step.parameter is not None:
-            slot = ParameterSlot(step.parameter, step.geometry)
+        elif step.value is not None:
+            cell = self.cells[step.value]
+            if step.fill:
+                cell.fill(step.whole(tensor.detach()))
+            elif step.hold:
+                cell.hold(step.whole(tensor.detach()))
+            slot = ValueSlot(cell, step.view)
+        elif tensor.data_ptr() == step.parameter.data_ptr() + step.view.start:
+            slot = ParameterSlot(step.parameter, step.view)
         else:
-            slot = self._save(step, tensor)
+            self.diverged = True
+            return keep(tensor)
         for index in step.release:
             self.cells[index].pending = None
         return slot
@@ -73,16 +78,6 @@ class Call:
     def close(self) -> None:
         """Let go of the cells, at the end of the forward."""
         self.cells = {}
-
-    def _save(self, step: Step, tensor: torch.Tensor) -> ValueSlot:
-        cell = self.cells[step.value]
-        if step.first:
-            with torch.no_grad():
-                if type(cell) is not Rebuilt:
-                    cell.fill(step.geometry.root(tensor.detach(), step.root))
-                elif step.hold:
-                    cell.hold(step.geometry.root(tensor.detach(), step.root))
-        return ValueSlot(cell, None if step.geometry == step.root else step.geometry)
 
 
 def _open(plan: Plan) -> dict[int, Cell]:
@@ -110,17 +105,8 @@ def _open(plan: Plan) -> dict[int, Cell]:
 def keep(tensor: torch.Tensor) -> ValueSlot:
     """A slot that retains the tensor as it comes."""
     cell = Retained(UNPLANNED)
-    with torch.no_grad():
-        cell.fill(tensor.detach())
+    cell.fill(tensor.detach())
     return ValueSlot(cell, None)
-
-
-def _expected(step: Step, tensor: torch.Tensor) -> bool:
-    """Whether the tensor at this position is what the plan was made for, as far as shapes and addresses tell."""
-    geometry = step.geometry
-    if tensor.shape != geometry.size or tensor.stride() != geometry.stride or tensor.dtype != geometry.dtype:
-        return False
-    return step.parameter is None or tensor.data_ptr() == step.parameter.data_ptr() + geometry.start
 
 
 def _buffer(plan: Plan, source: int) -> torch.Tensor:

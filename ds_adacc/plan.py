@@ -14,22 +14,35 @@ from ds_adacc.planner import Policy
 from ds_adacc.program import Op, ParameterRef, Recording, Value, ValueRef
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What the pack hook expects at one position, and what it does with it.
 
-    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
-    `first` marks the position at which the value's cell is filled. `release` names the rebuilt values whose sources
-    have all been saved once this position is done.
+    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes. `size`,
+    `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of it) or in the
+    parameter. `fill` marks the position at which the value's cell is filled, `hold` one at which a rebuilt value must be
+    kept for now; `release` names the rebuilt values whose sources have all been saved once this position is done.
     """
 
-    value: int | None
-    parameter: torch.Tensor | None
-    geometry: Geometry | None
-    root: Geometry | None
-    first: bool
-    hold: bool
-    release: tuple[int, ...]
+    value: int | None = None
+    parameter: torch.Tensor | None = None
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    view: Geometry | None = None
+    root: Geometry | None = None
+    fill: bool = False
+    hold: bool = False
+    release: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the value is seen here for the first time in a call."""
+        return self.root is not None
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value of which `tensor` is the part seen at this position."""
+        return tensor if self.view is None else self.view.root(tensor, self.root)
 
 
 @dataclass(frozen=True)
@@ -118,13 +131,14 @@ def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tupl
         if number > first.get(index, number):
             release.setdefault(number, []).append(index)
     return tuple(
-        _step(recording, number, order, first, ready, tuple(release.get(number, ())))
+        _step(recording, policy, number, order, first, ready, tuple(release.get(number, ())))
         for number in range(len(recording.positions))
     )
 
 
 def _step(
     recording: Recording,
+    policy: Policy,
     number: int,
     order: tuple[int, ...],
     first: Mapping[int, int],
@@ -132,14 +146,23 @@ def _step(
     release: tuple[int, ...],
 ) -> Step:
     ref = recording.positions[number].ref
+    if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
+        return Step(release=release)
+    seen = ref.geometry
+    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype}
     if isinstance(ref, ParameterRef):
-        return Step(None, recording.parameters[ref.index], ref.geometry, None, False, False, release)
-    if ref is None or ref.index not in order:
-        return Step(None, None, None, None, False, False, release)
+        return Step(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
     value = recording.values[ref.index]
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
-    hold = is_first and ready.get(ref.index, -1) > number
-    return Step(ref.index, None, ref.geometry, value.geometry, is_first, hold, release)
+    return Step(
+        value=ref.index,
+        **look,
+        view=None if seen == value.geometry else seen,
+        root=value.geometry if is_first else None,
+        fill=is_first and policy.stores[ref.index] is not None,
+        hold=is_first and ready.get(ref.index, -1) > number,
+        release=release,
+    )
 
 
 def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:

@@ -281,8 +281,8 @@ class _Tracker:
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         step = self._call.next_step
-        if step is not None and step.first and step.value in self._values:
-            self._look(step.value, step.geometry.root(tensor.detach(), step.root))
+        if step is not None and step.is_first and step.value in self._values:
+            self._look(step.value, step.whole(tensor.detach()))
         return self._call.pack(tensor)
 
     def _look(self, index: int, root: torch.Tensor) -> None:

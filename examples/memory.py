@@ -13,12 +13,8 @@ import torch
 class PeakMemory:
     """The peak of memory in use above the level at `start()`, in bytes.
 
-    On CUDA it is what PyTorch's allocator hands out; on the CPU it is the resident memory of the whole process,
-    as the Linux kernel counts it. Elsewhere `start()` raises OSError.
-
-    >>> memory = PeakMemory(torch.device("cpu"))
-    >>> memory.start()
-    >>> memory.peak_bytes()
+    On CUDA it is what PyTorch's allocator hands out; on the CPU it is the resident memory of the whole
+    process, as the Linux kernel counts it. Elsewhere `start()` raises OSError.
     """
 
     def __init__(self, device: torch.device) -> None:

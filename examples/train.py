@@ -23,7 +23,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from deepspeed import DeepSpeedEngine
-from deepspeed.accelerator import get_accelerator
 from memory import PeakMemory
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -35,6 +34,7 @@ NOT_OURS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 WARM_UP_STEPS = 2  # the optimizer's states are allocated and the plan is made: neither timed nor measured
 VALIDATION_BATCHES = 8
 
+Batch = tuple[Tensor, Tensor]
 Checkpoint = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -65,9 +65,7 @@ def read_texts(file: Path | None) -> tuple[Tensor, Tensor]:
     return training, validation
 
 
-def batches(
-    text: Tensor, context: int, engine: DeepSpeedEngine, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(engine: DeepSpeedEngine, text: Tensor, context: int, seed: int) -> Iterator[Batch]:
     """Endless micro batches of random windows: a function of seed, rank and position, and of nothing else."""
     for position in count():
         random = np.random.default_rng((seed, engine.global_rank, position))
@@ -163,7 +161,7 @@ def deepspeed_checkpoint(config: str) -> Checkpoint | None:
 # Training
 
 
-def train_step(engine: DeepSpeedEngine, data: Iterator[tuple[Tensor, Tensor]]) -> float:
+def train_step(engine: DeepSpeedEngine, data: Iterator[Batch]) -> float:
     """One optimizer step; returns the mean loss of this rank's micro batches."""
     losses = []
     for _ in range(engine.gradient_accumulation_steps()):
@@ -179,7 +177,7 @@ def train_step(engine: DeepSpeedEngine, data: Iterator[tuple[Tensor, Tensor]]) -
 def validate(engine: DeepSpeedEngine, text: Tensor, context: int) -> float:
     """The mean loss over the same few batches at every call, of all ranks."""
     engine.eval()
-    data = batches(text, context, engine, seed=0)
+    data = batches(engine, text, context, seed=0)
     loss = torch.stack([engine(*next(data)) for _ in range(VALIDATION_BATCHES)]).mean()
     engine.train()
     deepspeed.comm.all_reduce(loss)
@@ -189,7 +187,7 @@ def validate(engine: DeepSpeedEngine, text: Tensor, context: int) -> float:
 def train(args: argparse.Namespace, engine: DeepSpeedEngine, metrics: TextIO | None) -> None:
     """The whole run; rank 0 shows its progress."""
     training, validation = read_texts(args.data)
-    data = batches(training, args.context, engine, args.seed)
+    data = batches(engine, training, args.context, args.seed)
     memory = PeakMemory(engine.device)
     seconds: list[float] = []
     progress = tqdm(range(1, args.steps + 1), disable=engine.global_rank != 0)
@@ -242,9 +240,7 @@ def device_name(device: torch.device) -> str:
 
 def arguments() -> argparse.Namespace:
     """The command line; DeepSpeed's launcher adds --local_rank."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=256)
@@ -252,13 +248,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--eval-every", type=int, default=0, help="steps between validations; 0: at the end only"
-    )
+    parser.add_argument("--eval-every", type=int, default=0, help="steps between validations; 0: at the end only")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--data", type=Path, help="a text file (default: the sources of Python's standard library)"
-    )
+    parser.add_argument("--data", type=Path, help="a text file (default: the sources of Python's standard library)")
     parser.add_argument("--metrics", type=Path, help="measure, and write JSON lines here")
     args = deepspeed.add_config_arguments(parser).parse_args()
     if args.deepspeed_config is None:
@@ -274,7 +266,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     checkpoint = deepspeed_checkpoint(args.deepspeed_config)
     model = GPT(args.layers, args.width, args.heads, args.context, args.dropout, checkpoint)
-    engine, optimizer, _, _ = ds_adacc.initialize(args=args, model=model, model_parameters=model.parameters())
+    engine, _, _, _ = ds_adacc.initialize(args=args, model=model, model_parameters=model.parameters())
     if args.metrics and engine.global_rank == 0:
         args.metrics.parent.mkdir(parents=True, exist_ok=True)
         with args.metrics.open("w") as metrics:

@@ -31,7 +31,7 @@ class BitsCodec(Codec):
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return 4 * min(CHUNK, math.prod(shape) + 8) + 64
+        return 3 * min(CHUNK, math.prod(shape) + 8) + 64
 
     def _compress(self, x: Tensor) -> Payload:
         bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)

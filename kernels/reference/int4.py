@@ -97,7 +97,7 @@ class Int4Codec(Codec):
         cut = list(pieces(self.blocks(shape)))
         elements = max((piece.shape.runs * piece.shape.length * piece.shape.channels for piece in cut), default=0)
         groups = max((piece.shape.runs * piece.shape.channels for piece in cut), default=0)
-        return each * elements + 24 * groups
+        return each * elements + 28 * groups
 
     def _compress(self, x: Tensor) -> Payload:
         codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8, device=x.device)

@@ -38,14 +38,10 @@ def graphs(draw, sizes):
         outputs = tuple(range(len(values), len(values) + draw(st.sampled_from([1, 1, 2]))))
         values += [(f"v{output}", index, draw(st.sampled_from([True, True, False]))) for output in outputs]
         ops.append(Op(f"op{index}", tuple(inputs), outputs, draw(st.sampled_from([True, True, True, False]))))
-    values = tuple(
-        Value(name, "any", draw(sizes), producer, storable) for name, producer, storable in values
-    )
+    values = tuple(Value(name, "any", draw(sizes), producer, storable) for name, producer, storable in values)
     usable = BlockGraph(values, tuple(ops), ()).rebuildable_ops
     needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
-    events = draw(
-        st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4)
-    )
+    events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
     return BlockGraph(
         values,
         tuple(ops),
@@ -64,8 +60,7 @@ def profiles(draw, sizes):
         budget -= count
         offers.append(
             tuple(
-                CodecCost(f"c{i}", draw(sizes) // 2, draw(times), draw(times), i / 4, draw(sizes))
-                for i in range(count)
+                CodecCost(f"c{i}", draw(sizes) // 2, draw(times), draw(times), i / 4, draw(sizes)) for i in range(count)
             )
         )
     return Profile(graph, tuple(draw(times) for _ in graph.ops), tuple(offers))

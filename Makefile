@@ -1,0 +1,29 @@
+# Each target first makes what it needs, the virtual environment included. No root, no other tools than Python and g++.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# DeepSpeed builds an operator at its first run, and looks for ninja on the PATH.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	$(BIN)/python examples/compare.py
+
+test: $(READY)
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+clean:
+	rm -rf .venv .hypothesis .pytest_cache .ruff_cache build dist runs *.egg-info
+
+# torch goes first: DeepSpeed's build looks at the one that is installed.
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --constraint constraints.txt torch
+	$(BIN)/pip install --constraint constraints.txt --editable '.[test]'
+	touch $@

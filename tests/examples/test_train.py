@@ -1,0 +1,88 @@
+"""The training example: its data, and a short run under DeepSpeed's launcher."""
+
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import compare
+import pytest
+import torch
+import train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A standard library of 100 files of one line each."""
+    monkeypatch.setattr(train.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    for number in range(100):
+        (tmp_path / f"module{number}.py").write_text(f"{number}\n" * 5)
+    return tmp_path
+
+
+def numbers(text):
+    return {int(line) for line in text.split()}
+
+
+def test_each_file_is_wholly_in_one_part(library):
+    training, validation = map(numbers, train.standard_library())
+    assert training | validation == set(range(100))
+    assert not training & validation
+    assert 0 < len(validation) < 30
+
+
+def test_a_new_file_moves_no_other(library):
+    before = [numbers(text) for text in train.standard_library()]
+    (library / "another.py").write_text("100\n")
+    after = [numbers(text) - {100} for text in train.standard_library()]
+    assert before == after
+
+
+def test_tests_and_installed_packages_are_left_out(library):
+    for folder in ("test", "site-packages"):
+        (library / folder).mkdir()
+        (library / folder / "module.py").write_text("100\n")
+    assert all(100 not in numbers(text) for text in train.standard_library())
+
+
+def test_batches_depend_on_seed_rank_and_position_only():
+    text = torch.arange(256, dtype=torch.uint8).repeat(4)
+
+    def first(seed, rank):
+        engine = SimpleNamespace(global_rank=rank, device=torch.device("cpu"), train_micro_batch_size_per_gpu=lambda: 3)
+        return list(islice(train.batches(engine, text, 16, seed), 2))
+
+    (tokens, targets), (later, _) = first(seed=0, rank=0)
+    assert tokens.shape == targets.shape == (3, 16)
+    assert torch.equal(targets, (tokens + 1) % 256)
+    assert torch.equal(tokens, first(seed=0, rank=0)[0][0])
+    for other in (later, first(seed=1, rank=0)[0][0], first(seed=0, rank=1)[0][0]):
+        assert not torch.equal(tokens, other)
+
+
+def run(strategy, out):
+    """The metrics of three steps of a small model."""
+    launcher = Path(sys.executable).with_name("deepspeed")
+    command = [launcher, "--num_gpus", "1", "--master_port", compare.free_port(), "examples/train.py"]
+    command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json", "--metrics", out, "--steps", "3"]
+    command += ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--eval-every", "2"]
+    env = os.environ | {"PATH": f"{launcher.parent}:{os.environ['PATH']}"}
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    return compare.read(out)
+
+
+@pytest.mark.ranks
+def test_three_steps_without_and_with_full_checkpointing(tmp_path):
+    plain, checkpointed = (run(name, tmp_path / f"{name}.jsonl") for name in ("none", "full_checkpointing"))
+    assert [line.get("step") for line in plain] == [1, 2, 2, 3, None]
+    assert [line.get("loss") for line in plain] == [line.get("loss") for line in checkpointed]
+    end = plain[-1]
+    assert end["validation_loss"] == checkpointed[-1]["validation_loss"] < 5.7
+    assert end["median_step_seconds"] > 0
+    assert end["peak_activation_bytes"] > 0
+    assert end["bytes_held"] is None
+    assert set(end["versions"]) == {"python", "torch", "deepspeed"}

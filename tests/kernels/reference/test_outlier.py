@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import torch
+from ds_adacc.kernels import channel_scores, make_codec, rank_outliers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FLOAT32 = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
+
+
+def outlier_codec(channels, group_size=6):
+    indices = torch.tensor(channels, dtype=torch.int64)
+    return make_codec("outlier", backend="reference", group_size=group_size, channels=indices)
+
+
+def group_codec(group_size=6):
+    return make_codec("group", backend="reference", group_size=group_size)
+
+
+@pytest.mark.parametrize("size", [(9, 5), (3, 7, 11), (257, 131), (1, 7), (7,)], ids=str)
+@pytest.mark.parametrize("channels", [[], [0], [4], [3, 1]], ids=str)
+def test_payload_is_the_group_codecs_of_the_rest_and_the_raw_channels(kit, size, channels, dtype):
+    x = kit.sample("outlier", size, dtype)
+    rest = x.clone()
+    rest[..., channels] = 0
+    codes, scales, raw, indices = outlier_codec(channels).compress(x)
+    expected = group_codec().compress(rest)
+    assert torch.equal(codes, expected[0])
+    assert torch.equal(scales, expected[1])
+    assert torch.equal(raw, x.view(-1, size[-1])[:, channels])
+    assert (indices.dtype, indices.tolist()) == (torch.int32, channels)
+
+
+@pytest.mark.parametrize("channels", [[], [0], [4], [3, 1]], ids=str)
+def test_outliers_come_back_exactly_and_the_rest_as_from_the_group_codec(kit, channels, dtype):
+    x = kit.sample("outlier", (50, 7), dtype)
+    rest = x.clone()
+    rest[:, channels] = 0
+    expected = kit.restore(group_codec(), rest)
+    expected[:, channels] = x[:, channels]
+    assert torch.equal(kit.restore(outlier_codec(channels), x), expected)
+
+
+def test_decompression_believes_the_payload_not_the_codec():
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    payload = outlier_codec([2]).compress(x)
+    other = outlier_codec([5]).decompress(payload, x.shape, x.dtype)
+    assert torch.equal(other, outlier_codec([2]).decompress(payload, x.shape, x.dtype))
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_non_finite_outliers_harm_no_group(kit, value):
+    x = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    x[4, 3] = value
+    y = kit.restore(outlier_codec([3]), x)
+    assert torch.equal(y[:, 3], x[:, 3]) or y[4, 3].isnan()
+    assert y.isfinite().sum() == x.numel() - 1
+
+
+def test_separation_saves_the_normal_channels(kit):
+    x = torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
+    x[:, [17, 200]] *= 100
+    normal = [c for c in range(256) if c not in (17, 200)]
+    separated, grouped = kit.restore(outlier_codec([17, 200], 128), x), kit.restore(group_codec(128), x)
+    assert kit.relative_error(x[:, normal], separated[:, normal]) == pytest.approx(0.103, abs=0.003)
+    assert kit.relative_error(x[:, normal], grouped[:, normal]) > 0.5
+
+
+@given(
+    numbers=st.lists(FLOAT32, min_size=1, max_size=60),
+    width=st.integers(1, 6),
+    channel=st.integers(0, 5),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_any_shape_and_channel(numbers, width, channel):
+    x = torch.tensor(numbers)[: len(numbers) // width * width].view(-1, width)
+    channels = [channel] if channel < width else []
+    codec = outlier_codec(channels, 4)
+    payload = codec.compress(x)
+    y = codec.decompress(payload, x.shape, x.dtype)
+    assert torch.equal(y[:, channels], x[:, channels])
+    step = payload[1].abs().repeat_interleave(4)[: x.numel()].view(x.shape)
+    assert ((x - y).abs() <= step * (1 + 1e-6) + 1e-37).all()
+
+
+def test_scores_are_equation_1(dtype):
+    x = torch.randn(40, 3, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = np.abs(x.float().double().numpy()).reshape(-1, 33).sum(0)
+    expected = (sums - sums.mean()) / sums.std()
+    scores = channel_scores(x)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, torch.tensor(expected).float(), atol=1e-4, rtol=1e-4)
+
+
+def test_scores_do_not_see_the_chunks(monkeypatch):
+    x = torch.randint(-9, 9, (100, 7)).float()
+    whole = channel_scores(x)
+    monkeypatch.setattr("ds_adacc.kernels.reference.outlier.CHUNK", 16)
+    assert torch.equal(channel_scores(x), whole)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e30, 1e-30])
+def test_equal_channels_score_zero(value):
+    assert torch.equal(channel_scores(torch.full((10, 7), value)), torch.zeros(7))
+
+
+@pytest.mark.parametrize("size", [(), (1,), (5, 1), (0, 4), (3, 0), (0,)], ids=str)
+def test_scores_of_degenerate_shapes_are_zero(size):
+    assert torch.equal(channel_scores(torch.ones(size)), torch.zeros(size[-1] if size else 1))
+
+
+def test_non_finite_channels_are_outliers():
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    normal = [c for c in range(20) if c not in (3, 8)]
+    x[7, 3], x[9, 8] = torch.nan, -torch.inf
+    scores = channel_scores(x)
+    assert scores[[3, 8]].tolist() == [torch.inf, torch.inf]
+    torch.testing.assert_close(scores[normal], channel_scores(x[:, normal]))
+    assert channel_scores(torch.full((2, 3), torch.nan)).tolist() == [torch.inf] * 3
+
+
+def test_ranking_orders_all_channels_and_counts_those_above_the_threshold():
+    x = torch.ones(8, 100)
+    x[:, 42], x[:, 7] = 50, 60
+    order, count = rank_outliers(x, 3.0)
+    assert (order.dtype, count.dtype, count.shape) == (torch.int64, torch.int64, ())
+    assert order[:2].tolist() == [7, 42]
+    assert order[2:].tolist() == [c for c in range(100) if c not in (7, 42)]
+    assert int(count) == 2
+    assert int(rank_outliers(x, 100.0)[1]) == 0
