@@ -1,0 +1,352 @@
+"""The "adacc" section of ds_config: the only place where its keys and defaults live.
+
+DeepSpeed passes over top-level keys it does not know, and over misspelt ones too. So this section is strict: every
+key, type and choice is checked, and all that is wrong is reported at once, with the nearest valid name.
+"""
+
+import base64
+import binascii
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import hjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ds_adacc.kernels import BACKENDS, CODECS
+
+SECTION = "adacc"
+
+ROLES = (
+    "block_input",
+    "linear",
+    "layernorm",
+    "gelu",
+    "query",
+    "key",
+    "value",
+    "attention",
+    "softmax",
+    "score",
+    "dropout_mask",
+    "statistic",
+    "other",
+)
+
+_WITHOUT_OUTLIERS = {
+    **dict.fromkeys(("block_input", "linear", "layernorm", "gelu", "attention", "other"), ("group",)),
+    **dict.fromkeys(("query", "key", "value"), ("channel",)),
+    **dict.fromkeys(("softmax", "score"), ("asymmetric",)),
+    "dropout_mask": ("bits",),
+}
+
+# Section 3.2 of the Adacc paper, its ablation, and its "Quantization" baseline; roles not named are never compressed.
+PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
+    "paper-no-outliers": _WITHOUT_OUTLIERS,
+    "quantization": dict.fromkeys(ROLES, ("token",)),
+    "none": {},
+}
+
+_MIB = 1 << 20
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": _MIB,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
+
+Location = tuple[str | int, ...]
+Problem = tuple[Location, Any, str]
+
+
+class ConfigError(ValueError):
+    """ds_config cannot be read, or its "adacc" section is wrong; one line for each problem, with its key path."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What the activations of all blocks may take.
+
+    "auto": what the device has left; "bytes": `amount` bytes; "fraction": `amount`, in (0, 1], of their peak without
+    checkpointing.
+    """
+
+    kind: Literal["auto", "bytes", "fraction"]
+    amount: int | float = 0
+
+
+def _invalid(*problems: Problem) -> PydanticCustomError:
+    """The error of a validator: each problem with its location below the validated key."""
+    return PydanticCustomError("problems", "invalid", {"problems": problems})
+
+
+def _group_size(value: int) -> int:
+    if value < 2 or value % 2:
+        raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte"))
+    return value
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise _invalid(((), value, "must be a power of two, as tracking intervals double: 1, 2, 4, ..."))
+    return value
+
+
+def _block_classes(value: Any) -> str | tuple[str, ...]:
+    if value == "auto":
+        return value
+    if isinstance(value, str):
+        raise _invalid(((), value, f"must be 'auto' or a list of module class names; did you mean [{value!r}]?"))
+    if not isinstance(value, list | tuple) or not value:
+        raise _invalid(((), value, "must be 'auto' or a list of at least one module class name"))
+    for index, name in enumerate(value):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise _invalid(((index,), name, "must be the name of a class"))
+    return tuple(value)
+
+
+def _memory_budget(value: Any) -> MemoryBudget:
+    if value == "auto":
+        return MemoryBudget("auto")
+    if isinstance(value, str) and (match := _BYTES.fullmatch(value)):
+        amount = int(Decimal(match[1]) * _UNITS[match[2].lower()])
+        if amount > 0:
+            return MemoryBudget("bytes", amount)
+    if type(value) is float and 0 < value <= 1:
+        return MemoryBudget("fraction", value)
+    if type(value) is int and value >= _MIB:
+        return MemoryBudget("bytes", value)
+    if type(value) is int and value > 0:
+        plural = "" if value == 1 else "s"
+        hint = f"{value} byte{plural} can hold nothing; did you mean the fraction 1.0, or '{value}MiB'?"
+        raise _invalid(((), value, hint))
+    choices = (
+        "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
+    )
+    raise _invalid(((), value, f"must be {choices}"))
+
+
+def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise _invalid(((), value, f"unknown preset{_nearest(value, PRESETS)}"))
+        return value
+    if not isinstance(value, Mapping):
+        presets = ", ".join(map(repr, PRESETS))
+        raise _invalid(((), value, f"must be one of {presets}, or an object of roles and their codecs"))
+    problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
+    if problems:
+        raise _invalid(*problems)
+    return {role: (names,) if isinstance(names, str) else tuple(names) for role, names in value.items()}
+
+
+def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
+    if role not in ROLES:
+        yield (role,), names, f"unknown role{_nearest(role, ROLES)}"
+    if isinstance(names, str):
+        named = {(role,): names}
+    elif isinstance(names, list | tuple):
+        named = {(role, index): name for index, name in enumerate(names)}
+    else:
+        yield (role,), names, "must be the name of a codec, or a list of names"
+        return
+    for where, name in named.items():
+        if name not in CODECS:
+            yield where, name, f"unknown codec{_nearest(name, CODECS)}"
+
+
+def _roles(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise _invalid(((), value, "must be a list of roles"))
+    problems = [((i,), r, f"unknown role{_nearest(r, ROLES)}") for i, r in enumerate(value) if r not in ROLES]
+    if problems:
+        raise _invalid(*problems)
+    return tuple(value)
+
+
+def _backend(value: Any) -> str:
+    choices = ("auto", *BACKENDS)
+    if value not in choices:
+        raise _invalid(((), value, f"unknown backend{_nearest(value, choices)}"))
+    return value
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RectifierConfig(_Part):
+    """When outliers are looked at again (section 3.4 of the Adacc paper).
+
+    `max_interval`: iterations, the longest between two tracking steps. `drift`: relative change of a compression rate
+    that makes for a new plan. `roles`: which values are looked at.
+    """
+
+    enabled: bool = True
+    max_interval: Annotated[int, AfterValidator(_power_of_two)] = 1024
+    drift: Annotated[float, Field(gt=0, le=10)] = 0.10
+    roles: Annotated[tuple[str, ...], PlainValidator(_roles)] = ("linear", "layernorm", "gelu")
+
+    @model_validator(mode="after")
+    def _has_something_to_look_at(self) -> "RectifierConfig":
+        if self.enabled and not self.roles:
+            raise _invalid((("roles",), [], "must name a role, or set 'enabled' to false"))
+        return self
+
+
+class SolverConfig(_Part):
+    """`max_seconds`: how long the search for a plan may take."""
+
+    max_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class AdaccConfig(_Part):
+    """The "adacc" section.
+
+    `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
+    codecs. `group_size`: elements that share a scale; even, as two codes share a byte. `zscore_threshold`: above it a
+    channel is an outlier (equation 1).
+    """
+
+    enabled: bool = True
+    blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
+    memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
+    codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
+    group_size: Annotated[int, AfterValidator(_group_size)] = 128
+    zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
+    rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
+    solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
+    backend: Annotated[str, PlainValidator(_backend)] = "auto"
+
+    @property
+    def forces_compression(self) -> bool:
+        """Whether all that can be compressed must be, at any cost: the paper's baseline "Quantization"."""
+        return self.codecs == "quantization"
+
+
+def codecs_for(config: AdaccConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of the codecs on offer for every role; none for roles that are never compressed."""
+    chosen = PRESETS[config.codecs] if isinstance(config.codecs, str) else config.codecs
+    return {role: chosen.get(role, ()) for role in ROLES}
+
+
+def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
+    """Return the "adacc" section of `ds_config`, or None if it is absent or `"enabled": false`.
+
+    `ds_config` is what `read` takes. A disabled section is checked all the same.
+    Raises ConfigError.
+    """
+    document = read(ds_config)
+    problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
+    section = document.get(SECTION, {})
+    config = None
+    if not isinstance(section, Mapping):
+        problems.append(f"{SECTION} = {section!r}: must be an object")
+    else:
+        try:
+            config = AdaccConfig.model_validate(dict(section))
+        except ValidationError as error:
+            problems += [line for detail in error.errors(include_url=False) for line in _lines(detail)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config if SECTION in document and config.enabled else None
+
+
+def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the whole of ds_config, read as DeepSpeed reads it: {} for None.
+
+    `ds_config` is a mapping, the path of a JSON file (in which Hjson's comments are allowed), or JSON encoded as
+    URL-safe base64. Raises ConfigError if it is none of these.
+    """
+    if ds_config is None or isinstance(ds_config, Mapping):
+        return ds_config or {}
+    name = os.fspath(ds_config)
+    shown = f"ds_config {name[:200]!r}"
+    try:
+        document = hjson.loads(_text(name), object_pairs_hook=_without_duplicates)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{shown}: {error}") from error
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{shown}: must hold a JSON object, not {type(document).__name__}")
+    return document
+
+
+def _text(name: str) -> str:
+    if os.path.exists(name):
+        with open(name, encoding="utf-8") as file:
+            return file.read()
+    try:
+        decoded = base64.urlsafe_b64decode(name).decode("utf-8")
+    except (binascii.Error, UnicodeError):
+        decoded = ""
+    if not decoded.lstrip().startswith("{"):
+        raise ValueError("no such file, and not base64-encoded JSON either")
+    return decoded
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
+    return unique
+
+
+def _resembles_section(key: Any) -> bool:
+    """Whether a top-level key is a misspelt "adacc"; no key of DeepSpeed's is so near."""
+    if not isinstance(key, str) or key == SECTION:
+        return False
+    return difflib.SequenceMatcher(None, key.lower(), SECTION).ratio() > 0.76
+
+
+def _lines(detail: Mapping[str, Any]) -> list[str]:
+    """The message lines of one pydantic error."""
+    location, value = detail["loc"], detail["input"]
+    if detail["type"] == "problems":
+        problems = detail["ctx"]["problems"]
+    elif detail["type"] == "extra_forbidden":
+        problems = [((), value, f"unknown key{_nearest(location[-1], _keys(location[:-1]))}")]
+    elif detail["type"] == "model_type":
+        problems = [((), value, "must be an object")]
+    else:
+        problems = [((), value, detail["msg"].replace("Input should be", "must be"))]
+    return [f"{_path((*location, *below))} = {what!r}: {message}" for below, what, message in problems]
+
+
+def _keys(location: Location) -> Iterable[str]:
+    """The keys of the section, or of the part of it at `location`."""
+    part: type[BaseModel] = AdaccConfig
+    for key in location:
+        part = part.model_fields[key].annotation
+    return part.model_fields
+
+
+def _path(location: Location) -> str:
+    return SECTION + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
+
+
+def _nearest(value: Any, valid: Iterable[str]) -> str:
+    valid = tuple(valid)
+    near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{hint} (valid: {', '.join(map(repr, valid))})"

@@ -30,31 +30,24 @@ class Adacc:
     def __init__(self, config: AdaccConfig, runtime: Runtime) -> None:
         self.runtime = runtime
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
-        self.observed_held_bytes: int | None = None
         self._log = get_logger()
 
+    @property
+    def observed_held_bytes(self) -> int | None:
+        return self.runtime.observed_held_bytes
+
     def end_step(self) -> None:
-        """An optimizer step has ended: report, track, and plan for what is new. Every rank must call."""
+        """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
         runtime = self.runtime
         if runtime.calls == 0:
             self._log.warning("no block was run in this step: adacc.blocks matched none and none was checkpointed")
             return
-        if runtime.decision is not None:
-            self._report()
-            if self.rectifier is not None:
-                self.rectifier.end_step()
         if runtime.ranks.any(bool(runtime.portfolio.undecided)):
-            first = runtime.decision is None
-            runtime.decide(runtime.portfolio.undecided, "first step recorded" if first else "new shapes recorded")
-            if first and self.rectifier is not None:
-                self.rectifier.end_step()
-
-    def _report(self) -> None:
-        observation = self.runtime.observation
-        if observation is not None and observation.held_bytes is not None:
-            self.observed_held_bytes = observation.held_bytes
-            self._log.info("%s", self.runtime.describe())
-            self.runtime.observation = None
+            runtime.plan_new_kinds()
+        else:
+            runtime.report()
+        if self.rectifier is not None:
+            self.rectifier.end_step()
 
 
 def initialize(

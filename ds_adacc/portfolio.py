@@ -12,6 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.budget import available_bytes, budget_bytes, peak_without
 from ds_adacc.config import AdaccConfig
+from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
@@ -43,13 +44,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one planning gave, on every rank: kinds planned together, the solution, the budget and why, in bytes."""
+    """What one planning gave, the same on every rank.
+
+    `budget` and `without` (the peak without checkpointing) are in bytes; `shortfall` says why the budget is not kept.
+    """
 
     kinds: tuple[planner.Kind, ...]
     solution: planner.Solution
     budget: int
     without: int
     reason: str
+    shortfall: str = ""
 
 
 class Portfolio:
@@ -64,6 +69,7 @@ class Portfolio:
         self._config = config
         self._codecs = codecs
         self._ranks = ranks
+        self._limit: int | None = None
         self._groups: list[tuple[str, ...]] = []
         self._agreed: dict[str, tuple[planner.Policy, dict[int, int]]] = {}
 
@@ -78,17 +84,22 @@ class Portfolio:
     def undecided(self) -> tuple[str, ...]:
         return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
 
-    def decide(self, digests: Sequence[str], device: torch.device, reason: str) -> Decision:
+    def decide(self, digests: Sequence[str], device: torch.device, reason: str, must_fit: bool = True) -> Decision:
         """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
 
-        Raises planner.InfeasibleBudget or planner.NoSolutionInTime, on every rank.
+        A budget that is a fraction is taken of the first kinds decided on, and stands in bytes from then on. Raises
+        planner.InfeasibleBudget or planner.NoSolutionInTime, on every rank, unless `must_fit` is false: then, with a
+        warning, everything that can be is recomputed.
         """
         rows_of_kinds = {digest: self._row(digest) for digest in digests}
         everyone = self._ranks.gather((rows_of_kinds, available_bytes(device)))
-        answer = self._ranks.from_first(self._attempt(everyone, reason) if self._ranks.is_first else None)
+        answer = self._ranks.from_first(self._attempt(everyone, reason, must_fit) if self._ranks.is_first else None)
         if isinstance(answer, Exception):
             raise answer
         decision, capacities = answer
+        if decision.shortfall:
+            get_logger().warning("everything is recomputed for new shapes: %s", decision.shortfall)
+        self._limit = decision.budget if self._limit is None else self._limit
         group = tuple(kind.name for kind in decision.kinds)
         self._groups = [known for known in self._groups if not set(known) & set(group)] + [group]
         for kind, policy in zip(decision.kinds, decision.solution.policies, strict=True):
@@ -113,19 +124,25 @@ class Portfolio:
         kind = self.kinds[digest]
         return kind.profile.to_json(), kind.count, kind.capacity
 
-    def _attempt(self, everyone: Sequence[Any], reason: str) -> Any:
+    def _attempt(self, everyone: Sequence[Any], reason: str, must_fit: bool) -> Any:
         """The decision with the capacities agreed, or the exception to be raised on every rank."""
+        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
+        budget = self._budget(kinds, min(available for _, available in everyone))
+        shortfall = ""
         try:
-            kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
-            budget = self._budget(kinds, min(available for _, available in everyone))
             solution = self._solve(kinds, budget)
-            return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason), capacities
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-            return error
+            if must_fit:
+                return error
+            shortfall = str(error)
+            solution = planner.recompute_all(kinds, _UNLIMITED, max_seconds=self._config.solver.max_seconds)
+        return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason, shortfall), capacities
 
     def _budget(self, kinds: Sequence[planner.Kind], available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
             return _UNLIMITED
+        if self._config.memory_budget.kind == "fraction" and self._limit is not None:
+            return self._limit
         return budget_bytes(self._config.memory_budget, kinds, available)
 
     def _solve(self, kinds: Sequence[planner.Kind], budget: int) -> planner.Solution:

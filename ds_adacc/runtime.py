@@ -33,8 +33,8 @@ _FUNCTIONS = 1024
 class Runtime:
     """The state of ds_adacc in one process: blocks, kinds, the step's observation.
 
-    With an engine attached (`stepped`), plans change at `end_step` only. Without one, a block's second call is taken for
-    the next step's begin: the kinds met by then are planned for, by this process alone.
+    With an engine attached (`stepped`), plans change at its step boundaries only. Without one, a forward that follows a
+    backward begins a new step: the kinds met by then are planned for, by this process alone.
     """
 
     def __init__(self, config: AdaccConfig, ranks: Ranks | None = None, stepped: bool = False) -> None:
@@ -44,8 +44,10 @@ class Runtime:
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
         self.observation: Observation | None = Observation()
         self.decision: Decision | None = None
+        self.observed_held_bytes: int | None = None
         self.tracking = False
         self.calls = 0
+        self.recordings = 0
         self._stepped = stepped
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
@@ -74,9 +76,9 @@ class Runtime:
         self.calls += 1
         self._inside = True
         try:
+            if not self._stepped:
+                self._advance()
             record = block.find(signature)
-            if record is not None and not self._stepped and self.portfolio.undecided:
-                self.plan_alone()
             if record is None or self._is_to_prove(record):
                 return self._first(block, signature, owner, tensors, lambda: function(*args, **kwargs))
             return self._again(record, tensors, function, args, kwargs)
@@ -120,6 +122,9 @@ class Runtime:
     ) -> Any:
         found = reach(owner)
         guards = tuple(found.numbers())
+        self.recordings += 1
+        if self.observation is None:
+            self.observation = Observation()
         captured = capture(block.name, tensors, found, run)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
@@ -214,23 +219,36 @@ class Runtime:
 
     # -- steps
 
+    def blocks(self) -> list[Block]:
+        return [*self._modules.values(), *self._functions.values()]
+
     def records(self) -> list[Record]:
-        blocks = [*self._modules.values(), *self._functions.values()]
-        return [record for block in blocks for record in block.records() if record.plan is not None]
+        return [record for block in self.blocks() for record in block.records() if record.plan is not None]
 
-    def plan_alone(self) -> None:
-        """Plan for the kinds met so far, without an engine's step boundary."""
-        self.decide(self.portfolio.undecided, "first step recorded")
-        self.observation = None
+    def _advance(self) -> None:
+        """Without an engine's step boundary: a forward that follows a backward begins a new step."""
+        if self.observation is None or self.observation.held_bytes is None:
+            return
+        if self.portfolio.undecided:
+            self.plan_new_kinds()
+        else:
+            self.report()
 
-    def decide(self, digests: Sequence[str], reason: str) -> Decision:
+    def plan_new_kinds(self) -> None:
+        """Have policies made for the kinds that have none yet. The first of them must fit the budget."""
+        first = self.decision is None
+        reason = "first step recorded" if first else "new shapes recorded"
+        self.decide(self.portfolio.undecided, reason, must_fit=first)
+
+    def decide(self, digests: Sequence[str], reason: str, must_fit: bool = True) -> Decision:
         """Have policies made for these kinds, with the other ranks, and put them in force here."""
         self._count_calls(digests)
-        decision = self.portfolio.decide(digests, self._device, reason)
+        decision = self.portfolio.decide(digests, self._device, reason, must_fit)
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.observation = Observation()
+        self.observed_held_bytes = None
         return decision
 
     def rebind(self, digest: str) -> None:
@@ -246,11 +264,17 @@ class Runtime:
     def end_tracking(self) -> None:
         self.tracking = False
 
+    def report(self) -> None:
+        """Once the first step under a new plan has been observed: say what was planned and what was seen."""
+        if self.decision is not None and self.observation is not None and self.observation.held_bytes is not None:
+            self.observed_held_bytes = self.observation.held_bytes
+            self.observation = None
+            self._log.info("%s", self.describe())
+
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""
         assert self.decision is not None
-        observed = self.observation.held_bytes if self.observation else None
-        return decision_table(self.decision, self.portfolio, observed)
+        return decision_table(self.decision, self.portfolio, self.observed_held_bytes)
 
     def _count_calls(self, digests: Sequence[str]) -> None:
         for digest in digests:

@@ -18,8 +18,8 @@ class AsymmetricCodec(Int4Codec):
 
     scale = (max / 2 - min / 2) * (2 / 15), at most LARGEST_SCALE; offset = min + 8 * scale;
     code = clip(rint((x - offset) * (1 / scale)), -8, 7); x̂ = code * scale + offset, the product rounded before
-    the addition. The minimum has the code -8 and the maximum 7; a minimum of zero comes back as exactly zero,
-    and so does a constant as itself. The error is at most scale / 2 and the rounding of float32.
+    the addition. The minimum has the code -8 and the maximum 7. A minimum of zero and a constant come back exactly.
+    The error is at most scale / 2, beside the rounding of float32.
 
     The paper's scale (max - min) / 16 with the offset (max + min) / 2 gives the maximum the code 8, which clips:
     the largest number of a group is off by a whole step. With fifteen steps it is not, and the steps are 1/15

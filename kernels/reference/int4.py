@@ -39,7 +39,7 @@ def normal(scale: Tensor) -> Tensor:
 
 
 def reciprocal(scale: Tensor) -> Tensor:
-    """Return 1 / scale, and zero where that is not a number's: for scales that are zero, infinite or NaN."""
+    """Return 1 / scale, and zero where the scale is zero, infinite or NaN."""
     return scale.reciprocal().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -58,10 +58,11 @@ def check_group_size(group_size: int) -> int:
 class Int4Codec(Codec):
     """Quantization to 4 bits in the tensor's memory order, with float32 parameters for each group.
 
-    The payload is (codes: uint8 (ceil(numel / 2),), and `parameters` times float32 (groups,)). All arithmetic is
-    done in float32, whatever the tensor's dtype, one rounding an operation (no fused multiply-add).
+    The payload is uint8 codes (ceil(numel / 2),) and `parameters` tensors, float32 (groups,). All arithmetic is done
+    in float32, whatever the tensor's dtype, with one rounding an operation (no fused multiply-add); the last step
+    rounds to the dtype.
 
-    A group that holds Inf or NaN comes back non-finite throughout; its codes mean nothing.
+    A group that holds Inf or NaN comes back non-finite throughout. The codes of such a group are unspecified.
     """
 
     lossless: ClassVar[bool] = False

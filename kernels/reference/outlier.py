@@ -42,9 +42,10 @@ class OutlierCodec(GroupCodec):
         return super().payload_bytes(shape, dtype) + rows * capacity * dtype.itemsize + 4 * capacity
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        _, channels = rows_and_channels(shape)
-        whole_rows = 4 * 2 * channels  # a piece may begin and end within rows, of which `load` copies the whole
-        return super().workspace_bytes(shape, torch.bfloat16) + whole_rows + 8 * self.channels.numel()
+        self._check(dtype)
+        # `load` copies even float32, by whole rows: a piece may begin and end within some.
+        as_copied = super().workspace_bytes(shape, torch.bfloat16)
+        return as_copied + 2 * 4 * rows_and_channels(shape)[1] + 8 * self.channels.numel()
 
     def _compress(self, x: Tensor) -> Payload:
         rows = x.view(rows_and_channels(x.shape))

@@ -9,7 +9,7 @@ def end(peak, held):
 
 def test_ratios_are_taken_within_a_round():
     names = list(compare.STRATEGIES)
-    seconds = dict.fromkeys(names, [1.0, 2.0]) | {"adacc": [1.1, 2.2]}
+    seconds = {name: [1.0, 2.0] for name in names} | {"adacc": [1.1, 2.2]}
     curves = {name: end(200, None) for name in names} | {"adacc": end(50, 40 * 2**20)}
     rows = {row.strategy: row for row in compare.tabulate(seconds, curves)}
     assert abs(rows["Adacc"].time_ratio - 1.1) < 1e-9

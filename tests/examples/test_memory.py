@@ -5,7 +5,8 @@ import torch
 from memory import PeakMemory
 
 MEBIBYTE = 2**20
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
 def allocate(mebibytes, device):

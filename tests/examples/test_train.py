@@ -70,7 +70,7 @@ def run(strategy, out):
     command = [launcher, "--num_gpus", "1", "--master_port", compare.free_port(), "examples/train.py"]
     command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json", "--metrics", out, "--steps", "3"]
     command += ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--eval-every", "2"]
-    env = os.environ | {"PATH": f"{launcher.parent}:{os.environ['PATH']}"}
+    env = os.environ | {"PATH": f"{launcher.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=env, check=True)
     return compare.read(out)
 
