@@ -49,10 +49,7 @@ class Strategy:
         self.runtime = None
         self.checkpoint = None
         if name == "deepspeed":
-            import deepspeed
-
-            deepspeed.checkpointing.configure(None, num_checkpoints=len(model.blocks))
-            self.checkpoint = deepspeed.checkpointing.checkpoint
+            self.checkpoint = deepspeed_checkpoint(len(model.blocks))
         elif name != "none":
             _, codecs, budget = name.split()
             self.runtime = self.planned(codecs, budget)
@@ -86,6 +83,17 @@ class Strategy:
     def gradient(self):
         self.step()
         return torch.cat([p.grad.flatten().double() for p in self.model.parameters()])
+
+
+def deepspeed_checkpoint(layers):
+    import deepspeed
+
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", "29511")
+    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.checkpointing.configure(None, num_checkpoints=layers)
+    return deepspeed.checkpointing.checkpoint
 
 
 def build(args):

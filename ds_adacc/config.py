@@ -314,9 +314,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _resembles_section(key: Any) -> bool:
     """Whether a top-level key is a misspelt "adacc"; no key of DeepSpeed's is so near."""
-    if not isinstance(key, str) or key == SECTION:
-        return False
-    return difflib.SequenceMatcher(None, key.lower(), SECTION).ratio() > 0.76
+    return key != SECTION and difflib.SequenceMatcher(None, str(key).lower(), SECTION).ratio() > 0.76
 
 
 def _lines(detail: Mapping[str, Any]) -> list[str]:
@@ -348,5 +346,4 @@ def _path(location: Location) -> str:
 def _nearest(value: Any, valid: Iterable[str]) -> str:
     valid = tuple(valid)
     near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (valid: {', '.join(map(repr, valid))})"
+    return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"

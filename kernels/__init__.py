@@ -26,8 +26,8 @@ BACKENDS = ("reference",)
 def make_codec(name: str, *, backend: str, group_size: int, channels: Tensor | None = None) -> Codec:
     """Return the codec `name` of `backend`.
 
-    `group_size`: elements (for "channel": rows) that share a scale; even. `channels`: the outlier channels, int64
-    (capacity,), for "outlier" and for no other codec.
+    `group_size`: elements (for "channel": rows) that share a scale; even; "token" and "bits" have no use for it.
+    `channels`: the outlier channels, int64 (capacity,), for "outlier" and for no other codec.
 
     Raises ValueError for a name or backend that does not exist, an odd group size, or channels that are missing
     or out of place.

@@ -35,9 +35,7 @@ def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> S
     return _apply(compress_policy, kinds, budget, max_seconds)
 
 
-def _apply(
-    plan: Callable[[Profile], Policy], kinds: Sequence[Kind], budget: int, max_seconds: float
-) -> Solution:
+def _apply(plan: Callable[[Profile], Policy], kinds: Sequence[Kind], budget: int, max_seconds: float) -> Solution:
     check_request(kinds, max_seconds)
     check_budget(budget)
     started = time.perf_counter()

@@ -21,6 +21,7 @@ class BlockMemory:
         self._schedule = program.schedule
         self._graph = program.profile.graph
         self._unit = unit
+        self._anys: dict[frozenset, mip.Var] = {}
 
     def held(self) -> mip.LinExpr:
         """What one call holds between forward and backward (paper, equation 8)."""
@@ -34,11 +35,14 @@ class BlockMemory:
         """Per event, what is alive at it, with the largest workspace of the codecs chosen."""
         workspace = self._workspace()
         used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
-        rows = []
+        rows: dict[tuple, mip.LinExpr] = {}
         for time, event in enumerate(self._graph.events):
             alive = mip.xsum(self._alive(value, time) for value in used)
-            rows.append(alive + workspace + event.gradient_bytes / self._unit)
-        return rows
+            row = alive + workspace + event.gradient_bytes / self._unit
+            key = _key(alive)[1:]
+            if key not in rows or rows[key].const < row.const:
+                rows[key] = row
+        return list(rows.values())
 
     def _workspace(self) -> mip.Var:
         reserve = self._program.model.add_var()
@@ -76,7 +80,8 @@ class BlockMemory:
         made_along = self._made_along(value, time)
         if not early and not made_along:
             return program.retained(value)
-        had = [program.retained(value), *(ran - program.stored(value) for ran in made_along)]
+        had = [ran - program.stored(value) for ran in made_along]
+        had += [program.retained(value)] if self._graph.values[value].storable else []
         runs_now = [op for op in early if time in self._schedule.times[op]]
         reasons = [program.ran_by(op, time) - program.ran_by(op, time - 1) for op in runs_now]
         for late in self._schedule.late_readers(value, time):
@@ -122,11 +127,19 @@ class BlockMemory:
         return [self._program.ran_by(op, time)] if several else []
 
     def _any(self, reasons: list[Expr]) -> Expr:
-        """A variable that is 1 as soon as one of `reasons` is; 0 if there are none."""
-        present = [reason for reason in reasons if not isinstance(reason, int)]
+        """A variable that is 1 as soon as one of `reasons` is, the same for the same reasons; 0 if there are none."""
+        present = [mip.xsum([reason]) for reason in reasons if not isinstance(reason, int)]
         if not present:
             return 0
-        result = self._program.model.add_var(ub=1)
-        for reason in present:
-            self._program.model += result >= reason
-        return result
+        if len(present) == 1 and not present[0].const:
+            return present[0]
+        key = frozenset(_key(reason) for reason in present)
+        if key not in self._anys:
+            self._anys[key] = self._program.model.add_var(ub=1)
+            for reason in present:
+                self._program.model += self._anys[key] >= reason
+        return self._anys[key]
+
+
+def _key(expression: mip.LinExpr) -> tuple:
+    return (expression.const, *sorted((var.idx, factor) for var, factor in expression.expr.items()))

@@ -137,9 +137,7 @@ class _Program:
     def check_overrun(self, nbytes: int) -> None:
         """RuntimeError if a policy oversteps the budget by more than CBC's tolerances explain."""
         if nbytes > _TOLERANCE * self._unit:
-            raise RuntimeError(
-                f"the model took a policy {nbytes} bytes over the budget: a bug in the planner"
-            )
+            raise RuntimeError(f"the model took a policy {nbytes} bytes over the budget: a bug in the planner")
 
     def _total(self, expressions: Iterable[mip.LinExpr]) -> mip.LinExpr:
         """The sum over all calls of all kinds."""
@@ -186,9 +184,7 @@ def _quanta(block: BlockProgram) -> mip.LinExpr:
 def _error(block: BlockProgram) -> mip.LinExpr:
     """Relative error times bytes, summed over the values that one call compresses."""
     values = block.profile.graph.values
-    return mip.xsum(
-        offer.error * values[value].nbytes * chosen for value, offer, chosen in _compressions(block)
-    )
+    return mip.xsum(offer.error * values[value].nbytes * chosen for value, offer, chosen in _compressions(block))
 
 
 def _compressions(block: BlockProgram) -> Iterator[tuple[int, CodecCost, mip.Var]]:

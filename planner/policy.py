@@ -74,6 +74,4 @@ class Policy:
         for index in values:
             value = profile.graph.values[index]
             if self.stores[index] is None and value.producer not in self.replays:
-                raise ValueError(
-                    f"{where} needs value {value.name!r}: store it or replay op {value.producer}"
-                )
+                raise ValueError(f"{where} needs value {value.name!r}: store it or replay op {value.producer}")

@@ -63,9 +63,7 @@ class Profile:
             if len(set(names)) != len(names):
                 raise ValueError(f"value {value.name!r} is offered codecs {names}: each must appear once")
             if names and not value.storable:
-                raise ValueError(
-                    f"value {value.name!r} is offered codecs {names}, but is not storable: offer none"
-                )
+                raise ValueError(f"value {value.name!r} is offered codecs {names}, but is not storable: offer none")
 
     def codec(self, value: int, name: str) -> CodecCost:
         """The cost of codec `name` on value number `value`; ValueError if it is not on offer."""

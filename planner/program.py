@@ -48,11 +48,7 @@ class BlockProgram:
     def compressions(self, value: int) -> list[tuple[CodecCost, mip.Var]]:
         """Per codec on offer for a value, its cost and whether it is chosen."""
         offers = self.profile.codecs[value]
-        return [
-            (offer, self.choices[value, offer.codec])
-            for offer in offers
-            if (value, offer.codec) in self.choices
-        ]
+        return [(offer, self.choices[value, offer.codec]) for offer in offers if (value, offer.codec) in self.choices]
 
     def ran_by(self, op: int, time: int) -> Expr:
         """Whether an op has been replayed by the end of an event."""
@@ -81,7 +77,7 @@ class BlockProgram:
     def _add_replays(self) -> None:
         for op, times in self.schedule.times.items():
             for time in times:
-                self._ran[op, time] = self.model.add_var(ub=1)
+                self._ran[op, time] = self.model.add_var(var_type=mip.BINARY)
             for before, after in pairwise(times):
                 self.model += self._ran[op, before] <= self._ran[op, after]
 
@@ -96,7 +92,7 @@ class BlockProgram:
             for request in requests:
                 self.model += ran >= request - self.stored(value)
             if requests:
-                serves = self.model.add_var(ub=1)
+                serves = self.model.add_var(var_type=mip.BINARY)
                 self.model += serves <= 1 - self.stored(value)
                 self.model += serves <= mip.xsum(requests)
                 served.append(serves)

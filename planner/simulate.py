@@ -106,9 +106,7 @@ def peak_bytes(kinds: Sequence[Kind], policies: Sequence[Policy]) -> int:
 
     The paper's M_act (equation 8), with the transient that it leaves out. ValueError if a policy does not fit.
     """
-    runs = [
-        (kind.count, simulate(kind.profile, policy)) for kind, policy in zip(kinds, policies, strict=True)
-    ]
+    runs = [(kind.count, simulate(kind.profile, policy)) for kind, policy in zip(kinds, policies, strict=True)]
     transient = max(run.inner_peak - run.held for _, run in runs)
     return sum(count * run.held for count, run in runs) + max(0, transient)
 

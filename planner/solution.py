@@ -60,9 +60,7 @@ def check_budget(budget: int) -> None:
     check_count("budget", budget)
 
 
-def evaluate(
-    kinds: Sequence[Kind], policies: Sequence[Policy], started: float, proven_optimal: bool
-) -> Solution:
+def evaluate(kinds: Sequence[Kind], policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
     """The solution of these policies, judged by the simulator; `started` is a reading of `time.perf_counter()`."""
     return Solution(
         policies=tuple(policies),

@@ -59,7 +59,7 @@ class OutlierCodec(GroupCodec):
 
 
 def channel_scores(x: Tensor) -> Tensor:
-    """Return the Z-score of every channel of `x`, float32 (channels,): equation 1 of the Adacc paper.
+    """Return the Z-score of every channel of a contiguous `x`, float32 (channels,): equation 1 of the Adacc paper.
 
     The score tells by how many standard deviations the sum of a channel's magnitudes exceeds the mean over
     channels. It is zero if all sums are equal. A channel whose sum is not finite scores +inf, and the mean and
@@ -67,8 +67,8 @@ def channel_scores(x: Tensor) -> Tensor:
     """
     rows, channels = rows_and_channels(x.shape)
     if rows * channels == 0:
-        return torch.zeros(channels, device=x.device)
-    sums = torch.zeros(channels, device=x.device)
+        return torch.zeros(channels, dtype=torch.float32, device=x.device)
+    sums = torch.zeros(channels, dtype=torch.float32, device=x.device)
     for some in x.detach().view(rows, channels).split(max(1, CHUNK // channels)):
         sums += torch.linalg.vector_norm(some, ord=1, dim=0, dtype=torch.float32)
     finite = sums.isfinite()
@@ -82,9 +82,10 @@ def channel_scores(x: Tensor) -> Tensor:
 
 
 def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return (order, count): channels by falling score, int64 (channels,), and how many exceed `threshold`.
+    """Return (order, count): channels of `x` by falling score, int64 (channels,), and how many exceed `threshold`.
 
-    Channels of the same score keep their order. `count` is int64 (), on the device: nothing waits for it.
+    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 (), on the device:
+    nothing waits for it.
     """
     scores = channel_scores(x)
     return scores.argsort(descending=True, stable=True), (scores > threshold).sum()

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,15 +21,29 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     children = []
-    for rank in range(ranks):
+    logs = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # a pipe would fill up while another rank is awaited
+    for rank, log in enumerate(logs):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        children.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    try:
-        outputs = [child.communicate(timeout=seconds)[0].decode() for child in children]
-    finally:
-        for child in children:
-            child.kill()
+        children.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    outputs = wait(children, logs, time.monotonic() + seconds)
     for rank, (child, output) in enumerate(zip(children, outputs, strict=True)):
-        assert child.returncode == 0, f"rank {rank}:\n{output[-6000:]}"
+        assert child.returncode == 0, f"rank {rank} ended with {child.returncode}:\n{output[-6000:]}"
+    return outputs
+
+
+def wait(children, logs, deadline):
+    """What the children printed; those still running at the deadline, or after one has failed, are killed."""
+    while any(child.poll() is None for child in children):
+        if time.monotonic() > deadline or any(child.poll() for child in children):
+            break
+        time.sleep(0.1)
+    for child in children:
+        child.kill()
+        child.wait()
+    outputs = []
+    for log in logs:
+        log.seek(0)
+        outputs.append(log.read())
+        log.close()
     return outputs

@@ -5,11 +5,11 @@ import gc
 import pytest
 import torch
 import zoo
+from ds_adacc.kernels import make_codec
 from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
-from ds_adacc.kernels import make_codec
 
 
 @pytest.fixture(autouse=True)

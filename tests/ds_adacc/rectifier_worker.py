@@ -1,0 +1,66 @@
+"""One rank of the rectifier's test: outliers appear on the second rank alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+from zero_worker import Model, ds_config
+
+import ds_adacc
+
+SECTION = {
+    "memory_budget": 0.7,
+    "codecs": "paper",
+    "group_size": 16,
+    "zscore_threshold": 4.0,
+    "solver": {"max_seconds": 10.0},
+}
+INJECT_AT, STEPS = 5, 10
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    torch.manual_seed(0)
+    model = Model()
+    config = ds_config(1, "fp32", SECTION) | {"gradient_accumulation_steps": 1}
+    config["optimizer"]["params"]["lr"] = 1e-5
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
+    portfolio = engine.adacc.runtime.portfolio
+    seen, steps, before = None, [], None
+    for step in range(1, STEPS + 1):
+        tokens = torch.randint(64, (2, 48))
+        if step == INJECT_AT:
+            before = capacities(portfolio)
+            engine.module.blocks[0].register_forward_pre_hook(spike)
+        engine.backward(engine(tokens))
+        engine.step()
+        if engine.adacc.runtime.decision is not seen:
+            seen = engine.adacc.runtime.decision
+            steps.append(step)
+    result = {
+        "steps_of_decisions": steps,
+        "policies": [policy.to_json() for policy in seen.solution.policies],
+        "capacity": capacities(portfolio),
+        "capacity_before": before,
+    }
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(result, file)
+
+
+def capacities(portfolio):
+    return {digest: sorted(kind.capacity.items()) for digest, kind in portfolio.kinds.items()}
+
+
+def spike(module, args):
+    """On the second rank the block's fc1 output gets a heavy channel."""
+    if os.environ["RANK"] == "1":
+        with torch.no_grad():
+            module.fc1.bias[7] = 300.0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,340 @@
+import base64
+import json
+
+import pydantic
+import pytest
+from deepspeed.runtime import constants
+from ds_adacc.kernels import CODECS
+
+from ds_adacc.config import (
+    ROLES,
+    AdaccConfig,
+    ConfigError,
+    MemoryBudget,
+    RectifierConfig,
+    SolverConfig,
+    codecs_for,
+    load,
+    read,
+)
+
+ALL_CODECS = "'group', 'token', 'channel', 'asymmetric', 'outlier', 'bits'"
+ALL_ROLES = (
+    "'block_input', 'linear', 'layernorm', 'gelu', 'query', 'key', 'value', 'attention', 'softmax', 'score', "
+    "'dropout_mask', 'statistic', 'other'"
+)
+ALL_KEYS = (
+    "'enabled', 'blocks', 'memory_budget', 'codecs', 'group_size', 'zscore_threshold', 'rectifier', 'solver', 'backend'"
+)
+
+
+def errors(section, **document):
+    with pytest.raises(ConfigError) as error:
+        load({"adacc": section, **document})
+    return str(error.value).splitlines()
+
+
+def test_defaults():
+    config = load({"adacc": {}, "train_batch_size": 8})
+    assert config == AdaccConfig(
+        enabled=True,
+        blocks="auto",
+        memory_budget="auto",
+        codecs="paper",
+        group_size=128,
+        zscore_threshold=3.0,
+        rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=["linear", "layernorm", "gelu"]),
+        solver=SolverConfig(max_seconds=1.0),
+        backend="auto",
+    )
+    assert config.memory_budget == MemoryBudget("auto")
+    assert config.rectifier.roles == ("linear", "layernorm", "gelu")
+    assert not config.forces_compression
+
+
+def test_every_key():
+    section = {
+        "enabled": True,
+        "blocks": ["GPTBlock", "T5Block"],
+        "memory_budget": "12GiB",
+        "codecs": {"linear": ["group", "outlier"], "key": "channel", "other": []},
+        "group_size": 64,
+        "zscore_threshold": 4,
+        "rectifier": {"enabled": False, "max_interval": 1, "drift": 0.5, "roles": []},
+        "solver": {"max_seconds": 0.25},
+        "backend": "reference",
+    }
+    config = load({"adacc": section})
+    assert config.blocks == ("GPTBlock", "T5Block")
+    assert config.codecs == {"linear": ("group", "outlier"), "key": ("channel",), "other": ()}
+    assert (config.group_size, config.zscore_threshold, config.backend) == (64, 4.0, "reference")
+    assert config.rectifier == RectifierConfig(enabled=False, max_interval=1, drift=0.5, roles=())
+    assert config.solver.max_seconds == 0.25
+
+
+def test_absent_or_disabled_sections_are_none_but_checked():
+    assert load(None) is None
+    assert load({}) is None
+    assert load({"zero_optimization": {"stage": 3}}) is None
+    assert load({"adacc": {"enabled": False}}) is None
+    assert errors({"enabled": False, "group_size": 3}) == [
+        "adacc.group_size = 3: must be even and at least 2, as two 4-bit codes share a byte"
+    ]
+
+
+def test_nothing_can_be_changed():
+    config = load({"adacc": {}})
+    for part, key in ((config, "group_size"), (config.rectifier, "drift"), (config.solver, "max_seconds")):
+        with pytest.raises(pydantic.ValidationError, match="frozen"):
+            setattr(part, key, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "budget"),
+    [
+        ("auto", MemoryBudget("auto")),
+        ("12GiB", MemoryBudget("bytes", 12 * 2**30)),
+        ("512MB", MemoryBudget("bytes", 512_000_000)),
+        ("1.5 GB", MemoryBudget("bytes", 1_500_000_000)),
+        ("1.5gib", MemoryBudget("bytes", 3 * 2**29)),
+        (" 2 tb ", MemoryBudget("bytes", 2 * 10**12)),
+        ("100 KiB", MemoryBudget("bytes", 102_400)),
+        ("7B", MemoryBudget("bytes", 7)),
+        ("0.1GB", MemoryBudget("bytes", 100_000_000)),
+        (1048576, MemoryBudget("bytes", 1048576)),
+        (1.0, MemoryBudget("fraction", 1.0)),
+        (0.25, MemoryBudget("fraction", 0.25)),
+    ],
+)
+def test_memory_budget(value, budget):
+    parsed = load({"adacc": {"memory_budget": value}}).memory_budget
+    assert parsed == budget
+    assert isinstance(parsed.amount, float) == (budget.kind == "fraction")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 0.0, -0.5, 1.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "50%", "12", "12G", "1e9B"],
+)
+def test_budgets_that_are_none(value):
+    assert errors({"memory_budget": value}) == [
+        f"adacc.memory_budget = {value!r}: must be 'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), "
+        "or a fraction (0 < decimal number <= 1)"
+    ]
+
+
+def test_a_whole_number_of_bytes_is_no_fraction():
+    assert errors({"memory_budget": 1}) == [
+        "adacc.memory_budget = 1: 1 byte can hold nothing; did you mean the fraction 1.0, or '1MiB'?"
+    ]
+    assert errors({"memory_budget": 512}) == [
+        "adacc.memory_budget = 512: 512 bytes can hold nothing; did you mean the fraction 1.0, or '512MiB'?"
+    ]
+
+
+def test_the_papers_codecs():
+    offer = codecs_for(load({"adacc": {}}))
+    assert tuple(offer) == ROLES
+    for role in ("linear", "layernorm", "gelu", "block_input", "attention", "other"):
+        assert offer.pop(role) == ("outlier",)
+    for role in ("query", "key", "value"):
+        assert offer.pop(role) == ("channel",)
+    for role in ("softmax", "score"):
+        assert offer.pop(role) == ("asymmetric",)
+    assert offer == {"dropout_mask": ("bits",), "statistic": ()}
+
+
+def test_the_other_presets():
+    def offer(codecs):
+        return codecs_for(load({"adacc": {"codecs": codecs}}))
+
+    paper = offer("paper")
+    assert offer("paper-no-outliers") == {r: ("group",) if c == ("outlier",) else c for r, c in paper.items()}
+    assert offer("none") == offer({}) == dict.fromkeys(ROLES, ())
+    assert offer("quantization") == dict.fromkeys(ROLES, ("token",))
+    assert offer({"key": "channel", "gelu": ["group", "asymmetric"]}) == {
+        **dict.fromkeys(ROLES, ()),
+        "key": ("channel",),
+        "gelu": ("group", "asymmetric"),
+    }
+
+
+def test_only_the_quantization_baseline_forces_compression():
+    forced = {c: load({"adacc": {"codecs": c}}).forces_compression for c in ("paper", "none", "quantization")}
+    assert forced == {"paper": False, "none": False, "quantization": True}
+    assert not load({"adacc": {"codecs": dict.fromkeys(ROLES, "token")}}).forces_compression
+
+
+def test_presets_name_codecs_that_exist():
+    for codecs in ("paper", "paper-no-outliers", "none", "quantization"):
+        assert {c for offer in codecs_for(load({"adacc": {"codecs": codecs}})).values() for c in offer} <= set(CODECS)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"rectifer": {}}, f"adacc.rectifer = {{}}: unknown key; did you mean 'rectifier'? (valid: {ALL_KEYS})"),
+        ({"xyz": 1}, f"adacc.xyz = 1: unknown key (valid: {ALL_KEYS})"),
+        (
+            {"rectifier": {"max_intervall": 8}},
+            "adacc.rectifier.max_intervall = 8: unknown key; did you mean 'max_interval'? "
+            "(valid: 'enabled', 'max_interval', 'drift', 'roles')",
+        ),
+        (
+            {"solver": {"seconds": 1}},
+            "adacc.solver.seconds = 1: unknown key; did you mean 'max_seconds'? (valid: 'max_seconds')",
+        ),
+        ({"solver": 5}, "adacc.solver = 5: must be an object"),
+        ({"enabled": "yes"}, "adacc.enabled = 'yes': must be a valid boolean"),
+        ({"group_size": "128"}, "adacc.group_size = '128': must be a valid integer"),
+        ({"group_size": True}, "adacc.group_size = True: must be a valid integer"),
+        ({"zscore_threshold": 0}, "adacc.zscore_threshold = 0: must be greater than 0"),
+        ({"zscore_threshold": float("inf")}, "adacc.zscore_threshold = inf: must be a finite number"),
+        ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
+        ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
+        (
+            {"rectifier": {"max_interval": 1000}},
+            "adacc.rectifier.max_interval = 1000: must be a power of two, as tracking intervals double: 1, 2, 4, ...",
+        ),
+        ({"rectifier": {"roles": []}}, "adacc.rectifier.roles = []: must name a role, or set 'enabled' to false"),
+        ({"rectifier": {"roles": "linear"}}, "adacc.rectifier.roles = 'linear': must be a list of roles"),
+        (
+            {"rectifier": {"roles": ["gelu", "layer_norm"]}},
+            f"adacc.rectifier.roles[1] = 'layer_norm': unknown role; did you mean 'layernorm'? (valid: {ALL_ROLES})",
+        ),
+        (
+            {"codecs": "papers"},
+            "adacc.codecs = 'papers': unknown preset; did you mean 'paper'? "
+            "(valid: 'paper', 'paper-no-outliers', 'quantization', 'none')",
+        ),
+        (
+            {"codecs": ["group"]},
+            "adacc.codecs = ['group']: must be one of 'paper', 'paper-no-outliers', 'quantization', 'none', "
+            "or an object of roles and their codecs",
+        ),
+        (
+            {"codecs": {"lineer": "group"}},
+            f"adacc.codecs.lineer = 'group': unknown role; did you mean 'linear'? (valid: {ALL_ROLES})",
+        ),
+        (
+            {"codecs": {"softmax": "asymetric"}},
+            f"adacc.codecs.softmax = 'asymetric': unknown codec; did you mean 'asymmetric'? (valid: {ALL_CODECS})",
+        ),
+        (
+            {"codecs": {"linear": ["outlier", "int4"]}},
+            f"adacc.codecs.linear[1] = 'int4': unknown codec (valid: {ALL_CODECS})",
+        ),
+        ({"codecs": {"linear": None}}, "adacc.codecs.linear = None: must be the name of a codec, or a list of names"),
+        (
+            {"backend": "referense"},
+            "adacc.backend = 'referense': unknown backend; did you mean 'reference'? (valid: 'auto', 'reference')",
+        ),
+        (
+            {"blocks": "GPTBlock"},
+            "adacc.blocks = 'GPTBlock': must be 'auto' or a list of module class names; did you mean ['GPTBlock']?",
+        ),
+        ({"blocks": []}, "adacc.blocks = []: must be 'auto' or a list of at least one module class name"),
+        ({"blocks": ["A", 3]}, "adacc.blocks[1] = 3: must be the name of a class"),
+    ],
+)
+def test_messages_name_the_key_the_value_and_the_nearest_choice(section, message):
+    assert errors(section) == [message]
+
+
+@pytest.mark.parametrize("group_size", [-2, 0, 1, 127])
+def test_odd_group_sizes(group_size):
+    assert errors({"group_size": group_size})[0].startswith(f"adacc.group_size = {group_size}: must be even")
+
+
+@pytest.mark.parametrize("max_interval", [-4, 0, 3, 1023])
+def test_intervals_double(max_interval):
+    assert "must be a power of two" in errors({"rectifier": {"max_interval": max_interval}})[0]
+
+
+def test_all_errors_are_listed():
+    found = errors(
+        {
+            "codecs": {"lineer": "group", "gelu": ["x"]},
+            "group_size": 3,
+            "rectifier": {"max_intervall": 8, "drift": 0, "roles": ["a", "b"]},
+        },
+        Adacc={},
+    )
+    assert [line.split(":")[0] for line in found] == [
+        "Adacc",
+        "adacc.codecs.lineer = 'group'",
+        "adacc.codecs.gelu[0] = 'x'",
+        "adacc.group_size = 3",
+        "adacc.rectifier.drift = 0",
+        "adacc.rectifier.roles[0] = 'a'",
+        "adacc.rectifier.roles[1] = 'b'",
+        "adacc.rectifier.max_intervall = 8",
+    ]
+
+
+@pytest.mark.parametrize("section", [None, True, 3, "auto", []])
+def test_the_section_is_an_object(section):
+    assert errors(section) == [f"adacc = {section!r}: must be an object"]
+
+
+@pytest.mark.parametrize("key", ["adac", "Adacc", "ADACC", "adaac", "addacc", "acdacc", "ds_adacc", "adacc_"])
+def test_misspelt_sections_are_caught(key):
+    with pytest.raises(ConfigError, match=f"^{key}: unknown section; did you mean 'adacc'\\?$"):
+        load({key: {}})
+
+
+def test_no_key_of_deepspeeds_is_taken_for_the_section():
+    theirs = {v for k, v in vars(constants).items() if k.isupper() and isinstance(v, str) and v.isidentifier()}
+    assert {"train_batch_size", "fp16"} <= theirs
+    theirs |= {"activation_checkpointing", "zero_optimization", "autotuning", "aio", "adam", "acc", "data_efficiency"}
+    assert load(dict.fromkeys(theirs)) is None
+
+
+def test_a_file_may_have_comments_as_deepspeeds_may(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{\n  # tuned by hand\n  "train_batch_size": 8,\n  "adacc": {"group_size": 64}\n}\n')
+    assert load(path).group_size == load(str(path)).group_size == 64
+    assert read(path)["train_batch_size"] == 8
+
+
+def test_base64_as_deepspeeds_launcher_passes_it():
+    document = {"train_batch_size": 8, "adacc": {"group_size": 64}}
+    encoded = base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
+    assert load(encoded).group_size == 64
+    assert read(encoded) == document
+
+
+def test_read_of_nothing_and_of_a_mapping():
+    document = {"adacc": {}}
+    assert read(None) == {}
+    assert read(document) is document
+
+
+@pytest.mark.parametrize("name", ["ds_confg.json", "missing", "configs/deep speed.json", "abcd"])
+def test_a_missing_file_is_named(name):
+    with pytest.raises(ConfigError) as error:
+        load(name)
+    assert str(error.value) == f"ds_config {name!r}: no such file, and not base64-encoded JSON either"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"adacc": ', "Expecting value"),
+        ('{"adacc": {}, "adacc": {}}', "key 'adacc' appears twice"),
+        ("[1, 2]", "must hold a JSON object, not list"),
+        ("\xff", "can't decode"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, text, message):
+    path = tmp_path / "bad.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value).startswith(f"ds_config {str(path)!r}: ")
+    assert message in str(error.value)
+
+
+def test_a_directory_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="directory"):
+        load(tmp_path)
