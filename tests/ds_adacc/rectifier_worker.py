@@ -56,10 +56,10 @@ def capacities(portfolio):
 
 
 def spike(module, args):
-    """On the second rank the block's fc1 output gets a heavy channel."""
+    """On the second rank the first LayerNorm's output gets a heavy channel."""
     if os.environ["RANK"] == "1":
         with torch.no_grad():
-            module.fc1.bias[7] = 300.0
+            module.ln1.weight[7] = 40.0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,13 @@ from ds_adacc.config import load
 from ds_adacc.engine import Adacc
 from ds_adacc.runtime import Runtime
 
-SECTION = {"memory_budget": 0.6, "codecs": "paper", "group_size": 16, "zscore_threshold": 4.0, "solver": {"max_seconds": 10.0}}
+SECTION = {
+    "memory_budget": 0.6,
+    "codecs": "paper",
+    "group_size": 16,
+    "zscore_threshold": 4.0,
+    "solver": {"max_seconds": 10.0},
+}
 CHANNEL = 5
 
 

@@ -115,7 +115,8 @@ def test_a_flag_that_toggles_keeps_one_record_for_each_side():
 def test_arguments_are_part_of_the_signature():
     block, (x, other), _ = zoo.example("many")
     work = runtime()
-    for kwargs in ({"flag": True}, {"flag": False}, {"flag": True, "factor": 3.0}, {"flag": True, "extra": torch.ones(1)}):
+    cases = ({"flag": True}, {"flag": False}, {"flag": True, "factor": 3.0}, {"flag": True, "extra": torch.ones(1)})
+    for kwargs in cases:
         for _ in range(3):
             plain = zoo.gradients(block, (x, other), kwargs)
             ours = zoo.gradients(block, (x, other), kwargs, functools.partial(work.checkpoint, block))
