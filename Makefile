@@ -5,6 +5,8 @@ READY := .venv/.ready
 
 # DeepSpeed builds an operator at its first run, and looks for ninja on the PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# It is compiled against this environment's torch, so it is kept here: a folder shared with others is rebuilt in turns.
+export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
 
 .PHONY: demo test lint clean
 
