@@ -73,15 +73,18 @@ class _Gradients:
             for index in op.reads:
                 self._last[index] = op.index
 
-    def alive(self, op: int) -> int:
-        """Bytes of gradients alive while the step of operator `op` runs."""
+    def alive(self, index: int) -> int:
+        """Bytes of gradients alive while the step of operator `index` runs."""
         total = 0
         for value in self._recording.values:
             if value.index in self._required:
                 born = -1 if value.producer is None else value.producer
-                if born <= op <= self._last.get(value.index, math.inf):
+                if born <= index <= self._last.get(value.index, math.inf):
                     total += value.nbytes
-        return total + (self._parts(self._recording.ops[op]) if op < len(self._recording.ops) else 0)
+        if index == len(self._recording.ops):
+            return total
+        op = self._recording.ops[index]
+        return total + self._parts(op) + self._sums(op) + self._parameters(op)
 
     def _parts(self, op: Op) -> int:
         """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
@@ -92,6 +95,17 @@ class _Gradients:
                 if geometry.numel < self._recording.values[ref.index].geometry.numel:
                     total += geometry.numel * geometry.dtype.itemsize
         return total
+
+    def _sums(self, op: Op) -> int:
+        """A value with a later reader has its gradient already; this step's share is made beside it and then added."""
+        shared = [index for index in op.reads if index in self._required and self._last[index] > op.index]
+        return sum(self._recording.values[index].nbytes for index in shared)
+
+    def _parameters(self, op: Op) -> int:
+        """The gradients of the parameters read, before they are added to what has accumulated."""
+        read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
+        parameters = [self._recording.parameters[index] for index in read]
+        return sum(p.element_size() * getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)
 
 
 def _require_grad(recording: Recording) -> set[int]:

@@ -18,10 +18,10 @@ from ds_adacc.program import Op, ParameterRef, Recording, Value, ValueRef
 class Step:
     """What the pack hook expects at one position, and what it does with it.
 
-    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes. `size`,
-    `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of it) or in the
-    parameter. `fill` marks the position at which the value's cell is filled, `hold` one at which a rebuilt value must be
-    kept for now; `release` names the rebuilt values whose sources have all been saved once this position is done.
+    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
+    `size`, `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of
+    it) or in the parameter. `fill` marks the position at which the value's cell is filled, `hold` one at which a
+    rebuilt value must be kept for now; `release` names the rebuilt values whose sources have all been saved then.
     """
 
     value: int | None = None

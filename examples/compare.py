@@ -2,7 +2,7 @@
 
 python examples/compare.py [--steps N] [--rounds N] [options of train.py]
 
-Writes the table, both plots, every run's log and metrics to runs/compare/.
+Writes the table, both plots, every run's log and metrics to runs/compare/, in place of what was there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import IO
 
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -35,11 +39,11 @@ STRATEGIES = {
     "adacc_no_outliers": "Adacc, no outlier separation",
 }
 
-TIMED_STEPS = 14
+TIMED_STEPS = 10
 
-# glibc keeps freed blocks of up to 32 MiB for reuse, and the holes they leave count as resident: full checkpointing
-# then seems to take three times what it does. With these settings freed memory goes back to the system at once. The
-# price is page faults, a third of a step's time; hence memory and time are taken in different runs.
+# glibc keeps freed blocks of up to 32 MiB for reuse, and the holes that they leave count as resident: full
+# checkpointing then seems to take three times what it does. With these settings freed memory goes back to the system
+# at once. The price is page faults, a third of a step's time; hence memory and time come from different runs.
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
@@ -57,22 +61,38 @@ class Row:
 
 
 def train(strategy: str, run: str, steps: int, options: list[str], env: dict[str, str]) -> list[dict]:
-    """Run train.py under DeepSpeed's launcher, showing its progress; returns its metrics."""
+    """Run train.py, showing its progress; returns its metrics."""
     metrics, log = OUT / f"{strategy}.{run}.jsonl", OUT / f"{strategy}.{run}.log"
     metrics.unlink(missing_ok=True)
-    binaries = Path(sys.executable).parent
-    command = [binaries / "deepspeed", "--num_gpus", "1", "--master_port", free_port(), "examples/train.py"]
-    command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json"]
-    command += ["--steps", str(steps), "--metrics", metrics, *options]
-    # DeepSpeed looks for ninja on the PATH; it is installed beside Python.
-    env = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"} | env
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
-        follow(process, metrics, tqdm(total=steps, desc=f"{run}: {STRATEGIES[strategy]}", leave=False))
+    options = ["--steps", str(steps), "--metrics", str(metrics), *options]
+    with log.open("w") as output, launched(strategy, options, env, output) as process:
+        follow(process, metrics, tqdm(total=steps, desc=f"{STRATEGIES[strategy]}, {run}", leave=False))
     if process.returncode != 0:
         tail = "\n".join(log.read_text().splitlines()[-30:])
-        sys.exit(f"{tail}\n\n{shlex.join(map(str, command))} failed; all of its output is in {log}")
+        sys.exit(f"{tail}\n\n{shlex.join(process.args)} failed; all of its output is in {log}")
     return read(metrics)
+
+
+@contextmanager
+def launched(
+    strategy: str, options: list[str], env: dict[str, str], output: IO[str] | None = None
+) -> Iterator[subprocess.Popen]:
+    """train.py under DeepSpeed's launcher, on a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    binaries = Path(sys.executable).parent
+    command = [f"{binaries}/deepspeed", "--num_gpus", "1", "--master_port", str(port), "examples/train.py"]
+    command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json", *options]
+    # DeepSpeed looks for ninja on the PATH; it is installed beside Python.
+    env = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"} | env
+    try:
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT) as process:
+            yield process
+    finally:
+        # On the CPU, DeepSpeed leaves 66 MiB of shared memory behind for each port.
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            buffer.unlink()
 
 
 def follow(process: subprocess.Popen, metrics: Path, bar: tqdm) -> None:
@@ -90,13 +110,6 @@ def read(metrics: Path) -> list[dict]:
     """The complete lines of a metrics file that may still be growing."""
     text = metrics.read_text() if metrics.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def free_port() -> str:
-    """A port that nobody listens on, so that several comparisons can run on one machine."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def time_steps(rounds: int, options: list[str]) -> dict[str, list[float]]:
@@ -155,15 +168,19 @@ def mebibytes(size: int | None) -> str:
 
 
 def plot_losses(curves: dict[str, list[dict]]) -> None:
-    """The loss curves, which should lie on top of one another."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for strategy, metrics in curves.items():
-        steps = [line for line in metrics if "loss" in line]
-        label = f"{STRATEGIES[strategy]} (validation {metrics[-1]['validation_loss']:.3f})"
-        axes.plot([line["step"] for line in steps], [line["loss"] for line in steps], label=label, linewidth=1)
-    axes.set(xlabel="step", ylabel="training loss")
-    axes.legend(frameon=False)
+    """The loss curves, and below them what sets each apart from the first."""
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    losses = {name: [line["loss"] for line in metrics if "loss" in line] for name, metrics in curves.items()}
+    reference = losses[next(iter(STRATEGIES))]
+    for strategy, mine in losses.items():
+        label = f"{STRATEGIES[strategy]} (validation {curves[strategy][-1]['validation_loss']:.3f})"
+        steps = range(1, len(mine) + 1)
+        above.plot(steps, mine, label=label, linewidth=1)
+        below.plot(steps, [loss - base for loss, base in zip(mine, reference, strict=True)], linewidth=1)
+    above.set(ylabel="training loss")
+    above.legend(frameon=False)
+    below.set(xlabel="step", ylabel="difference")
     figure.savefig(OUT / "loss.png", dpi=150)
 
 
@@ -175,7 +192,8 @@ def plot_costs(rows: list[Row]) -> None:
         axes.scatter(row.memory_ratio, row.time_ratio)
         axes.annotate(row.strategy, (row.memory_ratio, row.time_ratio), xytext=(6, 4), textcoords="offset points")
     axes.set(xlabel="peak activation memory / no checkpointing", ylabel="step time / no checkpointing")
-    axes.margins(0.25)
+    axes.set_xlim(0, 1.4)
+    axes.margins(y=0.25)
     figure.savefig(OUT / "time_memory.png", dpi=150)
 
 
@@ -185,7 +203,7 @@ def save(rows: list[Row], end: dict) -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         "device": end["device"],
-        "versions": end["versions"],
+        "versions": ", ".join(f"{name} {version}" for name, version in end["versions"].items()),
     }
     table = markdown(rows)
     about = "\n".join(f"- {key}: {value}" for key, value in origin.items())
@@ -196,10 +214,11 @@ def save(rows: list[Row], end: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50, help="of the run for loss and memory (default: 50)")
+    parser.add_argument("--steps", type=int, default=40, help="of the run for loss and memory (default: 40)")
     parser.add_argument("--rounds", type=int, default=2, help="turns taken at timing (default: 2)")
     args, options = parser.parse_known_args()
-    OUT.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
     # The first DeepSpeed run on a machine builds an operator, for most of a minute.
     train(next(iter(STRATEGIES)), "set-up", 3, options, env={})
     seconds = time_steps(args.rounds, options)

@@ -32,7 +32,7 @@ import ds_adacc
 BYTES = 256
 NOT_OURS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 WARM_UP_STEPS = 2  # the optimizer's states are allocated and the plan is made: neither timed nor measured
-VALIDATION_BATCHES = 8
+VALIDATION_BATCHES = 4
 
 Batch = tuple[Tensor, Tensor]
 Checkpoint = Callable[[nn.Module, Tensor], Tensor]

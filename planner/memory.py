@@ -14,21 +14,21 @@ from ds_adacc.planner.program import BlockProgram, Expr
 
 
 class BlockMemory:
-    """Bytes of one block as expressions, in units of `unit` bytes."""
+    """Memory of one block as expressions, in granules of so many bytes, each size rounded up to whole ones."""
 
-    def __init__(self, program: BlockProgram, unit: float) -> None:
+    def __init__(self, program: BlockProgram, granule: int) -> None:
         self._program = program
         self._schedule = program.schedule
         self._graph = program.profile.graph
-        self._unit = unit
+        self._granule = granule
         self._anys: dict[frozenset, mip.Var] = {}
 
     def held(self) -> mip.LinExpr:
         """What one call holds between forward and backward (paper, equation 8)."""
         parts: list[Expr] = []
         for index, value in enumerate(self._graph.values):
-            parts.append(value.nbytes / self._unit * self._program.retained(index))
-            parts.extend(offer.nbytes / self._unit * var for offer, var in self._program.compressions(index))
+            parts.append(self._size(value.nbytes) * self._program.retained(index))
+            parts.extend(self._size(offer.nbytes) * var for offer, var in self._program.compressions(index))
         return mip.xsum(parts)
 
     def inner(self) -> list[mip.LinExpr]:
@@ -38,21 +38,24 @@ class BlockMemory:
         rows: dict[tuple, mip.LinExpr] = {}
         for time, event in enumerate(self._graph.events):
             alive = mip.xsum(self._alive(value, time) for value in used)
-            row = alive + workspace + event.gradient_bytes / self._unit
+            row = alive + workspace + self._size(event.gradient_bytes)
             key = _key(alive)[1:]
             if key not in rows or rows[key].const < row.const:
                 rows[key] = row
         return list(rows.values())
 
+    def _size(self, nbytes: int) -> int:
+        return -(-nbytes // self._granule)
+
     def _workspace(self) -> mip.Var:
         reserve = self._program.model.add_var()
         for value in range(len(self._graph.values)):
             for offer, chosen in self._program.compressions(value):
-                self._program.model += reserve >= offer.workspace_bytes / self._unit * chosen
+                self._program.model += reserve >= self._size(offer.workspace_bytes) * chosen
         return reserve
 
     def _alive(self, value: int, time: int) -> Expr:
-        full = self._graph.values[value].nbytes / self._unit
+        full = self._size(self._graph.values[value].nbytes)
         return (full * self._copy(value, time) if full else 0) + self._payload(value, time)
 
     def _copy(self, value: int, time: int) -> Expr:
@@ -90,7 +93,7 @@ class BlockMemory:
         return self._any(reasons)
 
     def _payload(self, value: int, time: int) -> Expr:
-        """Units of the compressed form still held."""
+        """Granules of the compressed form still held."""
         late = self._schedule.late_readers(value, time)
         if value in self._schedule.first:
             certain = time <= self._schedule.last[value]
@@ -100,7 +103,7 @@ class BlockMemory:
             waiting = self._program.compressions(value)
         else:
             waiting = self._compressions_for(late, value, time) if late else []
-        return mip.xsum(offer.nbytes / self._unit * waits for offer, waits in waiting)
+        return mip.xsum(self._size(offer.nbytes) * waits for offer, waits in waiting)
 
     def _compressions_for(self, readers: list[int], value: int, time: int) -> list[tuple[CodecCost, mip.Var]]:
         """Per codec, its cost and whether its payload waits for one of `readers`."""

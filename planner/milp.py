@@ -1,10 +1,11 @@
 """The planner proper: one mixed-integer program over all kinds of blocks, solved by CBC (paper, section 3.3).
 
-CBC works with tolerances, a budget is exact. So sizes are scaled by their greatest common divisor, the budget is
-met to half of that, the simulator judges the answer, and an answer that oversteps within tolerance is excluded.
+CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that a tolerance never
+makes one: the greatest common divisor of all sizes where that will do, else sizes are rounded up, which is always safe
+and loses at most a hundred-thousandth of the largest per value.
 
-The first solve in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks
-about 34 KB: both are CBC's doing, and harmless at one solve a plan.
+Each search has a fresh model: CBC has crashed when one was changed and solved again. The first search in a process
+installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about 34 KB.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from ds_adacc.planner.solution import (
 )
 
 _QUANTUM_SECONDS = 1e-7
-_LARGEST = 2**20
-_TOLERANCE = 16
+_LARGEST = 2**17
 _FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
@@ -53,21 +53,18 @@ def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution
     plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, proven_optimal=True)
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
-    margin = 0
-    while True:
-        program = _Program(kinds)
-        status = program.minimise_seconds(budget - margin, started + max_seconds - time.perf_counter())
-        if status in _INFEASIBLE:
-            return _smallest(kinds, budget, started, max_seconds)
-        solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL)
-        if solution.peak <= budget:
-            return solution
-        program.check_overrun(solution.peak - budget)
-        margin = max(2 * margin, solution.peak - budget)
+    program = _Program(kinds)
+    status = program.minimise_seconds(budget, max_seconds)
+    if status in _INFEASIBLE:
+        return _smallest(kinds, budget, started, max_seconds)
+    solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL)
+    if solution.peak > budget:
+        raise RuntimeError(f"the model took a policy {solution.peak - budget} bytes over the budget: a planner bug")
+    return solution
 
 
 def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
-    """The smallest peak in bytes that any policies reach; a budget of as much is feasible.
+    """The smallest peak in bytes that any policies reach, to the granule; a budget of as much is feasible.
 
     The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
     argument.
@@ -79,7 +76,7 @@ def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
 
 
 def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float) -> Solution:
-    """The policies of smallest peak; InfeasibleBudget if that exceeds `budget`."""
+    """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
     program = _Program(kinds)
     program.minimise_peak(max_seconds)
     solution = evaluate(kinds, program.policies(), started, proven_optimal=False)
@@ -93,10 +90,10 @@ class _Program:
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         self._kinds = kinds
-        self._step, self._unit = _scale(kinds)
+        self._granule = _granule(kinds)
         self._model = _model()
         self._blocks = [BlockProgram(self._model, kind.profile) for kind in kinds]
-        memories = [BlockMemory(block, self._unit) for block in self._blocks]
+        memories = [BlockMemory(block, self._granule) for block in self._blocks]
         self._held = self._total(memory.held() for memory in memories)
         self._peak = self._model.add_var()
         self._model += self._held <= self._peak
@@ -112,8 +109,8 @@ class _Program:
 
     def minimise_seconds(self, budget: int, max_seconds: float) -> mip.OptimizationStatus:
         """Find policies of the least time, error and held bytes adding less than half a quantum to that."""
-        # peaks are multiples of the step: half of one keeps an exact fit clear of rounding
-        self._peak.ub = (budget // self._step + 0.5) * self._step / self._unit
+        # peaks are whole granules: half of one keeps an exact fit clear of CBC's tolerances
+        self._peak.ub = budget // self._granule + 0.5
         quanta = self._total(_quanta(block) for block in self._blocks)
         error = self._total(_error(block) for block in self._blocks)
         self._model.objective = mip.minimize(quanta + _share(error, 0.45) + _share(self._held, 0.045))
@@ -121,8 +118,6 @@ class _Program:
 
     def _optimise(self, max_seconds: float) -> mip.OptimizationStatus:
         """Run CBC for at most this long; NoSolutionInTime if that gives neither a solution nor a proof of none."""
-        if max_seconds <= 0:
-            raise NoSolutionInTime("the time limit passed before the search for a policy could start")
         status = self._model.optimize(max_seconds=max_seconds)
         if status == mip.OptimizationStatus.NO_SOLUTION_FOUND:
             raise NoSolutionInTime(f"no policy was found in {max_seconds:.3g} seconds; allow more")
@@ -133,11 +128,6 @@ class _Program:
     def policies(self) -> tuple[Policy, ...]:
         """The solution found, one policy per kind."""
         return tuple(block.policy() for block in self._blocks)
-
-    def check_overrun(self, nbytes: int) -> None:
-        """RuntimeError if a policy oversteps the budget by more than CBC's tolerances explain."""
-        if nbytes > _TOLERANCE * self._unit:
-            raise RuntimeError(f"the model took a policy {nbytes} bytes over the budget: a bug in the planner")
 
     def _total(self, expressions: Iterable[mip.LinExpr]) -> mip.LinExpr:
         """The sum over all calls of all kinds."""
@@ -157,14 +147,11 @@ def _model() -> mip.Model:
     return model
 
 
-def _scale(kinds: Sequence[Kind]) -> tuple[int, float]:
-    """The greatest common divisor of all sizes in bytes, and the bytes a unit that keep them below `_LARGEST`."""
+def _granule(kinds: Sequence[Kind]) -> int:
+    """Bytes to a unit of the model: the greatest common divisor of all sizes, or the multiple that `_LARGEST` asks for."""
     sizes = [size for kind in kinds for size in _sizes(kind.profile)]
     step = math.gcd(*sizes) or 1
-    unit = float(step)
-    while max(sizes, default=0) > _LARGEST * unit:
-        unit *= 2
-    return step, unit
+    return step * max(1, math.ceil(max(sizes, default=0) / (step * _LARGEST)))
 
 
 def _sizes(profile: Profile) -> Iterator[int]:

@@ -53,7 +53,7 @@ def ds_config(stage, precision, section):
 
 
 def train(stage, precision, section):
-    """Losses of all micro steps, gathered bytes alive after the last forward, and the rank's account of the plan."""
+    """Losses of all micro steps, what is alive of the gathered parameters in the last one, and what was planned."""
     torch.manual_seed(0)
     model = Model()
     config = ds_config(stage, precision, section)
@@ -65,11 +65,22 @@ def train(stage, precision, section):
         torch.manual_seed(100 * micro + engine.global_rank)
         gathered.clear()
         loss = engine(torch.randint(64, (2, 16), generator=random))
-        alive = sum(size for reference, size in gathered if not reference.expired())
+        gathered_bytes, after_forward = sum(size for _, size in gathered), alive_bytes(gathered)
         engine.backward(loss)
+        after_backward = alive_bytes(gathered)
         engine.step()
         losses.append(loss.item())
-    return {"losses": losses, "gathered": len(gathered), "alive": alive, "plan": account(engine)}
+    return {
+        "losses": losses,
+        "gathered_bytes": gathered_bytes,
+        "alive_after_forward": after_forward,
+        "alive_after_backward": after_backward,
+        "plan": account(engine),
+    }
+
+
+def alive_bytes(gathered):
+    return sum(size for reference, size in gathered if not reference.expired())
 
 
 def watch_gathered(blocks):

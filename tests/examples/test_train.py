@@ -1,18 +1,12 @@
 """The training example: its data, and a short run under DeepSpeed's launcher."""
 
-import os
-import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import compare
 import pytest
 import torch
 import train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -66,12 +60,10 @@ def test_batches_depend_on_seed_rank_and_position_only():
 
 def run(strategy, out):
     """The metrics of three steps of a small model."""
-    launcher = Path(sys.executable).with_name("deepspeed")
-    command = [launcher, "--num_gpus", "1", "--master_port", compare.free_port(), "examples/train.py"]
-    command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json", "--metrics", out, "--steps", "3"]
-    command += ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--eval-every", "2"]
-    env = os.environ | {"PATH": f"{launcher.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    options = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32"]
+    options += ["--steps", "3", "--eval-every", "2", "--metrics", str(out)]
+    with compare.launched(strategy, options, {"OMP_NUM_THREADS": "1"}) as process:
+        assert process.wait() == 0
     return compare.read(out)
 
 

@@ -1,0 +1,43 @@
+"""Imports go one way, and the planner costs neither torch nor CUDA nor DeepSpeed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imported(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+
+
+@pytest.mark.parametrize(("room", "own"), [("planner", "ds_adacc.planner"), ("kernels", "ds_adacc.kernels")])
+def test_planner_and_kernels_know_nobody(room, own):
+    for path in (ROOT / room).rglob("*.py"):
+        foreign = [name for name in imported(path) if name.split(".")[0] == "ds_adacc" and not name.startswith(own)]
+        assert not foreign, f"{path} imports {foreign}"
+
+
+def test_planner_needs_python_mip_alone():
+    allowed = {"ds_adacc", "mip", *sys.stdlib_module_names}
+    for path in (ROOT / "planner").rglob("*.py"):
+        foreign = {name.split(".")[0] for name in imported(path)} - allowed
+        assert not foreign, f"{path} imports {foreign}"
+
+
+def test_importing_the_planner_loads_no_torch():
+    code = "import sys, ds_adacc.planner; print([m for m in ('torch', 'deepspeed', 'cupy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_checkpointing_alone_loads_no_deepspeed():
+    code = "import sys, ds_adacc.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
+    assert "deepspeed" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
