@@ -31,6 +31,15 @@ class Adacc:
         self.runtime = runtime
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
         self._log = get_logger()
+        self._warned = False
+
+    def _warn_of_no_blocks(self) -> None:
+        if not self._warned:
+            self._warned = True
+            self._log.warning(
+                "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
+                "through ds_adacc.checkpointing; name the blocks' classes in adacc.blocks"
+            )
 
     @property
     def observed_held_bytes(self) -> int | None:
@@ -40,7 +49,7 @@ class Adacc:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
         runtime = self.runtime
         if runtime.calls == 0:
-            self._log.warning("no block was run in this step: adacc.blocks matched none and none was checkpointed")
+            self._warn_of_no_blocks()
             return
         if runtime.ranks.any(bool(runtime.portfolio.undecided)):
             runtime.plan_new_kinds()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,12 +22,13 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     children = []
-    logs = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # a pipe would fill up while another rank is awaited
-    for rank, log in enumerate(logs):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        children.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    outputs = wait(children, logs, time.monotonic() + seconds)
+    with ExitStack() as files:  # a pipe would fill up while another rank is awaited
+        logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(ranks)]
+        for rank, log in enumerate(logs):
+            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, str(HERE / script), *map(str, arguments)]
+            children.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        outputs = wait(children, logs, time.monotonic() + seconds)
     for rank, (child, output) in enumerate(zip(children, outputs, strict=True)):
         assert child.returncode == 0, f"rank {rank} ended with {child.returncode}:\n{output[-6000:]}"
     return outputs
@@ -45,5 +47,4 @@ def wait(children, logs, deadline):
     for log in logs:
         log.seek(0)
         outputs.append(log.read())
-        log.close()
     return outputs

@@ -242,7 +242,6 @@ class Sparse(nn.Module):
 
 
 def test_what_cannot_be_recorded_runs_plain_with_one_warning(caplog):
-    logging.getLogger("ds_adacc").propagate = True
     work, block = runtime(), Sparse()
     x = batch(1)
     with caplog.at_level(logging.WARNING, logger="ds_adacc"):

@@ -1,0 +1,127 @@
+"""`ds_adacc.initialize` on one rank: what it does without a section, what it finds, what it says."""
+
+import inspect
+import json
+
+import deepspeed
+import pytest
+import torch
+import zoo
+from torch import nn
+
+import ds_adacc
+from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.config import ConfigError, load
+from ds_adacc.engine import Adacc
+from ds_adacc.runtime import Runtime
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(4))
+
+
+class Translator(nn.Module):
+    """An encoder, a decoder with experts inside its layers, a list of embeddings and a list of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(8, 4) for _ in range(3))
+        self.encoder = nn.Sequential(*(zoo.BertBlock() for _ in range(2)), nn.LayerNorm(4))
+        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(Experts() for _ in range(3))})
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+
+def test_same_signature_as_deepspeed():
+    ours, theirs = (inspect.signature(f) for f in (ds_adacc.initialize, deepspeed.initialize))
+    assert [(p.name, p.default) for p in ours.parameters.values()] == [
+        (p.name, p.default) for p in theirs.parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
+def test_without_a_section_it_is_deepspeed(monkeypatch, config):
+    given = {}
+    monkeypatch.setattr(deepspeed, "initialize", lambda **arguments: given.update(arguments) or "theirs")
+    model = Translator()
+    assert ds_adacc.initialize(model=model, config=config) == "theirs"
+    assert given["model"] is model and given["config"] is config
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
+    monkeypatch.setattr(deepspeed, "initialize", lambda **_: pytest.fail("set up"))
+    with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
+    with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["Expert"]}})
+
+
+def test_auto_finds_the_outermost_repeated_layers():
+    found = find_blocks(Translator(), "auto")
+    assert list(found) == ["encoder.0", "encoder.1", "decoder.layers.0", "decoder.layers.1", "decoder.layers.2"]
+
+
+def test_classes_are_found_by_name():
+    assert list(find_blocks(Translator(), ["LayerNorm"]))[-1] == "encoder.2"
+    assert list(find_blocks(Translator(), ["Experts"])) == [f"decoder.layers.{i}" for i in range(3)]
+
+
+def test_wrapped_blocks_keep_their_signature_and_can_be_unwrapped():
+    model = nn.Sequential(zoo.LlamaBlock(), zoo.LlamaBlock())
+    blocks = find_blocks(model, "auto")
+    wrap_blocks(blocks, Runtime(load({"adacc": {}})))
+    assert list(inspect.signature(model[0].forward).parameters) == ["x", "rope", "attention_mask"]
+    unwrap_blocks(blocks)
+    assert model[0].forward.__func__ is zoo.LlamaBlock.forward
+
+
+def stepped(model, **section):
+    config = load({"adacc": {"memory_budget": 0.8, "codecs": "none"} | section})
+    runtime = Runtime(config, stepped=True)
+    wrap_blocks(find_blocks(model, config.blocks), runtime)
+    return Adacc(config, runtime)
+
+
+def test_the_table_says_what_was_planned_and_observed(caplog):
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        for _ in range(3):
+            model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+            adacc.end_step()
+    (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
+    decision = adacc.runtime.decision
+    assert adacc.observed_held_bytes == 3 * decision.solution.held[0]
+    for word in ("3 calls held at once", "recompute", "dropout_mask", "planned peak", "observed", "solved in"):
+        assert word in table
+
+
+def test_one_warning_when_no_block_was_run(caplog):
+    model = nn.Linear(4, 4)
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            adacc.end_step()
+    assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
+
+
+def test_policies_survive_json():
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
+    adacc = stepped(model)
+    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+    adacc.end_step()
+    (policy,) = adacc.runtime.decision.solution.policies
+    assert type(policy).from_json(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        for time in (9, 9, 64, 64):
+            model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
+            adacc.end_step()
+    assert any("everything is recomputed for new shapes" in r.getMessage() for r in caplog.records)
