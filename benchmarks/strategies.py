@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from ds_adacc.config import load  # noqa: E402
 from ds_adacc.runtime import Runtime  # noqa: E402
 
 BUDGETS = ("0.66", "0.4", "0.28", "smallest")
-WARM_UP = 3
+WARM_UP = 1
 
 
 def strategies():
@@ -90,7 +91,9 @@ def deepspeed_checkpoint(layers):
 
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", "29511")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
     deepspeed.init_distributed(dist_backend="gloo")
     deepspeed.checkpointing.configure(None, num_checkpoints=layers)
     return deepspeed.checkpointing.checkpoint
@@ -165,8 +168,9 @@ def measure_memory(args, name):
 def child_memory(args, name):
     # Large blocks are then mapped and unmapped one by one, and resident memory is what is in use.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment = {key: value for key, value in os.environ.items() if key != "MASTER_PORT"}
     command = [sys.executable, __file__, *sys.argv[1:], "--memory-of", name]
-    result = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
+    result = subprocess.run(command, env=environment | settings, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(result.stderr[-2000:])
     return int(result.stdout.split()[-1])
@@ -195,6 +199,7 @@ def main():
         print(measure_memory(args, args.memory_of))
         return
     rows, device = measure_times(args)
+    print(json.dumps({name: {k: v for k, v in row.items() if k != "plan"} for name, row in rows.items()}), flush=True)
     for name, row in rows.items():
         if "infeasible" not in row:
             row["peak_bytes"] = child_memory(args, name)

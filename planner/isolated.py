@@ -1,8 +1,8 @@
 """`solve` in a child process.
 
 CBC sets the OpenMP thread count of its process to one, which slows every later operator and changes the bits of
-reductions; it installs handlers for SIGABRT, SIGFPE and SIGSEGV; and python-mip leaks about 34 KB a model. None of it may
-reach the training process.
+reductions; it installs handlers for SIGABRT, SIGFPE and SIGSEGV; and python-mip leaks about 34 KB a model. None of it
+may reach the training process.
 """
 
 from __future__ import annotations

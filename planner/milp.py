@@ -1,8 +1,8 @@
 """The planner proper: one mixed-integer program over all kinds of blocks, solved by CBC (paper, section 3.3).
 
-CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that a tolerance never
-makes one: the greatest common divisor of all sizes where that will do, else sizes are rounded up, which is always safe
-and loses at most a hundred-thousandth of the largest per value.
+CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that tolerances
+never add up to one: the greatest common divisor of all sizes where that will do. Else sizes are rounded up, which is
+always safe, and costs at most a 2^17th of the largest size for each value held.
 
 Each search has a fresh model: CBC has crashed when one was changed and solved again. The first search in a process
 installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about 34 KB.
@@ -32,6 +32,7 @@ from ds_adacc.planner.solution import (
 )
 
 _QUANTUM_SECONDS = 1e-7
+# granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
 _LARGEST = 2**17
 _FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
@@ -148,7 +149,7 @@ def _model() -> mip.Model:
 
 
 def _granule(kinds: Sequence[Kind]) -> int:
-    """Bytes to a unit of the model: the greatest common divisor of all sizes, or the multiple that `_LARGEST` asks for."""
+    """Bytes to a unit of the model: the greatest common divisor of all sizes, or what multiple `_LARGEST` asks for."""
     sizes = [size for kind in kinds for size in _sizes(kind.profile)]
     step = math.gcd(*sizes) or 1
     return step * max(1, math.ceil(max(sizes, default=0) / (step * _LARGEST)))

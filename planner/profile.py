@@ -16,8 +16,8 @@ RETAIN = "retain"
 class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
 
-    `nbytes` is the payload in bytes, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes` what
-    a compression or decompression needs besides. Raises ValueError for a negative or non-finite number.
+    `nbytes` is the payload in bytes, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
+    what a compression or decompression needs besides. Raises ValueError for a negative or non-finite number.
     """
 
     codec: str

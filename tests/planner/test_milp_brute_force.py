@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 MICROSECOND = 1e-6
 THOROUGH = settings(
-    max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

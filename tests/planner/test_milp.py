@@ -1,0 +1,154 @@
+"""The solver's promises, on blocks larger than brute force can take."""
+
+import pytest
+from ds_adacc.planner import (
+    BlockGraph,
+    CodecCost,
+    Event,
+    InfeasibleBudget,
+    Kind,
+    NoSolutionInTime,
+    Op,
+    Profile,
+    Value,
+    added_seconds,
+    peak_bytes,
+    recompute_all,
+    retain_all,
+    smallest_peak,
+    solve,
+    solve_isolated,
+)
+
+MIB = 2**20
+
+
+def spread(kind, points):
+    """Budgets from the smallest feasible one to that of retaining everything."""
+    smallest = smallest_peak([kind], 60)
+    largest = retain_all([kind], 2**50, max_seconds=1).peak
+    return [smallest + (largest - smallest) * i // (points - 1) for i in range(points)]
+
+
+def test_more_budget_never_costs_time(gpt, record_property):
+    solutions = [solve([gpt], budget, max_seconds=60) for budget in spread(gpt, 10)]
+    record_property("solve_seconds", [round(solution.solve_seconds, 3) for solution in solutions])
+    print([round(solution.solve_seconds, 3) for solution in solutions])
+    added = [solution.added_seconds for solution in solutions]
+    assert added == sorted(added, reverse=True)
+    assert added[0] > 0 == added[-1]
+
+
+def test_solution_is_what_the_simulator_says(gpt):
+    for budget in spread(gpt, 5):
+        solution = solve([gpt], budget, max_seconds=60)
+        assert solution.peak == peak_bytes([gpt], solution.policies) <= budget
+        assert solution.added_seconds == added_seconds([gpt], solution.policies)
+        assert solution.held == (solution.policies[0].held_bytes(gpt.profile),)
+        assert solution.proven_optimal
+
+
+def test_beats_recomputing_everything_in_its_own_budget(gpt):
+    full = recompute_all([gpt], 2**50, max_seconds=1)
+    assert solve([gpt], full.peak, max_seconds=60).added_seconds < full.added_seconds
+
+
+def test_same_input_same_policies(gpt):
+    for budget in spread(gpt, 4):
+        first = solve([gpt], budget, max_seconds=60)
+        for _ in range(2):
+            assert solve([gpt], budget, max_seconds=60).policies == first.policies
+
+
+def test_smallest_peak_is_the_edge_of_the_feasible(gpt):
+    smallest = smallest_peak([gpt], 60)
+    assert solve([gpt], smallest, max_seconds=60).peak == smallest
+    with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {smallest} bytes .*MiB") as caught:
+        solve([gpt], smallest - 1, max_seconds=60)
+    assert (caught.value.budget, caught.value.smallest) == (smallest - 1, smallest)
+
+
+def test_kinds_share_one_budget(gpt):
+    few = Kind("few", gpt.profile, 2)
+    apart = [smallest_peak([kind], 60) for kind in (gpt, few)]
+    together = smallest_peak([gpt, few], 60)
+    # only one call's backward runs at a time
+    assert max(apart) < together < sum(apart)
+    assert solve([gpt, few], together, max_seconds=60).peak == together
+
+
+def test_retains_everything_where_that_fits(gpt):
+    plain = retain_all([gpt], 2**50, max_seconds=1)
+    solution = solve([gpt], plain.peak, max_seconds=1e-9)
+    assert (solution.policies, solution.added_seconds) == (plain.policies, 0)
+    assert solution.proven_optimal
+
+
+def test_out_of_time(gpt):
+    with pytest.raises(NoSolutionInTime, match="allow more"):
+        solve([gpt], smallest_peak([gpt], 60), max_seconds=1e-9)
+    with pytest.raises(NoSolutionInTime, match="allow more"):
+        smallest_peak([gpt], 1e-9)
+
+
+def tied(codecs):
+    """Four calls with two equal values each, which may be compressed at the same price by any of `codecs`."""
+    values = tuple(Value(name, "", MIB, None, True) for name in "ab")
+    graph = BlockGraph(values, (), (Event("ab", (0, 1), 0),))
+    return Kind("tied", Profile(graph, (), (codecs, codecs)), 4)
+
+
+def test_among_equally_quick_the_smaller_error_wins():
+    coarse = CodecCost("coarse", MIB // 4, 1e-6, 1e-6, 0.2, 0)
+    fine = CodecCost("fine", 3 * MIB // 8, 1e-6, 1e-6, 0.01, 0)
+    solution = solve([tied((coarse, fine))], 5 * MIB, max_seconds=60)
+    assert solution.policies[0].stores == ("fine", "fine")
+    assert solution.error == pytest.approx(4 * 2 * 0.01 * MIB)
+
+
+def test_among_equal_errors_fewer_bytes_held_win():
+    wide = CodecCost("wide", MIB // 2, 1e-6, 1e-6, 0.01, 0)
+    tight = CodecCost("tight", MIB // 4, 1e-6, 1e-6, 0.01, 0)
+    solution = solve([tied((wide, tight))], 7 * MIB, max_seconds=60)
+    assert sorted(solution.policies[0].stores) == ["retain", "tight"]
+
+
+def test_a_free_replay_that_serves_nothing_is_not_chosen():
+    values = (Value("x", "", 4 * MIB, None, True), Value("y", "", MIB, 0, True), Value("z", "", MIB, 1, True))
+    ops = (Op("first", (0,), (1,), True), Op("second", (1,), (2,), True))
+    graph = BlockGraph(values, ops, (Event("y", (1,), 0), Event("x", (0,), 0)))
+    kind = Kind("free", Profile(graph, (0.0, 0.0), ((), (), ())), 2)
+    solution = solve([kind], 9 * MIB, max_seconds=60)
+    assert solution.policies[0].stores == ("retain", None, None)
+    assert solution.policies[0].replays == (0,)
+
+
+def test_what_cannot_be_stored_is_replayed():
+    values = (Value("x", "", MIB, None, True), Value("y", "", MIB, 0, False))
+    graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("y", (1,), 0),))
+    kind = Kind("k", Profile(graph, (1e-6,), ((), ())), 1)
+    solution = solve([kind], 10 * MIB, max_seconds=60)
+    assert (solution.policies[0].stores, solution.policies[0].replays) == (("retain", None), (0,))
+
+
+def test_nothing_to_choose(capfd):
+    kind = Kind("empty", Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ()), 3)
+    assert smallest_peak([kind], 60) == 8
+    assert solve([kind], 8, max_seconds=60).policies[0].stores == ()
+    with pytest.raises(InfeasibleBudget):
+        solve([kind], 7, max_seconds=60)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_solver_is_silent(gpt, capfd):
+    solve([gpt], spread(gpt, 3)[1], max_seconds=60)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_isolated_gives_the_same(gpt):
+    budget = spread(gpt, 3)[1]
+    solution, isolated = solve([gpt], budget, max_seconds=60), solve_isolated([gpt], budget, max_seconds=60)
+    assert (isolated.policies, isolated.peak, isolated.held) == (solution.policies, solution.peak, solution.held)
+    with pytest.raises(InfeasibleBudget) as caught:
+        solve_isolated([gpt], 1, max_seconds=60)
+    assert caught.value.smallest == smallest_peak([gpt], 60)

@@ -1,0 +1,143 @@
+"""What does not fit together is refused by name."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from ds_adacc.planner import BlockGraph, CodecCost, Event, Kind, Op, Policy, Profile, Value, smallest_peak, solve
+
+X = Value("x", "block input", 4, None, True)
+Y = Value("y", "", 4, 0, True)
+DOUBLE = Op("double", (0,), (1,), True)
+USE = Event("use", (1,), 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "ops", "events", "message"),
+    [
+        ((X, replace(Y, nbytes=-4)), (DOUBLE,), (USE,), "nbytes of value 'y' is -4"),
+        ((X, replace(Y, nbytes=4.0)), (DOUBLE,), (USE,), "nbytes of value 'y' is 4.0"),
+        ((X, replace(Y, producer=3)), (DOUBLE,), (USE,), "op 'double' .* lists output 'y', whose producer is 3"),
+        ((X, Y, replace(Y, name="z", producer=7)), (DOUBLE,), (USE,), "value 'z' has producer 7; valid are None and 0"),
+        ((X, Y, replace(Y, name="z")), (DOUBLE,), (USE,), "value 'z' has producer 0 .'double'., which does not list"),
+        ((X, Y), (replace(DOUBLE, outputs=(1, 1)),), (USE,), "lists output 'y'.*list it once"),
+        ((X, Y), (replace(DOUBLE, inputs=(5,)),), (USE,), r"op 'double' refers to value 5; valid are 0\.\.1"),
+        ((X, Y), (replace(DOUBLE, inputs=(1,)),), (USE,), "op 'double' .* reads value 'y', which op 0 makes"),
+        ((X, Y), (DOUBLE,), (replace(USE, values=(2,)),), "event 'use' refers to value 2"),
+        ((X, Y), (DOUBLE,), (replace(USE, values=(1, 1)),), "event 'use' lists values .1, 1.: each must appear once"),
+        ((X, Y), (DOUBLE,), (replace(USE, gradient_bytes=-1),), "gradient_bytes of event 'use' is -1"),
+        (
+            (X, replace(Y, storable=False)),
+            (replace(DOUBLE, replayable=False),),
+            (USE,),
+            "event 'use' needs value 'y', which is neither storable nor made by a replayable op",
+        ),
+        ((replace(X, storable=False), replace(Y, storable=False)), (DOUBLE,), (USE,), "needs value 'y'"),
+    ],
+)
+def test_graph(values, ops, events, message):
+    with pytest.raises(ValueError, match=message):
+        BlockGraph(values, ops, events)
+
+
+def test_saved_and_rebuildable():
+    graph = BlockGraph((X, Y), (DOUBLE,), (USE, Event("more", (0, 1), 0)))
+    assert graph.saved == (0, 1)
+    assert graph.rebuildable_ops == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nbytes": -1}, "nbytes of codec 'int4' is -1"),
+        ({"workspace_bytes": 0.5}, "workspace_bytes of codec 'int4' is 0.5"),
+        ({"compress_seconds": float("nan")}, "compress_seconds of codec 'int4' is nan; it must be finite"),
+        ({"decompress_seconds": float("inf")}, "decompress_seconds of codec 'int4' is inf"),
+        ({"error": -0.1}, "error of codec 'int4' is -0.1"),
+        ({"codec": "retain"}, "a codec is named 'retain'"),
+    ],
+)
+def test_codec(change, message):
+    with pytest.raises(ValueError, match=message):
+        CodecCost(**{**vars(CodecCost("int4", 1, 1e-6, 1e-6, 0.1, 0)), **change})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "codecs", "message"),
+    [
+        ((), ((), ()), "op_seconds has 0 entries; the graph has 1 ops"),
+        ((1e-6,), ((),), "codecs has 1 entries; the graph has 2 values"),
+        ((float("nan"),), ((), ()), "op_seconds of op 'double' is nan"),
+        ((1e-6,), ((), (CodecCost("bits", 1, 0, 0, 0, 0),) * 2), "value 'y' is offered codecs .'bits', 'bits'."),
+    ],
+)
+def test_profile(seconds, codecs, message):
+    with pytest.raises(ValueError, match=message):
+        Profile(BlockGraph((X, Y), (DOUBLE,), (USE,)), seconds, codecs)
+
+
+def test_no_codec_for_what_cannot_be_stored():
+    graph = BlockGraph((X, replace(Y, storable=False)), (DOUBLE,), (USE,))
+    with pytest.raises(ValueError, match=r"value 'y' is offered codecs .'bits'., but is not storable"):
+        Profile(graph, (0.0,), ((), (CodecCost("bits", 1, 0, 0, 0, 0),)))
+
+
+@pytest.mark.parametrize(
+    ("stores", "replays", "message"),
+    [
+        ((None,) * 5, (), "the policy has 5 stores; the graph has 6 values"),
+        ((None, None, None, None, "retain", None), (), "value 'd' is stored as 'retain', but is not storable"),
+        (("int4", None, None, None, None, None), (), "value 'x' is stored as 'int4'; on offer are .'retain'."),
+        (("retain",) * 4 + (None, None), (3,), "op 'spare' is replayed, but is not replayable"),
+        (("retain",) * 4 + (None, None), (9,), r"op 9 is replayed; valid are 0\.\.3"),
+        (("retain",) * 4 + (None, None), (2, 1), "replays are .2, 1.; they must be sorted and distinct"),
+        (("retain",) * 4 + (None, None), (), "event 'd' needs value 'd': store it or replay op 2"),
+        ((None, "retain", "retain", "retain", None, None), (2,), "event 'x' needs value 'x': store it"),
+        (("retain", None, "retain", None, None, None), (1, 2), "event 'a' needs value 'a'"),
+    ],
+)
+def test_policy(block, stores, replays, message):
+    with pytest.raises(ValueError, match=message):
+        Policy(stores, replays).check(block)
+
+
+def test_the_input_of_a_replay_must_be_at_hand():
+    values = (X, Y, Value("z", "", 4, 1, True))
+    ops = (DOUBLE, Op("again", (1,), (2,), True))
+    graph = BlockGraph(values, ops, (Event("use", (2,), 0),))
+    with pytest.raises(ValueError, match="replayed op 'again' needs value 'y': store it or replay op 0"):
+        Policy((None, None, None), (1,)).check(Profile(graph, (0.0, 0.0), ((), (), ())))
+
+
+def test_kind(block):
+    with pytest.raises(ValueError, match="count of kind 'gpt' is 0; leave the kind out"):
+        Kind("gpt", block, 0)
+    with pytest.raises(ValueError, match="count of kind 'gpt' is -2"):
+        Kind("gpt", block, -2)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "budget", "max_seconds", "message"),
+    [
+        (0, 100, 1.0, "kinds is empty"),
+        (1, -1, 1.0, "budget is -1; it must be a non-negative int"),
+        (1, 1e9, 1.0, "budget is 1000000000.0"),
+        (1, 100, 0.0, "max_seconds is 0.0; it must be finite and positive"),
+        (1, 100, float("inf"), "max_seconds is inf"),
+    ],
+)
+def test_request(block, kinds, budget, max_seconds, message):
+    with pytest.raises(ValueError, match=message):
+        solve([Kind("block", block, 1)] * kinds, budget, max_seconds=max_seconds)
+
+
+def test_smallest_peak_request(block):
+    with pytest.raises(ValueError, match="max_seconds is nan"):
+        smallest_peak([Kind("block", block, 1)], float("nan"))
+
+
+def test_profiles_and_policies_travel_as_json(gpt, block):
+    for profile in (gpt.profile, block):
+        assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
+    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
