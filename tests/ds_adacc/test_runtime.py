@@ -114,7 +114,7 @@ def test_a_flag_that_toggles_keeps_one_record_for_each_side():
 
 def test_arguments_are_part_of_the_signature():
     block, (x, other), _ = zoo.example("many")
-    work = runtime()
+    work = runtime(memory_budget=0.9)
     cases = ({"flag": True}, {"flag": False}, {"flag": True, "factor": 3.0}, {"flag": True, "extra": torch.ones(1)})
     for kwargs in cases:
         for _ in range(3):
