@@ -62,8 +62,10 @@ class Strategy:
         section = {"memory_budget": wanted, "codecs": codecs, "solver": {"max_seconds": 10.0}}
         runtime = Runtime(load({"adacc": section}))
         self.checkpoint = runtime.checkpoint
+        started = time.perf_counter()
         try:
             self.step()
+            self.recording_seconds = time.perf_counter() - started
             self.step()
         except planner.InfeasibleBudget as error:
             if budget != "smallest":
@@ -147,6 +149,7 @@ def measure_times(args):
             rows[strategy.name] |= {
                 "planned_peak": decision.solution.peak / decision.without,
                 "solve_seconds": decision.solution.solve_seconds,
+                "recording_seconds": strategy.recording_seconds,
                 "plan": strategy.runtime.describe(),
             }
     return rows, device

@@ -78,7 +78,7 @@ def test_wrapped_blocks_keep_their_signature_and_can_be_unwrapped():
 
 
 def stepped(model, **section):
-    config = load({"adacc": {"memory_budget": 0.8, "codecs": "none"} | section})
+    config = load({"adacc": {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}} | section})
     runtime = Runtime(config, stepped=True)
     wrap_blocks(find_blocks(model, config.blocks), runtime)
     return Adacc(config, runtime)

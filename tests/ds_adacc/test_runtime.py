@@ -13,7 +13,7 @@ from ds_adacc.block import Block
 from ds_adacc.config import load
 from ds_adacc.runtime import Runtime
 
-LOSSLESS = {"memory_budget": 0.8, "codecs": "none"}
+LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 
 
 def runtime(**section):
@@ -281,7 +281,7 @@ def test_unused_block_records_are_empty():
 
 def test_configure_checkpoint_reset(tmp_path):
     path = tmp_path / "ds_config.json"
-    path.write_text('{"train_batch_size": 1, "adacc": {"codecs": "none", "memory_budget": 0.8}}')
+    path.write_text('{"train_batch_size": 1, "adacc": {"codecs": "none", "solver": {"max_seconds": 30.0}}}')
     checkpointing.reset()
     with pytest.raises(RuntimeError, match="before configure"):
         checkpointing.checkpoint(nn.Identity(), batch())

@@ -115,7 +115,12 @@ def account(engine):
 
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    section = {"memory_budget": 0.75, "codecs": "none", "rectifier": {"enabled": True, "max_interval": 4}}
+    section = {
+        "memory_budget": 0.75,
+        "codecs": "none",
+        "rectifier": {"max_interval": 4},
+        "solver": {"max_seconds": 30.0},
+    }
     results = {}
     for precision in ("fp32", "bf16"):
         for stage in (0, 1, 2, 3):
