@@ -52,7 +52,7 @@ class Record:
         settling = {path for path in moved if self.changes[path] >= _DISTINCT_NUMBERS - 1}
         self.settled, self.volatile = earlier.settled, earlier.volatile
         if moved == settling:
-            reason = f"its constant follows {', '.join(sorted(moved))}"
+            reason = f"its constant follows {', '.join(sorted(moved)) or 'something outside the block'}"
             self.settled = earlier.settled | settling
             self.volatile = {**dict.fromkeys(differing, reason), **earlier.volatile}
         self.guards = tuple(guard for guard in self.guards if guard.path not in self.settled)

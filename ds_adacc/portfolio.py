@@ -88,8 +88,8 @@ class Portfolio:
         """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
 
         A budget that is a fraction is taken of the first kinds decided on, and stands in bytes from then on. Raises
-        planner.InfeasibleBudget or planner.NoSolutionInTime, on every rank, unless `must_fit` is false: then, with a
-        warning, everything that can be is recomputed.
+        planner.InfeasibleBudget, and from the second decision on planner.NoSolutionInTime, on every rank. Where there
+        is no policy to stay with, or `must_fit` is false, everything that can be is recomputed, with a warning.
         """
         rows_of_kinds = {digest: self._row(digest) for digest in digests}
         everyone = self._ranks.gather((rows_of_kinds, available_bytes(device)))
@@ -98,7 +98,7 @@ class Portfolio:
             raise answer
         decision, capacities = answer
         if decision.shortfall:
-            get_logger().warning("everything is recomputed for new shapes: %s", decision.shortfall)
+            get_logger().warning("everything that can be is recomputed: %s", decision.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
         group = tuple(kind.name for kind in decision.kinds)
         self._groups = [known for known in self._groups if not set(known) & set(group)] + [group]
@@ -131,12 +131,18 @@ class Portfolio:
         shortfall = ""
         try:
             solution = self._solve(kinds, budget)
-        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
+        except planner.InfeasibleBudget as error:
             if must_fit:
                 return error
-            shortfall = str(error)
-            solution = planner.recompute_all(kinds, _UNLIMITED, max_seconds=self._config.solver.max_seconds)
+            solution, shortfall = self._recompute(kinds), str(error)
+        except planner.NoSolutionInTime as error:
+            if must_fit and self._limit is not None:
+                return error  # there is a policy to stay with
+            solution, shortfall = self._recompute(kinds), f"adacc.solver.max_seconds: {error}"
         return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason, shortfall), capacities
+
+    def _recompute(self, kinds: Sequence[planner.Kind]) -> planner.Solution:
+        return planner.recompute_all(kinds, _UNLIMITED, max_seconds=self._config.solver.max_seconds)
 
     def _budget(self, kinds: Sequence[planner.Kind], available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":

@@ -123,8 +123,6 @@ class Runtime:
         found = reach(owner)
         guards = tuple(found.numbers())
         self.recordings += 1
-        if self.observation is None:
-            self.observation = Observation()
         captured = capture(block.name, tensors, found, run)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
@@ -133,6 +131,8 @@ class Runtime:
         record = Record(guards=guards)
         recording = self._learn(block, signature, record, captured.recording)
         kind = self._kind(recording, captured)
+        if kind.policy is None and self.observation is None:
+            self.observation = Observation()
         record.kind = recording.digest
         self._note_outliers(record, kind, captured.tensors)
         self._bind(record, recording, kind)

@@ -10,6 +10,7 @@ import zoo
 from torch import nn
 
 import ds_adacc
+from ds_adacc import planner
 from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import Adacc
@@ -124,4 +125,19 @@ def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
         for time in (9, 9, 64, 64):
             model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
             adacc.end_step()
-    assert any("everything is recomputed for new shapes" in r.getMessage() for r in caplog.records)
+    assert any("everything that can be is recomputed" in r.getMessage() for r in caplog.records)
+
+
+def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
+    def late(*_, **__):
+        raise planner.NoSolutionInTime("no policy found in 1 s")
+
+    monkeypatch.setattr(planner, "solve_isolated", late)
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        for _ in range(2):
+            model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+            adacc.end_step()
+    assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
+    assert adacc.runtime.decision.solution.policies[0].replays
