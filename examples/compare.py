@@ -214,7 +214,7 @@ def save(rows: list[Row], end: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="of the run for loss and memory (default: 40)")
+    parser.add_argument("--steps", type=int, default=30, help="of the run for loss and memory (default: 30)")
     parser.add_argument("--rounds", type=int, default=2, help="turns taken at timing (default: 2)")
     args, options = parser.parse_known_args()
     shutil.rmtree(OUT, ignore_errors=True)
