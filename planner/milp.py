@@ -4,8 +4,8 @@ CBC works with tolerances, a budget is exact. So the model counts in granules of
 never add up to one: the greatest common divisor of all sizes where that will do. Else sizes are rounded up, which is
 always safe, and costs at most a 2^17th of the largest size for each value held.
 
-Each search has a fresh model: CBC has crashed when one was changed and solved again. The first search in a process
-installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about 34 KB.
+The first search in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about
+34 KB; `solve_isolated` keeps both out of the training process.
 """
 
 from __future__ import annotations
