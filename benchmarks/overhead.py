@@ -21,7 +21,7 @@ from recorded import profile_of, record, under
 
 from ds_adacc import planner
 
-ROUNDS, CALLS = 15, 200
+ROUNDS, CALLS = 10, 60
 
 
 def bare(block):

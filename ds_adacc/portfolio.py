@@ -98,7 +98,9 @@ class Portfolio:
             raise answer
         decision, capacities = answer
         if decision.shortfall:
-            get_logger().warning("everything that can be is recomputed: %s", decision.shortfall)
+            peak = planner.human_bytes(decision.solution.peak)
+            text = "everything that can be is recomputed, with a planned peak of %s: %s"
+            get_logger().warning(text, peak, decision.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
         group = tuple(kind.name for kind in decision.kinds)
         self._groups = [known for known in self._groups if not set(known) & set(group)] + [group]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ds_adacc import planner
+from ds_adacc.planner import human_bytes
 from ds_adacc.portfolio import Decision, Portfolio
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def decision_table(decision: Decision, portfolio: Portfolio, observed: int | None) -> str:
@@ -14,14 +13,6 @@ def decision_table(decision: Decision, portfolio: Portfolio, observed: int | Non
     for kind, policy in zip(decision.kinds, decision.solution.policies, strict=True):
         lines += _kind_table(kind, policy, portfolio)
     return "\n".join([*lines, *_summary(decision, observed)])
-
-
-def human_bytes(nbytes: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    power = 0
-    while abs(nbytes) >= 1024 and power < len(_UNITS) - 1:
-        nbytes, power = nbytes / 1024, power + 1
-    return f"{nbytes:.0f} B" if power == 0 else f"{nbytes:.1f} {_UNITS[power]}"
 
 
 def _kind_table(kind: planner.Kind, policy: planner.Policy, portfolio: Portfolio) -> list[str]:

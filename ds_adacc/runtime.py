@@ -26,6 +26,7 @@ from ds_adacc.ranks import Ranks
 from ds_adacc.reach import identity, reach
 from ds_adacc.report import decision_table
 from ds_adacc.signature import ambient, describe, flatten
+from ds_adacc.tracking import Tracker
 
 _FUNCTIONS = 1024
 
@@ -101,7 +102,7 @@ class Runtime:
         done: Callable[[], None] = _nothing
         if self.tracking:
             values = self.portfolio.kinds[record.kind].outlier_values
-            pack = _Tracker(call, record, self.codecs, values, tensors)
+            pack = Tracker(call, record, self.codecs, values, tensors)
         if self.observation is not None:
             pack, done = self.observation.watch(record.kind, call, pack)
         try:
@@ -282,37 +283,6 @@ class Runtime:
             recorded = sum(record.kind == digest for record in self.records())
             seen = self.observation.most_alive[digest] if self.observation else 0
             kind.count = max(recorded, seen, 1)
-
-
-class _Tracker:
-    """A pack hook that also looks for outliers, at tracking steps."""
-
-    def __init__(
-        self,
-        call: Call,
-        record: Record,
-        codecs: CodecMaker,
-        values: Sequence[int],
-        inputs: Sequence[torch.Tensor],
-    ) -> None:
-        self._call = call
-        self._record = record
-        self._codecs = codecs
-        self._values = frozenset(values)
-        for index in call.plan.inputs:
-            if index in self._values:
-                self._look(index, inputs[call.plan.recording.values[index].source])
-
-    def __call__(self, tensor: torch.Tensor) -> Any:
-        step = self._call.next_step
-        if step is not None and step.is_first and step.value in self._values:
-            self._look(step.value, step.whole(tensor.detach()))
-        return self._call.pack(tensor)
-
-    def _look(self, index: int, root: torch.Tensor) -> None:
-        with torch.no_grad():
-            value = self._call.plan.recording.values[index]
-            self._record.outliers[index] = self._codecs.outliers(root, value)
 
 
 def _nothing() -> None:

@@ -76,7 +76,8 @@ def evaluate(kinds: Sequence[Kind], policies: Sequence[Policy], started: float, 
 def human_bytes(nbytes: int) -> str:
     """1536 -> '1.50 KiB'."""
     exponent = min(max(nbytes.bit_length() - 1, 0) // 10, 4)
-    return f"{nbytes / 1024**exponent:.2f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
+    digits = 2 if exponent else 0
+    return f"{nbytes / 1024**exponent:.{digits}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
 
 
 def _error(kind: Kind, policy: Policy) -> float:

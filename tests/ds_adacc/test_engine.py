@@ -85,13 +85,17 @@ def stepped(model, **section):
     return Adacc(config, runtime)
 
 
+def train(adacc, model, times):
+    for time in times:
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
+        adacc.end_step()
+
+
 def test_the_table_says_what_was_planned_and_observed(caplog):
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     adacc = stepped(model)
     with caplog.at_level("INFO", logger="ds_adacc"):
-        for _ in range(3):
-            model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
-            adacc.end_step()
+        train(adacc, model, (9, 9, 9))
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
     decision = adacc.runtime.decision
     assert adacc.observed_held_bytes == 3 * decision.solution.held[0]
@@ -112,8 +116,7 @@ def test_one_warning_when_no_block_was_run(caplog):
 def test_policies_survive_json():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
     adacc = stepped(model)
-    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
-    adacc.end_step()
+    train(adacc, model, (9,))
     (policy,) = adacc.runtime.decision.solution.policies
     assert type(policy).from_json(json.loads(json.dumps(policy.to_json()))) == policy
 
@@ -122,10 +125,8 @@ def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
-        for time in (9, 9, 64, 64):
-            model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
-            adacc.end_step()
-    assert any("everything that can be is recomputed" in r.getMessage() for r in caplog.records)
+        train(adacc, model, (9, 9, 64, 64))
+    assert any("everything that can be is recomputed, with a planned peak of" in r.getMessage() for r in caplog.records)
 
 
 def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
@@ -136,8 +137,6 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
-        for _ in range(2):
-            model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
-            adacc.end_step()
+        train(adacc, model, (9, 9))
     assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
     assert adacc.runtime.decision.solution.policies[0].replays
