@@ -39,7 +39,7 @@ STRATEGIES = {
     "adacc_no_outliers": "Adacc, no outlier separation",
 }
 
-TIMED_STEPS = 8
+TIMED_STEPS = 12
 
 # glibc keeps freed blocks of up to 32 MiB for reuse, and the holes that they leave count as resident: full
 # checkpointing then seems to take three times what it does. With these settings freed memory goes back to the system
