@@ -11,7 +11,8 @@ from ds_adacc import planner
 from ds_adacc.cells import Compressed
 from ds_adacc.config import AdaccConfig, codecs_for
 from ds_adacc.graph import block_graph
-from ds_adacc.kernels import Codec, make_codec, rank_outliers
+from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers
+from ds_adacc.log import get_logger
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording, Value
 from ds_adacc.replay import replay
@@ -21,12 +22,12 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class CodecMaker:
-    """Makes the codecs that the section asks for."""
+    """Makes the codecs that the section asks for, of the backend for the device."""
 
     def __init__(self, config: AdaccConfig) -> None:
         self._config = config
         self._offers: Mapping[str, tuple[str, ...]] = codecs_for(config)
-        self._backend = "reference" if config.backend == "auto" else config.backend
+        self._backends: dict[torch.device, str] = {}
 
     def on_offer(self, value: Value, recording: Recording) -> tuple[str, ...]:
         """Names of the codecs that may hold `value`. Data that holds Inf or NaN by design is never quantised."""
@@ -39,15 +40,23 @@ class CodecMaker:
         quantisable = value.geometry.dtype in _FLOATS and value.finite
         return tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
 
-    def make(self, name: str, channels: torch.Tensor | None) -> Codec:
+    def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
         """The codec `name`; `channels` are the outlier channels, for the codec that separates them."""
         chosen = channels if name == "outlier" else None
-        return make_codec(name, backend=self._backend, group_size=self._config.group_size, channels=chosen)
+        return make_codec(name, backend=self._backend(device), group_size=self._config.group_size, channels=chosen)
 
     def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:
         """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
         flat = root.as_strided(rows(value), (value.channels, 1))
-        return rank_outliers(flat, self._config.zscore_threshold)
+        return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
+
+    def _backend(self, device: torch.device) -> str:
+        if device not in self._backends:
+            backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
+            if reason:
+                get_logger().warning("codecs on %s run as plain PyTorch, which is slow: %s", device, reason)
+            self._backends[device] = backend
+        return self._backends[device]
 
 
 class Timer:
@@ -97,7 +106,7 @@ def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMake
     if name == "outlier":
         order, count = codecs.outliers(tensor, value)
         channels = order[: int(count)]
-    codec = codecs.make(name, channels)
+    codec = codecs.make(name, tensor.device, channels)
     shape, dtype = torch.Size(rows(value)), value.geometry.dtype
     cell = Compressed(value.name, codec, value.geometry, rows(value), uses=1)
     compress = timer(lambda: cell.fill(tensor))

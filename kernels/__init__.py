@@ -1,42 +1,102 @@
 """Codecs that shrink activations. This package knows nothing of blocks, plans or DeepSpeed."""
 
 import difflib
+from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from . import reference
 from .codec import Codec, Payload
-from .reference import channel_scores, is_two_valued, rank_outliers
+from .reference import channel_scores, is_two_valued
 
 __all__ = [
     "BACKENDS",
     "CODECS",
+    "ROUNDINGS",
+    "SCALES",
     "Codec",
     "Payload",
     "channel_scores",
+    "choose_backend",
     "is_two_valued",
     "make_codec",
     "rank_outliers",
 ]
 
 CODECS = ("group", "token", "channel", "asymmetric", "outlier", "bits")
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "cpu", "cuda")
+SCALES = ("extreme", "paper")
+ROUNDINGS = ("nearest", "stochastic")
 
 
-def make_codec(name: str, *, backend: str, group_size: int, channels: Tensor | None = None) -> Codec:
-    """Return the codec `name` of `backend`.
+def make_codec(
+    name: str,
+    *,
+    backend: str,
+    group_size: int,
+    channels: Tensor | None = None,
+    scale: str = "extreme",
+    rounding: str = "nearest",
+) -> Codec:
+    """Return the codec `name` of `backend`. The backends' payloads and results are the same to the bit.
 
     `group_size`: elements (for "channel": rows) that share a scale; even; "token" and "bits" have no use for it.
     `channels`: the outlier channels, int64 (capacity,), for "outlier" and for no other codec.
+    `scale`: "extreme" anchors it at the signed extreme of the group, "paper" is max|x| / 8 (equation 2 of the
+    Adacc paper); "asymmetric" and "bits" have no use for it.
+    `rounding`: to the "nearest" code, or "stochastic", which is unbiased; "bits" has no use for it.
 
-    Raises ValueError for a name or backend that does not exist, an odd group size, or channels that are missing
-    or out of place.
+    Raises ValueError for a name, backend, scale or rounding that does not exist, an odd group size, or channels
+    that are missing or out of place; RuntimeError if the backend cannot run here.
     """
     _check_choice("codec", name, CODECS)
-    _check_choice("backend", backend, BACKENDS)
+    _check_choice("scale", scale, SCALES)
+    _check_choice("rounding", rounding, ROUNDINGS)
     if (name == "outlier") != (channels is not None):
         raise ValueError(f"channels are for the codec 'outlier', which needs them; got {channels} for {name!r}")
-    return reference.make(name, group_size, channels)
+    return _backend(backend).make(name, group_size, channels, scale, rounding)
+
+
+def choose_backend(device: torch.device) -> tuple[str, str]:
+    """Return the fastest backend for tensors on `device`, ready to run, and what keeps a faster one from it, or "".
+
+    On a CUDA device the kernels are compiled, or taken from the disk, before it returns.
+    """
+    if device.type == "cpu":
+        return "cpu", ""
+    if device.type != "cuda":
+        return "reference", ""
+    from . import cuda
+
+    if reason := cuda.missing():
+        return "reference", reason
+    cuda.warm_up(device)
+    return "cuda", ""
+
+
+def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") -> tuple[Tensor, Tensor]:
+    """Return (order, count): channels of `x` by falling score, int64 (channels,), and how many exceed `threshold`.
+
+    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 (), on the device:
+    nothing waits for it.
+
+    Raises ValueError for a backend that does not exist, RuntimeError if it cannot run here.
+    """
+    return _backend(backend).rank_outliers(x, threshold)
+
+
+def _backend(name: str) -> ModuleType:
+    _check_choice("backend", name, BACKENDS)
+    if name == "cpu":
+        from . import cpu
+
+        return cpu
+    if name == "cuda":
+        from . import cuda
+
+        return cuda
+    return reference
 
 
 def _check_choice(kind: str, value: str, valid: tuple[str, ...]) -> None:

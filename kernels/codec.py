@@ -14,16 +14,15 @@ Payload = tuple[Tensor, ...]
 class Codec(ABC):
     """A pair of functions that shrink a tensor and restore it.
 
-    A codec keeps nothing between calls, allocates with plain torch on the tensor's device, and never makes the
-    host wait for the device. Channels are a tensor's last dimension, rows all the others; a 0-dimensional
-    tensor is one row of one channel.
+    A codec keeps no tensors between calls, allocates with plain torch on the tensor's device, and never makes the
+    host wait for the device. Autograd is left out: no payload and no result requires a gradient. Channels are a
+    tensor's last dimension, rows all the others; a 0-dimensional tensor is one row of one channel.
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
 
-    @torch.no_grad()
     def compress(self, x: Tensor) -> Payload:
         """Return the payload of `x`: contiguous, any shape, of a dtype in `dtypes`; `x` is left as it is.
 
@@ -36,7 +35,6 @@ class Codec(ABC):
             )
         return self._compress(x)
 
-    @torch.no_grad()
     def decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a fresh contiguous tensor of the `shape` and `dtype` that `payload` was compressed from.
 
@@ -68,3 +66,8 @@ class Codec(ABC):
 def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
     """Return how many rows and channels a shape has."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def draw_seed() -> int:
+    """Return the seed of one stochastic compression, in [0, 2^63), from torch's default CPU generator."""
+    return int(torch.empty((), dtype=torch.int64).random_())

@@ -6,7 +6,8 @@ from ..codec import Codec
 from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
-from .outlier import OutlierCodec, channel_scores, rank_outliers
+from .outlier import OutlierCodec
+from .scores import channel_scores, channel_sums, rank_by_sums, rank_outliers
 from .symmetric import GroupCodec, TokenCodec
 
 __all__ = [
@@ -17,18 +18,22 @@ __all__ = [
     "OutlierCodec",
     "TokenCodec",
     "channel_scores",
+    "channel_sums",
     "is_two_valued",
     "make",
+    "rank_by_sums",
     "rank_outliers",
 ]
 
 
-def make(name: str, group_size: int, channels: Tensor | None) -> Codec:
+def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
     """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
     if name == "token":
-        return TokenCodec()
+        return TokenCodec(scale, rounding)
     if name == "bits":
         return BitsCodec()
     if name == "outlier":
-        return OutlierCodec(group_size, channels)
-    return {"group": GroupCodec, "channel": ChannelCodec, "asymmetric": AsymmetricCodec}[name](group_size)
+        return OutlierCodec(group_size, channels, scale, rounding)
+    if name == "asymmetric":
+        return AsymmetricCodec(group_size, rounding)
+    return {"group": GroupCodec, "channel": ChannelCodec}[name](group_size, scale, rounding)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .int4 import Int4Codec, check_group_size, normal, reciprocal, to_codes
+from .int4 import Int4Codec, check_group_size, normal, reciprocal
 from .pieces import Block, blocks
 
 STEP = 0.13333332538604736  # 2 / 15 as float32, rounded down: 15 steps never pass the maximum
@@ -34,7 +34,8 @@ class AsymmetricCodec(Int4Codec):
     name = "asymmetric"
     parameters = 2
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, rounding: str = "nearest") -> None:
+        super().__init__(rounding)
         self.group_size = check_group_size(group_size)
 
     def blocks(self, shape: Sequence[int]) -> list[Block]:
@@ -45,7 +46,7 @@ class AsymmetricCodec(Int4Codec):
         scale = (high / 2 - low / 2) * STEP
         scale = normal(torch.where(scale < math.inf, scale.clamp_max(LARGEST_SCALE), scale))
         offset = low + 8 * scale
-        return to_codes((block - offset).mul_(reciprocal(scale))), scale, offset
+        return (block - offset).mul_(reciprocal(scale)), scale, offset
 
     def dequantize_(self, values: Tensor, *parameters: Tensor) -> None:
         scale, offset = parameters

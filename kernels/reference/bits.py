@@ -33,6 +33,7 @@ class BitsCodec(Codec):
         self._check(dtype)
         return 3 * min(CHUNK, math.prod(shape) + 8) + 64
 
+    @torch.no_grad()
     def _compress(self, x: Tensor) -> Payload:
         bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
         values = extremes(x)
@@ -41,6 +42,7 @@ class BitsCodec(Codec):
             pack_bits(part == values[1], out=bits[start // 8 : (start + CHUNK) // 8])
         return bits, values.view(x.dtype)
 
+    @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         bits, values = payload
         x = torch.empty(shape, dtype=dtype, device=bits.device)

@@ -16,7 +16,8 @@ class ChannelCodec(SymmetricCodec):
 
     name = "channel"
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(scale, rounding)
         self.group_size = check_group_size(group_size)
 
     def blocks(self, shape: Sequence[int]) -> list[Block]:

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..codec import Codec, Payload
+from ..codec import Codec, Payload, draw_seed
+from .philox import uniform
 from .pieces import Block, Piece, pieces
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -48,6 +49,15 @@ def to_codes(values: Tensor) -> Tensor:
     return values.round_().to(torch.int8).clamp_(-8, 7)
 
 
+def to_random_codes(values: Tensor, uniform: Tensor) -> Tensor:
+    """Round float32 values down, or up where `uniform`, in [0, 1), is below their fraction; clip as `to_codes`.
+
+    Without the clip, a value's expected code is the value itself: GACT (Liu et al., ICML 2022) and ActNN round so.
+    """
+    floor = values.floor()
+    return floor.add_(uniform < values - floor).to(torch.int8).clamp_(-8, 7)
+
+
 def check_group_size(group_size: int) -> int:
     """Return `group_size`, or raise ValueError if it is odd or less than two: groups begin at whole bytes."""
     if group_size < 2 or group_size % 2:
@@ -63,11 +73,17 @@ class Int4Codec(Codec):
     rounds to the dtype.
 
     A group that holds Inf or NaN comes back non-finite throughout. The codes of such a group are unspecified.
+
+    With the `rounding` "stochastic", a call draws one seed from torch's default CPU generator, and an element's code
+    depends on its value, its index and the seed: see `philox.uniform`.
     """
 
     lossless: ClassVar[bool] = False
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float16, torch.bfloat16)
     parameters: ClassVar[int] = 1
+
+    def __init__(self, rounding: str = "nearest") -> None:
+        self.rounding = rounding
 
     @abstractmethod
     def blocks(self, shape: Sequence[int]) -> list[Block]:
@@ -75,9 +91,9 @@ class Int4Codec(Codec):
 
     @abstractmethod
     def quantize(self, block: Tensor) -> tuple[Tensor, ...]:
-        """Return (codes, *parameters) of a float32 block (runs, length, channels), which must be left as it is.
+        """Return (values, *parameters) of a float32 block (runs, length, channels), which must be left as it is.
 
-        Codes are int8 in the block's shape, parameters float32 (runs, 1, channels).
+        Values, in the block's shape, are the codes before rounding; parameters are (runs, 1, channels); all float32.
         """
 
     @abstractmethod
@@ -98,22 +114,37 @@ class Int4Codec(Codec):
         cut = list(pieces(self.blocks(shape)))
         elements = max((piece.shape.runs * piece.shape.length * piece.shape.channels for piece in cut), default=0)
         groups = max((piece.shape.runs * piece.shape.channels for piece in cut), default=0)
-        return each * elements + 28 * groups
+        # Four numbers are drawn at a time, and a piece may begin and end within some.
+        drawn = 24 * (elements + 8) if self.rounding == "stochastic" and elements else 0
+        return each * elements + drawn + 28 * groups
 
+    @torch.no_grad()
     def _compress(self, x: Tensor) -> Payload:
         codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8, device=x.device)
         groups = self._groups(x.shape)
         parameters = [torch.empty(groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
+        seed = draw_seed() if self.rounding == "stochastic" else None
         for piece in pieces(self.blocks(x.shape)):
-            self._compress_piece(self.load(x, piece), codes[piece.bytes], [p[piece.groups] for p in parameters])
+            block = self.load(x, piece)
+            self._compress_piece(block, piece, codes[piece.bytes], [p[piece.groups] for p in parameters], seed)
         return codes, *parameters
 
-    def _compress_piece(self, block: Tensor, packed: Tensor, parameters: Sequence[Tensor]) -> None:
-        codes, *fitted = self.quantize(block)
-        pack(codes.view(-1), out=packed)
+    def _compress_piece(
+        self, block: Tensor, piece: Piece, packed: Tensor, parameters: Sequence[Tensor], seed: int | None
+    ) -> None:
+        values, *fitted = self.quantize(block)
+        codes = self._round(values.view(-1), piece, seed)
+        del values  # the workspace's bound counts on it
+        pack(codes, out=packed)
         for kept, new in zip(parameters, fitted, strict=True):
             kept.copy_(new.view(-1))
 
+    def _round(self, values: Tensor, piece: Piece, seed: int | None) -> Tensor:
+        if seed is None:
+            return to_codes(values)
+        return to_random_codes(values, uniform(piece.elements.start, piece.elements.stop, seed, values.device))
+
+    @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         codes, *parameters = payload
         x = torch.empty(shape, dtype=dtype, device=codes.device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..codec import Payload, rows_and_channels
-from .pieces import CHUNK, Piece
+from .pieces import Piece
 from .symmetric import GroupCodec
 
 
@@ -22,8 +22,8 @@ class OutlierCodec(GroupCodec):
 
     name = "outlier"
 
-    def __init__(self, group_size: int, channels: Tensor) -> None:
-        super().__init__(group_size)
+    def __init__(self, group_size: int, channels: Tensor, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(group_size, scale, rounding)
         if channels.dtype != torch.int64 or channels.dim() != 1:
             raise ValueError(f"channels must be int64 (capacity,); got {channels.dtype} {tuple(channels.shape)}")
         self.channels = channels
@@ -47,45 +47,14 @@ class OutlierCodec(GroupCodec):
         as_copied = super().workspace_bytes(shape, torch.bfloat16)
         return as_copied + 2 * 4 * rows_and_channels(shape)[1] + 8 * self.channels.numel()
 
+    @torch.no_grad()
     def _compress(self, x: Tensor) -> Payload:
         rows = x.view(rows_and_channels(x.shape))
         return *super()._compress(x), rows.index_select(1, self.channels), self.channels.to(torch.int32)
 
+    @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         codes, scales, raw, indices = payload
         x = super()._decompress((codes, scales), shape, dtype)
         x.view(rows_and_channels(shape)).index_copy_(1, indices.long(), raw)
         return x
-
-
-def channel_scores(x: Tensor) -> Tensor:
-    """Return the Z-score of every channel of a contiguous `x`, float32 (channels,): equation 1 of the Adacc paper.
-
-    The score tells by how many standard deviations the sum of a channel's magnitudes exceeds the mean over
-    channels. It is zero if all sums are equal. A channel whose sum is not finite scores +inf, and the mean and
-    deviation are those of the others.
-    """
-    rows, channels = rows_and_channels(x.shape)
-    if rows * channels == 0:
-        return torch.zeros(channels, dtype=torch.float32, device=x.device)
-    sums = torch.zeros(channels, dtype=torch.float32, device=x.device)
-    for some in x.detach().view(rows, channels).split(max(1, CHUNK // channels)):
-        sums += torch.linalg.vector_norm(some, ord=1, dim=0, dtype=torch.float32)
-    finite = sums.isfinite()
-    # Above the smallest sum, rather than zero: equal sums then deviate by zero exactly.
-    above = sums.double() - sums.where(finite, torch.inf).amin()
-    count = finite.sum()
-    deviation = above - above.where(finite, 0).sum() / count
-    sigma = (deviation.where(finite, 0).square().sum() / count).sqrt()
-    scores = torch.where(sigma > 0, deviation / sigma, 0.0)
-    return scores.where(finite, torch.inf).float()
-
-
-def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return (order, count): channels of `x` by falling score, int64 (channels,), and how many exceed `threshold`.
-
-    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 (), on the device:
-    nothing waits for it.
-    """
-    scores = channel_scores(x)
-    return scores.argsort(descending=True, stable=True), (scores > threshold).sum()

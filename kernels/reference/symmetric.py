@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..codec import rows_and_channels
-from .int4 import Int4Codec, check_group_size, normal, reciprocal, to_codes
+from .int4 import Int4Codec, check_group_size, normal, reciprocal
 from .pieces import Block, blocks
 
 
@@ -18,14 +18,19 @@ class SymmetricCodec(Int4Codec):
     have it); code = clip(rint(x * (1 / scale)), -8, 7); x̂ = code * scale. The error is at most |scale| / 2,
     or |scale| for numbers of the other sign that are nearly as great as the extreme and are clipped.
 
-    The paper's max|x| / 8 clips a positive extreme to 7/8 of itself; here the extreme always comes back exactly.
-    A group whose scale would be subnormal (all of it below 1e-37) comes back as zeros.
+    The paper's max|x| / 8, for the `scale` "paper", clips a positive extreme to 7/8 of itself; anchored, the extreme
+    always comes back exactly. A group whose scale would be subnormal (all of it below 1e-37) comes back as zeros.
     """
+
+    def __init__(self, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(rounding)
+        self.scale = scale
 
     def quantize(self, block: Tensor) -> tuple[Tensor, ...]:
         low, high = block.amin(1, keepdim=True), block.amax(1, keepdim=True)
-        scale = normal(torch.where(high > -low, high, low) / -8)
-        return to_codes(block * reciprocal(scale)), scale
+        extreme = torch.where(high > -low, high, low)
+        scale = normal(extreme.abs() / 8 if self.scale == "paper" else extreme / -8)
+        return block * reciprocal(scale), scale
 
     def dequantize_(self, values: Tensor, *parameters: Tensor) -> None:
         (scale,) = parameters
@@ -40,7 +45,8 @@ class GroupCodec(SymmetricCodec):
 
     name = "group"
 
-    def __init__(self, group_size: int) -> None:
+    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(scale, rounding)
         self.group_size = check_group_size(group_size)
 
     def blocks(self, shape: Sequence[int]) -> list[Block]:

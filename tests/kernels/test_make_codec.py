@@ -1,16 +1,34 @@
 import pytest
 import torch
-from ds_adacc.kernels import BACKENDS, CODECS, Codec, make_codec
+from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, Codec, cuda, make_codec, rank_outliers
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", CODECS)
-def test_every_codec_is_made(name, backend):
+def test_every_codec_is_made(name, backend, scale, rounding):
     channels = torch.tensor([1]) if name == "outlier" else None
-    codec = make_codec(name, backend=backend, group_size=128, channels=channels)
+    codec = make_codec(name, backend=backend, group_size=128, channels=channels, scale=scale, rounding=rounding)
     assert isinstance(codec, Codec)
     assert codec.name == name
     assert codec.lossless == (name == "bits")
+
+
+@pytest.mark.skipif(cuda.missing() is None, reason="needs a machine where CUDA codecs cannot run")
+def test_cuda_codecs_say_what_they_miss():
+    with pytest.raises(RuntimeError) as error:
+        make_codec("group", backend="cuda", group_size=128)
+    assert str(error.value) == cuda.missing()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_outliers_are_ranked_by_every_backend(backend):
+    x = torch.ones(8, 100)
+    x[:, 42], x[:, 7] = 50, 60
+    order, count = rank_outliers(x, 3.0, backend=backend)
+    assert order.tolist() == [7, 42, *(c for c in range(100) if c not in (7, 42))]
+    assert count.item() == 2
 
 
 @pytest.mark.parametrize(
@@ -27,14 +45,29 @@ def test_every_codec_is_made(name, backend):
             "reference",
             "unknown codec 'xyz' (valid: 'group', 'token', 'channel', 'asymmetric', 'outlier', 'bits')",
         ),
-        ("group", "referense", "unknown backend 'referense'; did you mean 'reference'? (valid: 'reference')"),
-        ("group", "cuda", "unknown backend 'cuda' (valid: 'reference')"),
+        (
+            "group",
+            "referense",
+            "unknown backend 'referense'; did you mean 'reference'? (valid: 'reference', 'cpu', 'cuda')",
+        ),
+        ("group", "tpu", "unknown backend 'tpu'; did you mean 'cpu'? (valid: 'reference', 'cpu', 'cuda')"),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(name, backend, message):
     with pytest.raises(ValueError) as error:
         make_codec(name, backend=backend, group_size=128)
     assert str(error.value) == message
+
+
+def test_unknown_options_are_answered_with_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"unknown scale 'papre'; did you mean 'paper'\? \(valid: 'extreme', 'paper'\)"
+    ):
+        make_codec("group", backend="reference", group_size=128, scale="papre")
+    with pytest.raises(ValueError, match=r"unknown rounding 'up' \(valid: 'nearest', 'stochastic'\)"):
+        make_codec("group", backend="reference", group_size=128, rounding="up")
+    with pytest.raises(ValueError, match="unknown backend 'gpu'"):
+        rank_outliers(torch.ones(2, 2), 3.0, backend="gpu")
 
 
 @pytest.mark.parametrize("group_size", [-2, 0, 1, 3, 127])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from ds_adacc.kernels import make_codec
+from ds_adacc.kernels import SCALES, make_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,13 +9,15 @@ TINY = np.finfo(np.float32).tiny
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def oracle(numbers, length):
+def oracle(numbers, length, scale_kind="extreme"):
     """Codes and scales by the formula, number by number."""
     codes, scales = [], []
     for start in range(0, len(numbers), length):
         group = [np.float32(x) for x in numbers[start : start + length]]
         low, high = min(group), max(group)
         scale = (high if high > -low else low) / np.float32(-8)
+        if scale_kind == "paper":
+            scale = max(high, -low) / np.float32(8)
         if abs(scale) < TINY:
             scale = np.float32(0)
         inverse = np.float32(1) / scale if scale else np.float32(0)
@@ -29,16 +31,17 @@ def nibbles(codes):
     return [low | high << 4 for low, high in zip(padded[::2], padded[1::2], strict=True)]
 
 
-def codec_and_length(name, shape, group_size):
-    codec = make_codec(name, backend="reference", group_size=group_size)
+def codec_and_length(name, shape, group_size, scale="extreme"):
+    codec = make_codec(name, backend="reference", group_size=group_size, scale=scale)
     return codec, group_size if name == "group" else (shape[-1] if shape else 1)
 
 
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["group", "token"])
-def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype):
+def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype, scale):
     x = kit.sample(name, shape, dtype)
-    codec, length = codec_and_length(name, shape, 6)
-    codes, scales = oracle(x.float().view(-1).tolist(), length)
+    codec, length = codec_and_length(name, shape, 6, scale)
+    codes, scales = oracle(x.float().view(-1).tolist(), length, scale)
     payload = codec.compress(x)
     assert payload[0].tolist() == nibbles(codes)
     assert payload[1].numpy().tobytes() == np.array(scales, np.float32).tobytes()
@@ -83,6 +86,15 @@ def test_the_extreme_comes_back_exactly(numbers):
         assert y[extreme] == x[extreme]
 
 
+def test_the_papers_scale_is_positive_and_clips():
+    x = torch.tensor([4.0, -2.0, 1.0, 0.26])
+    codec = make_codec("group", backend="reference", group_size=4, scale="paper")
+    codes, scales = codec.compress(x)
+    assert scales.tolist() == [0.5]
+    assert [f"{byte:02x}" for byte in codes.tolist()] == ["4f", "9a"]
+    assert codec.decompress((codes, scales), x.shape, x.dtype).tolist() == [3.5, -2.0, 1.0, 0.5]
+
+
 def test_the_tail_has_a_scale_of_its_own():
     x = torch.cat([torch.full((6,), 100.0), torch.tensor([0.3, -0.1, 0.2])])
     codec = make_codec("group", backend="reference", group_size=6)
@@ -103,9 +115,7 @@ def test_the_tail_has_a_scale_of_its_own():
 def test_anchoring_at_the_signed_extreme_is_better_than_the_paper(kit, draw, paper, anchored):
     x = draw(torch.randn(512, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).float()
     codec = make_codec("group", backend="reference", group_size=128)
-    groups = x.view(-1, 128)
-    scale = groups.abs().amax(1, keepdim=True) / 8
-    by_paper = ((groups / scale).round().clamp(-8, 7) * scale).view(x.shape)
+    by_paper = kit.restore(make_codec("group", backend="reference", group_size=128, scale="paper"), x)
     assert kit.relative_error(x, by_paper) == pytest.approx(paper, abs=0.002)
     assert kit.relative_error(x, kit.restore(codec, x)) == pytest.approx(anchored, abs=0.002)
 

@@ -1,0 +1,253 @@
+"""Throughput of every codec, dtype, backend and size, beside a copy of the same tensor in the same run.
+
+    python benchmarks/codecs.py --out benchmarks/results                    on a GPU if there is one
+    python benchmarks/codecs.py --device cpu --max-size 64 --out FOLDER
+
+A codec that differs from the reference by a bit gets no time. GB/s: bytes of the uncompressed tensor a second, the
+median over rounds; in a round, copy, compression and decompression take turns. "of ideal": the time that the copy
+would take for the bytes that the codec must read and write, over the codec's own. On a GPU the times are those of
+events on the stream, after the L2 cache has been overwritten; the microseconds that Python takes to launch are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from ds_adacc.kernels import CODECS, make_codec
+from train import device_name
+
+SIZES = (1, 4, 16, 64, 256, 512)  # MiB
+CHANNELS, GROUP, OUTLIERS = 1024, 128, 8
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = {name: (*FLOATS, torch.bool) if name == "bits" else FLOATS for name in CODECS}
+BACKENDS = {"cpu": ("reference", "cpu"), "cuda": ("reference", "cuda")}
+SECONDS, ROUNDS = 0.4, (5, 50)  # a case's time, and the least and the most rounds
+CALLS = 200
+FLUSH = 256 << 20  # bytes, more than any L2 cache
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def build(name, backend, device):
+    """A codec; "outlier" keeps OUTLIERS of the channels."""
+    channels = None
+    if name == "outlier":
+        channels = torch.arange(0, CHANNELS, CHANNELS // OUTLIERS, dtype=torch.int64, device=device)
+    return make_codec(name, backend=backend, group_size=GROUP, channels=channels)
+
+
+def sample(name, dtype, mebibytes, device):
+    """A tensor (rows, CHANNELS): noise of dropout for "bits", heavy-tailed numbers for the rest."""
+    generator = torch.Generator(device).manual_seed(0)
+    rows = (mebibytes << 20) // dtype.itemsize // CHANNELS
+    x = torch.empty((rows, CHANNELS), dtype=dtype, device=device)
+    for part in x.split(1 << 14):
+        noise = torch.randn(part.shape, generator=generator, device=device)
+        part.copy_((noise > 0.3) * (1.0 if dtype == torch.bool else 1.25) if name == "bits" else noise * noise.abs())
+    return x
+
+
+def differs(x, codec, reference):
+    """What the codec gets wrong, in words; None if nothing."""
+    payload, expected = codec.compress(x), reference.compress(x)
+    if not all(map(same_bits, payload, expected)):
+        return "payload differs from the reference's"
+    y, z = (c.decompress(expected, x.shape, x.dtype) for c in (codec, reference))
+    return None if same_bits(y, z) else "result differs from the reference's"
+
+
+def same_bits(x, y):
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        return False
+    x, y = (t.view(INTEGERS[t.element_size()]) for t in (x, y))
+    return all(map(torch.equal, x.flatten().split(1 << 24), y.flatten().split(1 << 24)))
+
+
+class HostClock:
+    """Seconds of calls that return when they are done."""
+
+    def seconds(self, call):
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+
+class StreamClock:
+    """Seconds on the stream, with the L2 cache cold; overwriting it also gives the host time to get ahead."""
+
+    def __init__(self, device):
+        self.flushed = torch.empty(FLUSH, dtype=torch.uint8, device=device)
+
+    def seconds(self, call):
+        started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flushed.zero_()
+        started.record()
+        call()
+        stopped.record()
+        stopped.synchronize()
+        return started.elapsed_time(stopped) / 1e3
+
+
+def interleaved(calls, clock):
+    """Per name the seconds of each round; the calls take turns."""
+    seen = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    started, (least, most) = time.perf_counter(), ROUNDS
+    while len(seen["copy"]) < least or (time.perf_counter() - started < SECONDS and len(seen["copy"]) < most):
+        for name, call in calls.items():
+            seen[name].append(clock.seconds(call))
+    return seen
+
+
+def launch_overhead(codec, x):
+    """Microseconds of the host for one call with a tiny tensor: (compress, decompress)."""
+    x = x[:2].clone()
+    payload = codec.compress(x)
+    both = []
+    for call in (lambda: codec.compress(x), lambda: codec.decompress(payload, x.shape, x.dtype)):
+        call()
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        both.append(1e6 * (time.perf_counter() - started) / CALLS)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+    return both
+
+
+def measure(name, dtype, backend, mebibytes, clock, device):
+    """One row of the table."""
+    codec, reference = build(name, backend, device), build(name, "reference", device)
+    x = sample(name, dtype, mebibytes, device)
+    row = {"codec": name, "dtype": str(dtype).removeprefix("torch."), "backend": backend, "mebibytes": mebibytes}
+    wrong = differs(x, codec, reference)
+    if wrong:
+        return {**row, "wrong": wrong}
+    payload, target = codec.compress(x), torch.empty_like(x)
+    calls = {
+        "copy": lambda: target.copy_(x),
+        "compress": lambda: codec.compress(x),
+        "decompress": lambda: codec.decompress(payload, x.shape, dtype),
+    }
+    took = {call: statistics.median(seconds) for call, seconds in interleaved(calls, clock).items()}
+    row |= {f"{call}_gbps": x.nbytes / seconds / 1e9 for call, seconds in took.items()}
+    share = (x.nbytes + codec.payload_bytes(x.shape, dtype)) / (2 * x.nbytes)
+    for call in ("compress", "decompress"):
+        row[f"{call}_of_copy"] = took["copy"] / took[call]
+        row[f"{call}_of_ideal"] = share * took["copy"] / took[call]
+    row["compress_us"], row["decompress_us"] = launch_overhead(codec, x)
+    return row
+
+
+def measure_all(args, device):
+    clock = StreamClock(device) if device.type == "cuda" else HostClock()
+    rows = []
+    for name in args.codecs:
+        for dtype in DTYPES[name]:
+            for mebibytes in (size for size in SIZES if args.min_size <= size <= args.max_size):
+                for backend in BACKENDS[device.type]:
+                    rows.append(measure(name, dtype, backend, mebibytes, clock, device))
+                    print(table_row(rows[-1]), flush=True)
+    return rows
+
+
+HEAD = """\
+| codec | dtype | MiB | backend | copy GB/s | compress GB/s | of copy | of ideal | decompress GB/s | of copy \
+| of ideal | call µs, tiny |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def table_row(row):
+    first = f"| {row['codec']} | {row['dtype']} | {row['mebibytes']} | {row['backend']} |"
+    if "wrong" in row:
+        return f"{first} {row['wrong']} |" + " |" * 7
+    cells = [f"{row['copy_gbps']:.2f}"]
+    for call in ("compress", "decompress"):
+        cells += [f"{row[f'{call}_{what}']:.2f}" for what in ("gbps", "of_copy", "of_ideal")]
+    return f"{first} {' | '.join(cells)} | {row['compress_us']:.0f}, {row['decompress_us']:.0f} |"
+
+
+def plot(rows, title, path):
+    """Ratio to the copy over the size: a panel for each dtype and direction, a line for each codec and backend."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    figure, panels = pyplot.subplots(len(dtypes), 2, figsize=(11, 3.2 * len(dtypes)), squeeze=False, sharex=True)
+    for dtype, pair in zip(dtypes, panels, strict=True):
+        for call, panel in zip(("compress", "decompress"), pair, strict=True):
+            lines = {}
+            for row in rows:
+                if row["dtype"] == dtype and "wrong" not in row:
+                    lines.setdefault((row["codec"], row["backend"]), []).append(row)
+            for (codec, backend), points in lines.items():
+                style = {"color": f"C{CODECS.index(codec)}", "linestyle": ":" if backend == "reference" else "-"}
+                ratios = [point[f"{call}_of_copy"] for point in points]
+                panel.plot(
+                    [point["mebibytes"] for point in points], ratios, marker=".", label=f"{codec}, {backend}", **style
+                )
+            panel.set(title=f"{call}, {dtype}", xlabel="MiB", ylabel="throughput / copy's", xscale="log")
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.3)
+        pair[1].legend(fontsize=7, bbox_to_anchor=(1, 1), loc="upper left")
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def versions():
+    """Of what is installed among the packages that matter here."""
+    found = {"python": platform.python_version()}
+    for distribution in importlib.metadata.distributions():
+        package = distribution.metadata["Name"].lower()
+        if package in ("torch", "numba", "numpy") or package.startswith("cupy"):
+            found[package] = distribution.version
+    return found
+
+
+def write(rows, device, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "device": device_name(device),
+        "versions": versions(),
+    }
+    path = folder / f"codecs-{device.type}"
+    path.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    lines = [f"{about['device']}, {about['date']}", "", HEAD, *map(table_row, rows)]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    plot(rows, f"{about['device']}, {about['date']}", path.with_suffix(".png"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=BACKENDS, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
+    parser.add_argument("--min-size", type=int, default=SIZES[0], help="MiB")
+    parser.add_argument("--max-size", type=int, default=SIZES[-1], help="MiB")
+    parser.add_argument("--out", type=Path, help="a folder for the table, JSON and a plot")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    print(HEAD)
+    rows = measure_all(args, device)
+    if args.out:
+        write(rows, device, args.out)
+
+
+if __name__ == "__main__":
+    main()

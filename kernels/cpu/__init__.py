@@ -1,0 +1,57 @@
+"""Codecs compiled for the CPU by Numba: the payloads and results of the reference codecs, at the speed of memory."""
+
+import torch
+from torch import Tensor
+
+from ..codec import Codec, rows_and_channels
+from ..reference import rank_by_sums
+from ..reference.scores import RUN
+from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
+from .memory import KINDS
+from .sums import add_runs, sum_runs
+from .workers import WORKERS
+
+__all__ = [
+    "AsymmetricCodec",
+    "BitsCodec",
+    "ChannelCodec",
+    "GroupCodec",
+    "OutlierCodec",
+    "TokenCodec",
+    "make",
+    "rank_outliers",
+]
+
+
+def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
+    """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
+    if name == "token":
+        return TokenCodec(scale, rounding)
+    if name == "bits":
+        return BitsCodec()
+    if name == "outlier":
+        return OutlierCodec(group_size, channels, scale, rounding)
+    if name == "asymmetric":
+        return AsymmetricCodec(group_size, rounding)
+    return {"group": GroupCodec, "channel": ChannelCodec}[name](group_size, scale, rounding)
+
+
+def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """See `ds_adacc.kernels.rank_outliers`; `x` is contiguous float32, float16 or bfloat16 on the CPU."""
+    return rank_by_sums(channel_sums(x.detach()), threshold)
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """See `reference.channel_sums`. Raises TypeError or ValueError for another dtype, device or layout."""
+    if x.dtype not in KINDS:
+        raise TypeError(f"channels of {x.dtype} cannot be ranked; valid: {', '.join(map(str, KINDS))}")
+    if x.device.type != "cpu" or not x.is_contiguous():
+        raise ValueError(f"ranking takes contiguous tensors on the CPU; got strides {x.stride()} on {x.device}")
+    rows, channels = rows_and_channels(x.shape)
+    if rows * channels == 0:
+        return torch.zeros(channels, dtype=torch.float64)
+    runs = -(-rows // RUN)
+    sums = torch.empty((runs, channels), dtype=torch.float64)
+    WORKERS.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
+    WORKERS.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
+    return sums[0]

@@ -1,0 +1,126 @@
+"""Kernels for a group a channel and run of rows: "channel"."""
+
+import numpy as np
+
+from .compiling import inner, kernel
+from .memory import array_at, as_bits, load, store
+from .quantize import NEAREST, fit_symmetric, pack, rank, round_randomly, unpack
+
+BLOCK = 1024  # elements that are in the L1 cache at a time
+STRIP = 512  # channels: what a run has of them stays in the L2 cache from the fit to the rounding
+
+
+def strip_of(channels: int) -> int:
+    """Return how many channels a strip has: all, if they are odd in number, as a byte may belong to two rows."""
+    return channels if channels % 2 or channels <= STRIP else STRIP
+
+
+def block_elements(channels: int) -> int:
+    """Return how many elements a block has at most."""
+    strip = strip_of(channels)
+    return rows_at_once(strip, channels) * strip
+
+
+def rows_at_once(strip: int, channels: int) -> int:
+    """Return how many rows make a block: an even number of neighbours, or one row of a strip."""
+    return max(2, BLOCK // strip // 2 * 2) if strip == channels else 1
+
+
+compiled_rows_at_once = inner(rows_at_once)
+
+
+@kernel
+def compress_channels(
+    first: int,
+    last: int,
+    kind: int,
+    source: int,
+    rows: int,
+    channels: int,
+    length: int,
+    strip: int,
+    method: int,
+    seed: int,
+    codes: int,
+    scales: int,
+) -> None:
+    """Compress tiles first ... last of the tensor (rows, channels) at `source` to the payload's addresses.
+
+    A tile is a run of `length` rows by `strip` channels; those of a run are neighbours.
+    """
+    strips = (channels + strip - 1) // strip
+    step = compiled_rows_at_once(strip, channels)
+    room = step * strip
+    buffer, words = np.empty(room, np.float32), np.empty(0 if seed == NEAREST else room + 8, np.uint32)
+    spare = np.empty(2 * strip, np.float32)
+    for tile in range(first, last):
+        run, left = tile // strips, tile % strips * strip
+        width, top, bottom = min(strip, channels - left), run * length, min(run * length + length, rows)
+        ranks = array_at(spare.ctypes.data, width, np.uint32)
+        inverses = array_at(spare.ctypes.data + 4 * strip, width, np.float32)
+        for i in range(width):
+            ranks[i] = 0
+        for row in range(top, bottom, step):
+            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
+            load(kind, source, row * channels + left, len(block), block)
+            greatest(block, ranks)
+        fitted = array_at(scales + 4 * (run * channels + left), width, np.float32)
+        fit_symmetric(method, ranks, fitted, inverses)
+        for row in range(top, bottom, step):
+            start = row * channels + left
+            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
+            load(kind, source, start, len(block), block)
+            multiply(block, inverses)
+            if seed != NEAREST:
+                round_randomly(block, start, seed, words)
+            pack(block, codes + start // 2)
+
+
+@inner
+def greatest(block: np.ndarray, ranks: np.ndarray) -> None:
+    """Raise `ranks`, uint32 (channels,), to those of the rows in `block`, float32 (rows * channels,)."""
+    width = len(ranks)
+    for begin in range(0, len(block), width):
+        row = array_at(block.ctypes.data + 4 * begin, width, np.float32)
+        for i in range(width):
+            one = rank(as_bits(row[i]))
+            ranks[i] = one if one > ranks[i] else ranks[i]
+
+
+@inner
+def multiply(block: np.ndarray, factors: np.ndarray) -> None:
+    """Multiply each row of `block`, (rows * channels,), by `factors`, (channels,)."""
+    width = len(factors)
+    for begin in range(0, len(block), width):
+        row = array_at(block.ctypes.data + 4 * begin, width, np.float32)
+        for i in range(width):
+            row[i] *= factors[i]
+
+
+@kernel
+def decompress_channels(
+    first: int,
+    last: int,
+    kind: int,
+    target: int,
+    rows: int,
+    channels: int,
+    length: int,
+    strip: int,
+    codes: int,
+    scales: int,
+) -> None:
+    """Decompress tiles first ... last, as cut by `compress_channels`, to the tensor at `target`."""
+    strips = (channels + strip - 1) // strip
+    step = compiled_rows_at_once(strip, channels)
+    buffer = np.empty(step * strip, np.float32)
+    for tile in range(first, last):
+        run, left = tile // strips, tile % strips * strip
+        width, top, bottom = min(strip, channels - left), run * length, min(run * length + length, rows)
+        fitted = array_at(scales + 4 * (run * channels + left), width, np.float32)
+        for row in range(top, bottom, step):
+            start = row * channels + left
+            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
+            unpack(codes + start // 2, block)
+            multiply(block, fitted)
+            store(kind, target, start, len(block), block)

@@ -1,0 +1,240 @@
+"""The reference codecs with compiled kernels in the place of torch: the same payloads and results, to the bit."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..codec import Codec, Payload, draw_seed, rows_and_channels
+from ..reference.bits import patterns
+from . import bits, channelwise, groups
+from .memory import KINDS, fresh
+from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
+from .workers import WORKERS
+
+METHODS = {"extreme": EXTREME, "paper": PAPER}
+SLACK = 512  # bytes that the allocator may add to a thread's buffers
+
+
+class CompiledCodec(Codec):
+    """Tensors must be in the host's memory. Raises ValueError if one is not, or a payload is not of the shape."""
+
+    def compress(self, x: Tensor) -> Payload:
+        self._check_device(x)
+        return super().compress(x)
+
+    def decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        for part in payload:
+            self._check_device(part)
+        return super().decompress(payload, shape, dtype)
+
+    def _check_device(self, x: Tensor) -> None:
+        if x.device.type != "cpu":
+            raise ValueError(
+                f"codec {self.name!r} of the backend 'cpu' takes tensors on the CPU; got one on {x.device}"
+            )
+
+    def _check_payload(self, payload: Payload, sizes: Sequence[int], shape: Sequence[int]) -> None:
+        found = [part.numel() for part in payload]
+        if found != list(sizes) or not all(part.is_contiguous() for part in payload):
+            raise ValueError(
+                f"the payload of shape {tuple(shape)} for codec {self.name!r} is contiguous tensors of {list(sizes)} "
+                f"elements; got {found}"
+            )
+
+
+class CompiledInt4(CompiledCodec):
+    """What the INT4 codecs share: room for a payload, and what a call needs beside it."""
+
+    def _room(self, x: Tensor) -> list[Tensor]:
+        sizes = [self._groups(x.shape)] * self.parameters
+        codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8)
+        return [codes, *(torch.empty(size, dtype=torch.float32) for size in sizes)]
+
+    def _sizes(self, shape: Sequence[int]) -> list[int]:
+        return [(math.prod(shape) + 1) // 2, *[self._groups(shape)] * self.parameters]
+
+    def _seed(self) -> int:
+        return draw_seed() if self.rounding == "stochastic" else NEAREST
+
+    def _buffers(self, block: int, others: int) -> int:
+        """Return a bound on all threads' buffers: a block of so many elements, and `others` bytes, each."""
+        words = 4 * (block + 8) if self.rounding == "stochastic" else 0
+        return torch.get_num_threads() * (4 * block + words + others + SLACK)
+
+
+class CompiledGroups(CompiledInt4):
+    """Groups of neighbours in memory."""
+
+    method = EXTREME
+
+    def _length(self, shape: Sequence[int]) -> int:
+        return self.group_size
+
+    def _groups(self, shape: Sequence[int]) -> int:
+        return -(-math.prod(shape) // self._length(shape))
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        length = self._length(shape)
+        return self._buffers(groups.block_elements(length, math.prod(shape)), 12 * groups.block_groups(length))
+
+    def _compress(self, x: Tensor) -> Payload:
+        payload = self._room(x)
+        self._compress_to(x, payload)
+        return tuple(payload)
+
+    def _compress_to(self, x: Tensor, payload: Payload, outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
+        codes, scales, *offsets = payload
+        count, length, seed = self._groups(x.shape), self._length(x.shape), self._seed()
+        separated = (rows_and_channels(x.shape)[1], *outliers)
+        described = (KINDS[x.dtype], x, x.numel(), length, self.method, seed, codes, scales, *(offsets or [0]))
+        WORKERS.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self._check_payload(payload, self._sizes(shape), shape)
+        x = fresh(shape, dtype)
+        self._decompress_to(x, payload)
+        return x
+
+    def _decompress_to(self, x: Tensor, payload: Payload, outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
+        codes, scales, *offsets = payload
+        rejoined = (rows_and_channels(x.shape)[1], *outliers)
+        described = (KINDS[x.dtype], x, x.numel(), self._length(x.shape), codes, scales, *(offsets or [0]))
+        WORKERS.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
+
+
+class GroupCodec(CompiledGroups, reference.GroupCodec):
+    """See `reference.GroupCodec`."""
+
+    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(group_size, scale, rounding)
+        self.method = METHODS[scale]
+
+
+class TokenCodec(CompiledGroups, reference.TokenCodec):
+    """See `reference.TokenCodec`. Threads share the work by rows, at least two each."""
+
+    def __init__(self, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(scale, rounding)
+        self.method = METHODS[scale]
+
+    def _length(self, shape: Sequence[int]) -> int:
+        return max(1, rows_and_channels(shape)[1])
+
+
+class AsymmetricCodec(CompiledGroups, reference.AsymmetricCodec):
+    """See `reference.AsymmetricCodec`."""
+
+    method = ASYMMETRIC
+
+
+class OutlierCodec(CompiledGroups, reference.OutlierCodec):
+    """See `reference.OutlierCodec`. Raises IndexError if a tensor does not have the channels."""
+
+    def __init__(self, group_size: int, channels: Tensor, scale: str = "extreme", rounding: str = "nearest") -> None:
+        super().__init__(group_size, channels, scale, rounding)
+        self._check_device(channels)
+        self.channels = channels.contiguous()
+        self.method = METHODS[scale]
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        return super().workspace_bytes(shape, dtype) + 8 * self.channels.numel()
+
+    def _compress(self, x: Tensor) -> Payload:
+        rows, width = rows_and_channels(x.shape)
+        capacity = self._check_channels(self.channels, width)
+        payload, raw = self._room(x), torch.empty((rows, capacity), dtype=x.dtype)
+        self._compress_to(x, payload, (self.channels, capacity, raw))
+        return *payload, raw, self.channels.to(torch.int32)
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        rows, width = rows_and_channels(shape)
+        capacity = payload[-1].numel()
+        self._check_payload(payload, [*self._sizes(shape), rows * capacity, capacity], shape)
+        *groups, raw, indices = payload
+        channels = indices.long()
+        self._check_channels(channels, width)
+        x = fresh(shape, dtype)
+        self._decompress_to(x, groups, (channels, capacity, raw))
+        return x
+
+    def _check_channels(self, channels: Tensor, width: int) -> int:
+        if channels.numel() and not 0 <= int(channels.min()) <= int(channels.max()) < width:
+            raise IndexError(f"outlier channels must be in 0 ... {width - 1}; got {channels.tolist()}")
+        return channels.numel()
+
+
+class ChannelCodec(CompiledInt4, reference.ChannelCodec):
+    """See `reference.ChannelCodec`. Threads share the work by runs and strips of channels."""
+
+    def _groups(self, shape: Sequence[int]) -> int:
+        rows, channels = rows_and_channels(shape)
+        return -(-rows // self.group_size) * channels
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        _, channels = rows_and_channels(shape)
+        return self._buffers(channelwise.block_elements(channels), 8 * channelwise.strip_of(channels))
+
+    def _compress(self, x: Tensor) -> Payload:
+        codes, scales = self._room(x)
+        described = (*self._described(x), METHODS[self.scale], self._seed(), codes, scales)
+        WORKERS.run(channelwise.compress_channels, self._tiles(x.shape), x.numel(), 1, *described)
+        return codes, scales
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self._check_payload(payload, self._sizes(shape), shape)
+        x = fresh(shape, dtype)
+        described = (*self._described(x), *payload)
+        WORKERS.run(channelwise.decompress_channels, self._tiles(shape), x.numel(), 1, *described)
+        return x
+
+    def _described(self, x: Tensor) -> tuple[int | Tensor, ...]:
+        rows, channels = rows_and_channels(x.shape)
+        return KINDS[x.dtype], x, rows, channels, self.group_size, channelwise.strip_of(channels)
+
+    def _tiles(self, shape: Sequence[int]) -> int:
+        rows, channels = rows_and_channels(shape)
+        return -(-rows // self.group_size) * -(-channels // channelwise.strip_of(channels)) if rows * channels else 0
+
+
+class BitsCodec(CompiledCodec, reference.BitsCodec):
+    """See `reference.BitsCodec`."""
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return (bits.BLOCK + SLACK) * torch.get_num_threads() + 16 * bits.SLICES
+
+    def _compress(self, x: Tensor) -> Payload:
+        flat = patterns(x)
+        packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+        # The first block nearly always has both values, and the tensor is then read but once.
+        _, guess = self._write_bits(flat[: bits.BLOCK], 0, packed)
+        low, high = self._write_bits(flat, guess, packed)
+        if high != guess:
+            self._write_bits(flat, high, packed)
+        return packed, torch.tensor([low, high], dtype=flat.dtype).view(x.dtype)
+
+    def _write_bits(self, flat: Tensor, value: int, packed: Tensor) -> tuple[int, int]:
+        """Write to `packed` which elements are `value`; return the least and the greatest of all, zeros if none."""
+        count = flat.numel()
+        if not count:
+            return 0, 0
+        size = -(-count // (bits.SLICES * bits.BLOCK)) * bits.BLOCK
+        ends = torch.empty((-(-count // size), 2), dtype=torch.int64)
+        described = (flat.itemsize, flat, count, size, value, packed, ends)
+        WORKERS.run(bits.compress_bits, len(ends), count, 1, *described)
+        lows, highs = zip(*ends.tolist(), strict=True)
+        return min(lows), max(highs)
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self._check_payload(payload, [(math.prod(shape) + 7) // 8, 2], shape)
+        packed, values = payload
+        x = fresh(shape, dtype)
+        low, high = patterns(values).tolist()
+        described = (x.itemsize, x, x.numel(), low, high, packed)
+        WORKERS.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
+        return x

@@ -1,0 +1,162 @@
+"""The arithmetic of INT4 on blocks of float32 in the L1 cache: scales, rounding, and two codes to a byte.
+
+All of it is to the bit what the reference codecs compute with torch. Loops have no branches, so that they vectorize:
+numbers are compared as integers, which also lets NaN win.
+"""
+
+import numpy as np
+
+from ..reference.asymmetric import LARGEST_SCALE, STEP
+from ..reference.int4 import SMALLEST_SCALE
+from ..reference.philox import MULTIPLIERS, WEYL
+from .compiling import inner
+from .memory import array_at, as_bits, as_float
+
+EXTREME, PAPER, ASYMMETRIC = 0, 1, 2  # methods
+NEAREST = -1  # in place of a seed
+
+SMALLEST, LARGEST, FIFTEENTHS = np.float32(SMALLEST_SCALE), np.float32(LARGEST_SCALE), np.float32(STEP)
+# Adding 1.5 * 2^23 rounds a small float32 to an integer, halves to even, and leaves it in the low bits.
+ROUNDER, ROUNDER_BITS = np.float32(1.5 * 2**23), np.int32(0x4B400000)
+LEAST_CODE, GREATEST_CODE = np.int32(ROUNDER_BITS - 8), np.int32(ROUNDER_BITS + 7)
+LANES = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+WEYL_A, WEYL_B = np.uint32(WEYL[0]), np.uint32(WEYL[1])
+UNIT = np.float32(2.0**-24)
+
+
+@inner
+def rank(bits: int) -> int:
+    """Return a uint32 that orders the int32 `bits` of float32 numbers by magnitude, the negative of two last."""
+    return np.uint32(np.uint32(bits) << np.uint32(1) | np.uint32(bits) >> np.uint32(31))
+
+
+@inner
+def ordered(bits: int) -> int:
+    """Return an int32 that orders the int32 `bits` of float32 numbers as they are, NaN at the ends; its own inverse."""
+    return np.int32(bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF)))
+
+
+@inner
+def find_extremes(block: np.ndarray, length: int, ranks: np.ndarray) -> None:
+    """Write the greatest `rank` of each group of `length` float32 numbers into `ranks`, uint32."""
+    for group in range(len(ranks)):
+        numbers = part(block, group, length)
+        greatest = np.uint32(0)
+        for i in range(len(numbers)):
+            one = rank(as_bits(numbers[i]))
+            greatest = one if one > greatest else greatest
+        ranks[group] = greatest
+
+
+@inner
+def find_ends(block: np.ndarray, length: int, lows: np.ndarray, highs: np.ndarray) -> None:
+    """Write the least and the greatest number of each group into `lows` and `highs`, float32; NaN if there is one."""
+    for group in range(len(lows)):
+        numbers = part(block, group, length)
+        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for i in range(len(numbers)):
+            key = ordered(as_bits(numbers[i]))
+            low, high = key if key < low else low, key if key > high else high
+        lows[group], highs[group] = as_float(ordered(low)), as_float(ordered(high))
+
+
+@inner
+def fit_symmetric(method: int, ranks: np.ndarray, scales: np.ndarray, inverses: np.ndarray) -> None:
+    """Write the scales of groups with these extremes, zero for what would be subnormal, and their reciprocals."""
+    for i in range(len(ranks)):
+        extreme = as_float(np.int32(ranks[i] >> np.uint32(1) | ranks[i] << np.uint32(31)))
+        scale = normal(abs(extreme) / np.float32(8) if method == PAPER else extreme / np.float32(-8))
+        scales[i], inverses[i] = scale, reciprocal(scale)
+
+
+@inner
+def fit_asymmetric(
+    lows: np.ndarray, highs: np.ndarray, scales: np.ndarray, offsets: np.ndarray, inverses: np.ndarray
+) -> None:
+    """Write the scales and offsets of groups with these ends, and the scales' reciprocals."""
+    for i in range(len(lows)):
+        scale = (highs[i] / np.float32(2) - lows[i] / np.float32(2)) * FIFTEENTHS
+        scale = normal(LARGEST if LARGEST < scale < np.float32(np.inf) else scale)
+        scales[i], offsets[i], inverses[i] = scale, lows[i] + np.float32(8) * scale, reciprocal(scale)
+
+
+@inner
+def part(block: np.ndarray, group: int, length: int) -> np.ndarray:
+    """Return the numbers of a group; the last may be shorter."""
+    return array_at(block.ctypes.data + 4 * group * length, min(length, len(block) - group * length), np.float32)
+
+
+@inner
+def normal(scale: float) -> float:
+    """Return the scale, or zero if it is subnormal."""
+    return np.float32(0) if abs(scale) < SMALLEST else scale
+
+
+@inner
+def reciprocal(scale: float) -> float:
+    """Return 1 / scale, and zero where the scale is zero, infinite or NaN."""
+    return np.float32(1) / scale if np.float32(0) < abs(scale) < np.float32(np.inf) else np.float32(0)
+
+
+@inner
+def round_randomly(scaled: np.ndarray, start: int, seed: int, words: np.ndarray) -> None:
+    """Round the numbers of elements start, start + 1, ... in place: down, or up with their fraction's probability.
+
+    `words`: uint32 (4 * calls,), as room for the random numbers.
+    """
+    first, last = start // 4, (start + len(scaled) + 3) // 4
+    philox(first, last, seed, words)
+    drawn = array_at(words.ctypes.data + 4 * (start - 4 * first), len(scaled), np.uint32)
+    for i in range(len(scaled)):
+        floor = np.floor(scaled[i])
+        uniform = np.float32(np.int32(drawn[i] >> np.uint32(8))) * UNIT
+        scaled[i] = floor + np.float32(uniform < scaled[i] - floor)
+
+
+@inner
+def philox(first: int, last: int, seed: int, words: np.ndarray) -> None:
+    """Write the four numbers of each of the calls first ... last into `words`: see `reference.philox`."""
+    low, high = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF)
+    for call in range(last - first):
+        a, b = np.uint32((first + call) & 0xFFFFFFFF), np.uint32((first + call) >> 32)
+        c = d = np.uint32(0)
+        for turn in range(10):
+            one, two = np.uint64(a) * LANES[0], np.uint64(c) * LANES[1]
+            key_a, key_b = low + np.uint32(turn) * WEYL_A, high + np.uint32(turn) * WEYL_B
+            a = np.uint32(two >> np.uint64(32) ^ b ^ key_a)
+            c = np.uint32(one >> np.uint64(32) ^ d ^ key_b)
+            b, d = np.uint32(two), np.uint32(one)
+        words[4 * call], words[4 * call + 1], words[4 * call + 2], words[4 * call + 3] = a, b, c, d
+
+
+@inner
+def pack(scaled: np.ndarray, codes: int) -> None:
+    """Round float32 numbers to the nearest codes, halves to even, and write them plus 8, two to a byte, at an address.
+
+    The first of two is in the low half; if they are odd in number, the last byte's high half is zero. The numbers
+    are overwritten.
+    """
+    count = len(scaled)
+    for i in range(count):
+        code = as_bits(scaled[i] + ROUNDER)
+        code = LEAST_CODE if code < LEAST_CODE else code
+        code = GREATEST_CODE if code > GREATEST_CODE else code
+        scaled[i] = as_float(np.int32(code - LEAST_CODE))
+    pairs = array_at(scaled.ctypes.data, count // 2, np.uint64)
+    packed = array_at(codes, (count + 1) // 2, np.uint8)
+    for i in range(count // 2):
+        packed[i] = np.uint8((pairs[i] | pairs[i] >> np.uint64(28)) & np.uint64(255))
+    if count % 2:
+        packed[count // 2] = np.uint8(as_bits(scaled[count - 1]))
+
+
+@inner
+def unpack(codes: int, values: np.ndarray) -> None:
+    """Write the codes at an address into `values`, float32."""
+    count = len(values)
+    packed = array_at(codes, (count + 1) // 2, np.uint8)
+    for i in range(count // 2):
+        values[2 * i] = np.float32(np.uint8(packed[i] & np.uint8(15))) - np.float32(8)
+        values[2 * i + 1] = np.float32(np.uint8(packed[i] >> np.uint8(4))) - np.float32(8)
+    if count % 2:
+        values[count - 1] = np.float32(np.uint8(packed[count // 2] & np.uint8(15))) - np.float32(8)

@@ -1,0 +1,35 @@
+"""A kernel for the sums of magnitudes by which outlier channels are known."""
+
+import numpy as np
+
+from ..reference.scores import RUN
+from .compiling import kernel
+from .memory import array_at, load
+
+BLOCK = 2048  # elements that are in the L1 cache at a time
+
+
+@kernel
+def sum_runs(first: int, last: int, kind: int, source: int, rows: int, channels: int, sums: int) -> None:
+    """Write each channel's sum over runs first ... last, of RUN rows, to `sums`: float64 (runs, channels)."""
+    values = np.empty(min(BLOCK, channels), np.float32)
+    for run in range(first, last):
+        for left in range(0, channels, BLOCK):
+            width = min(BLOCK, channels - left)
+            totals = array_at(sums + 8 * (run * channels + left), width, np.float64)
+            for i in range(width):
+                totals[i] = 0.0
+            for row in range(run * RUN, min(run * RUN + RUN, rows)):
+                load(kind, source, row * channels + left, width, values)
+                for i in range(width):
+                    totals[i] += np.float64(abs(values[i]))
+
+
+@kernel
+def add_runs(first: int, last: int, runs: int, channels: int, sums: int) -> None:
+    """Add the sums of all runs to the first's, one by one, for channels first ... last."""
+    totals = array_at(sums + 8 * first, last - first, np.float64)
+    for run in range(1, runs):
+        partial = array_at(sums + 8 * (run * channels + first), last - first, np.float64)
+        for i in range(last - first):
+            totals[i] += partial[i]

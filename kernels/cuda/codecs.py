@@ -1,0 +1,259 @@
+"""The codecs of the reference, with its payloads to the bit, as fused kernels: one pass over the tensor each way.
+
+Exceptions, which read the tensor twice, are tokens of an odd length and channels whose rows do not begin at
+16-byte boundaries ("blocks.cu"), and groups longer than 4096 elements and runs longer than 128 rows, whose second
+reading is served by the cache.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..codec import Payload, draw_seed, rows_and_channels
+from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two
+
+BLOCK = 256  # threads
+TEAM_ELEMENTS = 16  # HELD in groups.cu: elements that a thread holds
+CHANNEL_ROWS = 4  # HELD in channel.cu: rows that a thread holds
+
+
+class Plan(NamedTuple):
+    """The sizes of a payload and the launches that make it and undo it.
+
+    `compress` takes the pointers of the tensor, codes and parameters, and the seed if rounding is stochastic;
+    `decompress` those of codes, parameters and tensor. Outliers are put in as the codec says.
+    """
+
+    code_bytes: int
+    groups: int
+    compress: Callable[..., None]
+    decompress: Callable[..., None]
+
+
+class _Int4(Planned):
+    """What the kernels of INT4 codecs have in common, beside the reference's codec."""
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return 0
+
+    def _compress(self, x: Tensor) -> Payload:
+        plan = self.plan(x.shape, x.dtype, x.device)
+        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
+        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *self.seed())
+        return codes, scales
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        codes, scales = payload
+        x = torch.empty(shape, dtype=dtype, device=codes.device)
+        self.plan(x.shape, dtype, x.device).decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
+        return x
+
+    def seed(self) -> tuple[int, ...]:
+        """Return the seed of a call, if it has one."""
+        return (draw_seed(),) if self.rounding == "stochastic" else ()
+
+    def grouped(
+        self, kind: str, size: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *numbers: int
+    ) -> Plan:
+        """Return the plan of the kernels of groups.cu: `kind` of group, "asymmetric", "outlier"."""
+        numel, groups = math.prod(shape), self._groups(shape)
+        team = power_of_two(ceil_div(size, TEAM_ELEMENTS), 1, BLOCK)
+        blocks, get = ceil_div(groups, BLOCK // team), self.kernels(device).get
+        compress = get("groups.cu", f"{kind}_compress{self.suffix(dtype)}")
+        decompress = get("groups.cu", f"{kind}_decompress_{SUFFIX[dtype]}")
+        common = (numel, size, team)
+        paper = () if kind == "asymmetric" else (int(self.scale == "paper"),)
+        return Plan(
+            ceil_div(numel, 2),
+            groups,
+            Launch(compress, blocks, BLOCK, (*common, *paper, *numbers)),
+            Launch(decompress, blocks, BLOCK, (*common, *numbers)),
+        )
+
+    def unaligned(
+        self, length: int, channels: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Plan:
+        """Return the plan of the kernels of blocks.cu, for a tensor seen as (runs, length, channels)."""
+        numel, groups, get = math.prod(shape), self._groups(shape), self.kernels(device).get
+        lanes = 32 if channels == 1 else 1
+        blocks = ceil_div(numel * dtype.itemsize, UNIT_BYTES * BLOCK)
+        common, paper = (numel, length, channels), int(self.scale == "paper")
+        fit = Launch(
+            get("blocks.cu", f"blocks_fit_{SUFFIX[dtype]}"),
+            ceil_div(groups * lanes, BLOCK),
+            BLOCK,
+            (*common, groups, lanes, paper),
+        )
+        encode = Launch(get("blocks.cu", f"blocks_encode{self.suffix(dtype)}"), blocks, BLOCK, common)
+        decode = Launch(get("blocks.cu", f"blocks_decode_{SUFFIX[dtype]}"), blocks, BLOCK, common)
+
+        def compress(x: int, codes: int, scales: int, *seed: int) -> None:
+            fit(x, scales)
+            encode(x, scales, codes, *seed)
+
+        return Plan(ceil_div(numel, 2), groups, compress, decode)
+
+    def suffix(self, dtype: torch.dtype) -> str:
+        """Return how the name of a compression kernel ends."""
+        return f"_stochastic_{SUFFIX[dtype]}" if self.rounding == "stochastic" else f"_{SUFFIX[dtype]}"
+
+
+class GroupCodec(_Int4, reference.GroupCodec):
+    __doc__ = reference.GroupCodec.__doc__
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+        return self.grouped("group", self.group_size, shape, dtype, device)
+
+
+class TokenCodec(_Int4, reference.TokenCodec):
+    __doc__ = reference.TokenCodec.__doc__
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+        rows, channels = rows_and_channels(shape)
+        if channels % 2 and rows > 1:
+            return self.unaligned(channels, 1, shape, dtype, device)
+        return self.grouped("group", channels, shape, dtype, device)
+
+
+class ChannelCodec(_Int4, reference.ChannelCodec):
+    __doc__ = reference.ChannelCodec.__doc__
+
+    def _compress(self, x: Tensor) -> Payload:
+        plan = self.plan(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
+        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
+        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *self.seed())
+        return codes, scales
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        codes, scales = payload
+        x = torch.empty(shape, dtype=dtype, device=codes.device)
+        plan = self.plan(x.shape, dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
+        plan.decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
+        return x
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool) -> Plan:
+        rows, channels = rows_and_channels(shape)
+        units, rest = divmod(channels * dtype.itemsize, UNIT_BYTES)
+        if rest or not aligned:
+            return self.unaligned(self.group_size, channels, shape, dtype, device)
+        down = power_of_two(ceil_div(min(self.group_size, rows), CHANNEL_ROWS), 1, 32)
+        across = power_of_two(units, 32 // down, BLOCK // down)
+        blocks = ceil_div(rows, self.group_size) * ceil_div(units, across)
+        common, get = (rows, channels, self.group_size, across), self.kernels(device).get
+        compress = get("channel.cu", f"channel_compress{self.suffix(dtype)}")
+        decompress = get("channel.cu", f"channel_decompress_{SUFFIX[dtype]}")
+        return Plan(
+            ceil_div(rows * channels, 2),
+            self._groups(shape),
+            Launch(compress, blocks, across * down, (*common, int(self.scale == "paper"))),
+            Launch(decompress, blocks, across * down, common),
+        )
+
+
+class AsymmetricCodec(_Int4, reference.AsymmetricCodec):
+    __doc__ = reference.AsymmetricCodec.__doc__
+
+    def _compress(self, x: Tensor) -> Payload:
+        plan = self.plan(x.shape, x.dtype, x.device)
+        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
+        offsets = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
+        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), offsets.data_ptr(), *self.seed())
+        return codes, scales, offsets
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        codes, scales, offsets = payload
+        x = torch.empty(shape, dtype=dtype, device=codes.device)
+        plan = self.plan(x.shape, dtype, x.device)
+        plan.decompress(codes.data_ptr(), scales.data_ptr(), offsets.data_ptr(), x.data_ptr())
+        return x
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+        return self.grouped("asymmetric", self.group_size, shape, dtype, device)
+
+
+class OutlierCodec(_Int4, reference.OutlierCodec):
+    __doc__ = reference.OutlierCodec.__doc__
+
+    def _compress(self, x: Tensor) -> Payload:
+        plan = self.plan(x.shape, x.dtype, x.device)
+        rows, capacity = rows_and_channels(x.shape)[0], self.channels.numel()
+        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
+        raw = torch.empty(rows, capacity, dtype=x.dtype, device=x.device)
+        indices = torch.empty(capacity, dtype=torch.int32, device=x.device)
+        if not plan.code_bytes:
+            indices.copy_(self.channels)
+        outputs = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
+        plan.compress(x.data_ptr(), *outputs, self.channels.data_ptr(), *self.seed())
+        return codes, scales, raw, indices
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        codes, scales, raw, indices = payload
+        x = torch.empty(shape, dtype=dtype, device=codes.device)
+        plan = self.plan(x.shape, dtype, x.device)
+        pointers = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
+        plan.decompress(*pointers, x.data_ptr())
+        return x
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+        capacity = self.channels.numel()
+        numbers = rows_and_channels(shape)[1], capacity, power_of_two(capacity, 1, BLOCK)
+        return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
+
+
+class BitsPlan(NamedTuple):
+    """The sizes of a payload and the launches that make it and undo it; `notes`: one element a block of `mark`."""
+
+    bytes: int
+    notes: int
+    mark: Launch
+    settle: Launch
+    restore: Launch
+
+
+class BitsCodec(Planned, reference.BitsCodec):
+    __doc__ = reference.BitsCodec.__doc__
+
+    NOTES = 1024  # blocks of the marking kernel, at most: each thread of the next one looks at four notes
+    TILE_BYTES = 4 * UNIT_BYTES * BLOCK  # HELD in bits.cu: units that a thread holds
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return self.NOTES * dtype.itemsize
+
+    def _compress(self, x: Tensor) -> Payload:
+        plan = self.plan(x.shape, x.dtype, x.device)
+        bits = torch.empty(plan.bytes, dtype=torch.uint8, device=x.device)
+        if not plan.bytes:
+            return bits, x.new_zeros(2)
+        values = torch.empty(2, dtype=x.dtype, device=x.device)
+        notes = torch.empty(plan.notes, dtype=x.dtype, device=x.device)
+        plan.mark(x.data_ptr(), bits.data_ptr(), notes.data_ptr())
+        plan.settle(x.data_ptr(), notes.data_ptr(), bits.data_ptr(), values.data_ptr())
+        return bits, values
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        bits, values = payload
+        x = torch.empty(shape, dtype=dtype, device=bits.device)
+        self.plan(x.shape, dtype, x.device).restore(bits.data_ptr(), values.data_ptr(), x.data_ptr())
+        return x
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> BitsPlan:
+        numel, width, get = math.prod(shape), dtype.itemsize, self.kernels(device).get
+        tiles = ceil_div(numel * width, self.TILE_BYTES)
+        notes = min(tiles, self.NOTES)
+        return BitsPlan(
+            ceil_div(numel, 8),
+            notes,
+            Launch(get("bits.cu", f"bits_mark_{width}"), notes, BLOCK, (numel,)),
+            Launch(get("bits.cu", f"bits_settle_{width}"), ceil_div(numel, 32 * BLOCK), BLOCK, (notes, numel)),
+            Launch(get("bits.cu", f"bits_restore_{width}"), tiles, BLOCK, (numel,)),
+        )

@@ -1,0 +1,77 @@
+"""What a codec launches, worked out once for each kind of tensor."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+SUFFIX = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+UNIT_BYTES = 16  # what one access moves: Unit in common.cuh
+
+Kernel = Callable[[int, int, tuple[int, ...]], None]
+
+
+class Kernels(Protocol):
+    """The compiled kernels of one device."""
+
+    def get(self, source: str, name: str) -> Kernel:
+        """Return the kernel `name` of sources/`source`, called with (blocks, threads a block, arguments).
+
+        An argument is 64 bits wide: a pointer or a number.
+        """
+
+
+class Launch(NamedTuple):
+    """A kernel with all but its pointers settled. No blocks: nothing is launched."""
+
+    kernel: Kernel
+    blocks: int
+    threads: int
+    numbers: tuple[int, ...]
+
+    def __call__(self, *pointers: int) -> None:
+        if self.blocks:
+            self.kernel(self.blocks, self.threads, pointers + self.numbers)
+
+
+class Planned:
+    """A codec that works out its launches once for each shape, dtype and device, and keeps them."""
+
+    LIMIT = 256  # of plans kept: shapes that never come back must not pile up
+
+    def __init__(self, *args: Any, kernels: Kernels | None) -> None:
+        super().__init__(*args)
+        self._kernels = kernels
+        self._plans: dict[tuple, Any] = {}
+
+    def plan(self, *key: Any) -> Any:
+        """Return `self._make_plan(*key)`, where the key is (shape, dtype, device, ...)."""
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= self.LIMIT:
+                self._plans.clear()
+            found = self._plans[key] = self._make_plan(*key)
+        return found
+
+    def kernels(self, device: torch.device) -> Kernels:
+        """Return the kernels given to the codec, or those of the device."""
+        return self._kernels or kernels_of(device)
+
+
+def kernels_of(device: torch.device) -> Kernels:
+    """Return the kernels of a CUDA device; raises ValueError for another one."""
+    if device.type != "cuda":
+        raise ValueError(f"the backend 'cuda' takes tensors on a CUDA device; got one on {device}")
+    from .modules import device_kernels
+
+    return device_kernels(device.index)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int, least: int, most: int) -> int:
+    """Return the smallest power of two that is at least `n`, kept between two powers of two."""
+    return min(most, max(least, 1 << max(0, n - 1).bit_length()))

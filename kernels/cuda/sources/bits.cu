@@ -1,0 +1,138 @@
+// One bit an element, of a tensor of two bit patterns.
+//
+// `bits_mark` reads the tensor once: a bit tells whether an element differs from the first one, and each block notes a
+// pattern that does. `bits_settle` then knows both patterns, and turns the bits over if they stand for the lesser one.
+#include "common.cuh"
+
+constexpr int BLOCK = 256;
+constexpr int HELD = 4;  // units a thread
+
+// A word of bits for each 32 elements, from the few bits of each of the lanes that share it.
+template <int SIZE>
+__device__ __forceinline__ unsigned gather(unsigned bits) {
+    constexpr int LANES = 32 / SIZE;
+    unsigned word = bits << SIZE * (threadIdx.x % LANES);
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) word |= __shfl_xor_sync(ALL_LANES, word, step);
+    return word;
+}
+
+// The bytes of a word that hold bits of the `left` elements from its first on.
+__device__ __forceinline__ void store_word(unsigned char* bits, unsigned word, long long left) {
+    if (left >= 32) {
+        *reinterpret_cast<unsigned*>(bits) = word;
+        return;
+    }
+    for (int k = 0; 8 * k < left; ++k) bits[k] = (unsigned char)(word >> 8 * k);
+}
+
+// A pattern of the block's threads that differs from `first`, or `first` if there is none; the same in all threads.
+template <class Bits>
+__device__ __forceinline__ Bits find_other(Bits other, Bits first) {
+    __shared__ Bits found[BLOCK / WARP];
+    const unsigned differing = __ballot_sync(ALL_LANES, other != first);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    if (lane == (differing ? __ffs(differing) - 1 : 0)) found[warp] = other;
+    __syncthreads();
+    for (int w = 0; w < BLOCK / WARP; ++w)
+        if (found[w] != first) return found[w];
+    return first;
+}
+
+template <class T>
+__device__ __forceinline__ void mark(const T* x, unsigned char* bits, T* notes, long long numel) {
+    constexpr int SIZE = Unit<T>::SIZE, LANES = 32 / SIZE;
+    const auto first = x[0].bits;
+    const bool wide = aligned(x);
+    const long long tile = (long long)BLOCK * HELD * SIZE, tiles = (numel + tile - 1) / tile;
+    auto other = first;
+    for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {
+        Unit<T> held[HELD];
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            const long long element = t * tile + (k * BLOCK + threadIdx.x) * SIZE;
+            held[k] = load_unit(x + element, filled<T>(numel - element), wide);
+        }
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            const long long element = t * tile + (k * BLOCK + threadIdx.x) * SIZE;
+            const int count = filled<T>(numel - element);
+            unsigned differ = 0;
+#pragma unroll
+            for (int e = 0; e < SIZE; ++e)
+                if (held[k].at(e).bits != first && e < count) {
+                    differ |= 1u << e;
+                    other = held[k].at(e).bits;
+                }
+            const unsigned word = gather<SIZE>(differ);
+            if (threadIdx.x % LANES == 0) store_word(bits + element / 8, word, numel - element);
+        }
+    }
+    other = find_other(other, first);
+    if (threadIdx.x == 0) notes[blockIdx.x].bits = other;
+}
+
+// Signed patterns are compared, but for bytes. `values`: the lesser and the greater pattern.
+template <class T>
+__device__ __forceinline__ void settle(
+    const T* x, const T* notes, unsigned char* bits, T* values, long long blocks, long long numel) {
+    const auto first = x[0].bits;
+    auto other = first;
+    for (long long i = threadIdx.x; i < blocks; i += BLOCK)
+        if (notes[i].bits != first) other = notes[i].bits;
+    other = find_other(other, first);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        values[0].bits = first < other ? first : other;
+        values[1].bits = first < other ? other : first;
+    }
+    if (first < other) return;
+    const long long element = ((long long)blockIdx.x * BLOCK + threadIdx.x) * 32, left = numel - element;
+    if (left <= 0) return;
+    unsigned word = 0;
+    if (left >= 32) word = *reinterpret_cast<const unsigned*>(bits + element / 8);
+    else
+        for (int k = 0; 8 * k < left; ++k) word |= (unsigned)bits[element / 8 + k] << 8 * k;
+    store_word(bits + element / 8, ~word & (left >= 32 ? ALL_LANES : (1u << left) - 1), left);
+}
+
+template <class T>
+__device__ __forceinline__ void restore(const unsigned char* bits, const T* values, T* x, long long numel) {
+    constexpr int SIZE = Unit<T>::SIZE;
+    const T low = values[0], high = values[1];
+    const bool wide = aligned(x);
+    const long long tile = ((long long)blockIdx.x * HELD * BLOCK + threadIdx.x) * SIZE;
+    unsigned held[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        const long long element = tile + (long long)k * BLOCK * SIZE;
+        held[k] = element < numel ? bits[element / 8] >> element % 8 : 0;
+        if (SIZE > 8 && element + 8 < numel) held[k] |= (unsigned)bits[element / 8 + 1] << 8;
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        const long long element = tile + (long long)k * BLOCK * SIZE;
+        Unit<T> unit = {};
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) unit.put(e, held[k] >> e & 1 ? high : low);
+        store_unit(x + element, unit, filled<T>(numel - element), wide);
+    }
+}
+
+#define KERNELS(SUFFIX, T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(BLOCK) bits_mark##SUFFIX(                                             \
+        const T* x, unsigned char* bits, T* notes, long long numel) {                                                  \
+        mark(x, bits, notes, numel);                                                                                   \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLOCK) bits_settle##SUFFIX(                                           \
+        const T* x, const T* notes, unsigned char* bits, T* values, long long blocks, long long numel) {               \
+        settle(x, notes, bits, values, blocks, numel);                                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLOCK) bits_restore##SUFFIX(                                          \
+        const unsigned char* bits, const T* values, T* x, long long numel) {                                           \
+        restore(bits, values, x, numel);                                                                               \
+    }
+
+KERNELS(_1, Pattern<unsigned char>)
+KERNELS(_2, Pattern<short>)
+KERNELS(_4, Pattern<int>)
+KERNELS(_8, Pattern<long long>)

@@ -1,0 +1,233 @@
+"""The pool: who computes, under threads, forks, errors and at exit; and the cache on disk."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from ds_adacc.kernels import CODECS, make_codec
+from ds_adacc.kernels.cpu import workers
+from ds_adacc.kernels.cpu.workers import WORKERS, Workers
+
+SIZE = (1037, 1024)  # several parts
+
+
+def build(name, backend="cpu"):
+    channels = torch.tensor([1023, 5]) if name == "outlier" else None
+    return make_codec(name, backend=backend, group_size=128, channels=channels)
+
+
+def sample(kit, name, seed):
+    return kit.sample(name, SIZE, torch.float32, seed)
+
+
+def is_right(x, name):
+    payload = build(name).compress(x)
+    expected = build(name, "reference").compress(x)
+    y = build(name).decompress(payload, x.shape, x.dtype)
+    z = build(name, "reference").decompress(expected, x.shape, x.dtype)
+    return all(map(torch.equal, payload, expected)) and torch.equal(y, z)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("items", [1, 2, 7, 100])
+@pytest.mark.parametrize("step", [1, 2])
+def test_items_are_covered_once_and_cut_at_steps(threads, count, items, step):
+    threads(count)
+    seen = []
+    WORKERS.run(lambda first, last, mark: seen.append((first, last, mark)), items, 1 << 24, step, "mark")
+    seen.sort()
+    assert [i for first, last, _ in seen for i in range(first, last)] == list(range(items))
+    assert all(first % step == 0 and mark == "mark" for first, _, mark in seen)
+    assert len(seen) > 1 or count == 1 or items <= step
+
+
+def callers(count, elements):
+    """The threads that compute the parts of a job, when each waits until as many have come as torch has."""
+    torch.set_num_threads(count)
+    barrier, names = threading.Barrier(count), set()
+
+    def kernel(first, last):
+        if threading.get_ident() not in names:
+            names.add(threading.get_ident())
+            barrier.wait(10)
+
+    Workers().run(kernel, 64, elements, 1)
+    return names
+
+
+def test_as_many_threads_work_as_torch_has(threads):
+    assert len(callers(3, 1 << 24)) == 3
+    assert threading.get_ident() in callers(2, 1 << 24)
+    assert callers(1, 1 << 24) == {threading.get_ident()}
+
+
+def test_small_tensors_wake_nobody(threads):
+    threads(4)
+    pool, seen = Workers(), []
+    pool.run(lambda first, last: seen.append((first, last, threading.get_ident())), 64, 2 * workers.PART - 1, 1)
+    assert seen == [(0, 64, threading.get_ident())]
+    assert pool._started == 0
+
+
+def test_an_error_in_any_part_is_raised(threads):
+    threads(2)
+
+    def kernel(first, last):
+        if first <= 40 < last:
+            raise MemoryError("part")
+
+    for _ in range(20):
+        with pytest.raises(MemoryError, match="part"):
+            WORKERS.run(kernel, 64, 1 << 24, 1)
+
+
+def test_nothing_is_kept_alive(kit, threads):
+    threads(2)
+    x = sample(kit, "group", 0)
+    storage = torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage())
+    build("group").compress(x)
+    del x
+    assert storage.expired()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_several_threads_at_once(kit, name, threads):
+    threads(2)
+    outcomes = {}
+
+    def work(seed):
+        outcomes[seed] = all(is_right(sample(kit, name, seed), name) for _ in range(3))
+
+    several = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join()
+    assert outcomes == dict.fromkeys(range(6), True)
+
+
+class Held(torch.autograd.Function):
+    """Identity that holds its input compressed until backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.payload, ctx.shape = build("group").compress(x), x.shape
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * build("group").decompress(ctx.payload, ctx.shape, torch.float32)
+
+
+def test_several_backward_passes_at_once(kit, threads):
+    threads(2)
+    right = []
+
+    def work(seed):
+        x = sample(kit, "group", seed).requires_grad_()
+        Held.apply(x).sum().backward()
+        right.append(torch.equal(x.grad, kit.restore(build("group", "reference"), x.detach())))
+
+    several = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join()
+    assert right == [True] * 4
+
+
+def equal_bytes(x, y):
+    """As torch.equal, which waits for ever in a forked child for OpenMP's threads."""
+    return x.numpy().tobytes() == y.numpy().tobytes()
+
+
+def test_a_forked_child_has_threads_of_its_own(kit, threads):
+    threads(2)
+    tensors = {name: sample(kit, name, 0) for name in CODECS}
+    assert all(is_right(x, name) for name, x in tensors.items())
+    expected = {name: build(name).compress(x) for name, x in tensors.items()}
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        same = all(all(map(equal_bytes, build(name).compress(x), expected[name])) for name, x in tensors.items())
+        os._exit(0 if same and WORKERS._started == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(is_right(x, name) for name, x in tensors.items())
+
+
+class Compressing(torch.utils.data.Dataset):
+    """A data set whose items are compressed where they are loaded."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x = self.x + index
+        torch.set_num_threads(2)
+        payload = build("group").compress(x)
+        torch.set_num_threads(1)  # as the loader sets it, for torch's own threads do not survive a fork
+        return payload
+
+
+def test_loader_workers(kit, threads):
+    threads(2)
+    x = sample(kit, "group", 0)
+    loader = torch.utils.data.DataLoader(Compressing(x), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    for index, payload in enumerate(loader):
+        assert all(map(torch.equal, payload, build("group", "reference").compress(x + index)))
+
+
+FRESH = """
+import atexit, sys, threading, torch
+from ds_adacc.kernels import CODECS, make_codec
+torch.set_num_threads(2)
+x = (torch.arange(1 << 19) % 2).float()
+codecs = [make_codec(name, backend="cpu", group_size=128) for name in ("group", "channel", "bits")]
+def run():
+    for codec in codecs:
+        assert torch.equal(codec.decompress(codec.compress(x), x.shape, x.dtype), x), codec.name
+run()
+def forever():
+    while True:
+        run()
+threading.Thread(target=forever, daemon=True).start()
+atexit.register(lambda: (run(), print("right at exit", flush=True)))
+"""
+
+
+def fresh(folder, **options):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", FRESH], env=environment, text=True, **pipes, **options)
+
+
+def indices(folder):
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder).rglob("*.nbi")}
+
+
+def test_two_processes_fill_one_cache_and_a_third_uses_it(tmp_path):
+    """Kernels still run in another thread when each of these processes exits."""
+    for process in (fresh(tmp_path), fresh(tmp_path)):
+        assert process.communicate(timeout=240) == ("right at exit\n", "")
+        assert process.returncode == 0
+    written = indices(tmp_path)
+    kernels = ("groups", "channelwise", "bits")
+    assert sorted({name.split(".")[0] for name in written}) == sorted(kernels)
+    third = fresh(tmp_path)
+    assert third.communicate(timeout=240) == ("right at exit\n", "")
+    assert indices(tmp_path) == written

@@ -1,0 +1,3 @@
+#pragma once
+
+__device__ __forceinline__ float halved(float x) { return __fmul_rn(x, 0.5f); }
