@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -31,25 +32,37 @@ def find_blocks(model: nn.Module, wanted: str | Sequence[str]) -> dict[str, nn.M
 
 
 def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
-    """Have every block's forward executed by the runtime; `unwrap_blocks` undoes it."""
+    """Have every block's forward executed by this runtime, and no other; `unwrap_blocks` undoes it.
+
+    A deep copy of a block runs its own weights through the same runtime; a pickled one comes back unwrapped.
+    """
+    unwrap_blocks(blocks)
     for name, module in blocks.items():
-        module.forward = _through(runtime, module, f"{name} ({type(module).__name__})")  # type: ignore[method-assign]
+        forward = _through(runtime, module, f"{name} ({type(module).__name__})")
+        module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
 
 
 def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
     """Give the blocks their own forward back."""
     for module in blocks.values():
-        module.__dict__.pop("forward", None)
+        covered = getattr(module.forward, "covered", ())
+        if covered:
+            del module.forward
+            if covered[0] is not None:
+                module.forward = covered[0]
 
 
-def _through(runtime: Runtime, module: nn.Module, name: str) -> Any:
-    original = module.forward
-    block = runtime.block_of(module, name)
+def _through(runtime: Runtime, module: nn.Module, name: str) -> Callable[..., Any]:
+    """The block's forward as a method, so that a deep copy binds it to the copy."""
+    own = vars(module).get("forward")  # an instance may have a forward that its class has not
+    original = type(module).forward if own is None else own
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return runtime.run(block, module, original, args, kwargs)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = types.MethodType(original, self) if own is None else own
+        return runtime.run(runtime.block_of(self, name), self, run, args, kwargs)
 
+    forward.covered = (own,)  # type: ignore[attr-defined]
     return forward
 
 
