@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ds_adacc.fingerprint import Marks, moved
 from ds_adacc.plan import Plan
 from ds_adacc.program import Op, Recording
-from ds_adacc.reach import Guard
 
 _RECORDS = 8
 _DISTINCT_NUMBERS = 3
@@ -22,11 +22,12 @@ class Record:
 
     `plan` is None where the block could not be recorded: it then runs under plain autograd. `outliers` holds, for each
     value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both
-    on the device. `changes` counts how often each guarded number was found changed; those in `settled` are guarded no
-    longer, and the operators in `volatile`, which follow them, are never replayed.
+    on the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each
+    number in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which
+    may follow them, are never replayed.
     """
 
-    guards: tuple[Guard, ...] = ()
+    state: Marks | None = None
     kind: str = ""
     plan: Plan | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -34,28 +35,31 @@ class Record:
     settled: frozenset[str] = frozenset()
     volatile: dict[int, str] = field(default_factory=dict)
 
-    def holds(self) -> bool:
-        return all(guard.holds() for guard in self.guards)
+    def holds(self, state: Marks) -> bool:
+        """Whether the block's program is the recorded one when its modules are in `state`."""
+        if self.state is None or self.state == state:
+            return True
+        return bool(self.settled) and (moved(self.state, state) or {""}) <= self.settled
 
     def succeed(self, earlier: Record, old: Recording, new: Recording) -> None:
         """Learn from the earlier record of the same signature, one of whose numbers has changed.
 
         A number on a schedule would have the block recorded anew at every step. Once it has been seen with three
-        values and only constants of the program differed, the operators that hold them are refused for replay and
-        the number is guarded no longer.
+        values and only constants of the program differed, it is guarded no longer, and all operators whose constants
+        may follow it are refused for replay: a constant that has not moved yet may do so after a warm-up.
         """
         differing = _differing_constants(old, new)
-        if differing is None:
+        changed = None if earlier.state is None or self.state is None else moved(earlier.state, self.state)
+        if differing is None or changed is None:
             return
-        moved = {g.path for g in earlier.guards if not g.holds() and type(g.value) in (int, float)}
-        self.changes = earlier.changes + Counter(moved)
-        settling = {path for path in moved if self.changes[path] >= _DISTINCT_NUMBERS - 1}
+        changed -= earlier.settled
+        self.changes = earlier.changes + Counter(changed)
         self.settled, self.volatile = earlier.settled, earlier.volatile
-        if moved == settling:
-            reason = f"its constant follows {', '.join(sorted(moved)) or 'something outside the block'}"
-            self.settled = earlier.settled | settling
-            self.volatile = {**dict.fromkeys(differing, reason), **earlier.volatile}
-        self.guards = tuple(guard for guard in self.guards if guard.path not in self.settled)
+        if changed and all(self.changes[name] >= _DISTINCT_NUMBERS - 1 for name in changed):
+            reason = f"its constant may follow {', '.join(sorted(changed))}"
+            suspects = [*differing, *(op.index for op in new.ops if _holds_scalar(op))]
+            self.settled = earlier.settled | changed
+            self.volatile = {**dict.fromkeys(suspects, reason), **earlier.volatile}
 
 
 class Block:
@@ -65,26 +69,43 @@ class Block:
         self.name = name
         self._records: list[tuple[Hashable, Record]] = []
 
-    def find(self, signature: Hashable) -> Record | None:
-        """The record for this signature whose numbers all still stand."""
+    def find(self, signature: Hashable, state: Marks) -> Record | None:
+        """The record for this signature and this state of the block's modules."""
         for position, (known, record) in enumerate(self._records):
-            if known == signature and record.holds():
+            if known == signature and record.holds(state):
                 if position:
                     self._records.insert(0, self._records.pop(position))
                 return record
         return None
 
     def latest(self, signature: Hashable) -> Record | None:
-        """The last used record for this signature, whatever its numbers."""
+        """The last used record for this signature, whatever its state."""
         return next((record for known, record in self._records if known == signature), None)
 
     def add(self, signature: Hashable, record: Record) -> None:
         """Keep a new record, in the place of one that holds for the same calls."""
-        others = [(s, r) for s, r in self._records if not (s == signature and r.holds())]
+        others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
 
     def records(self) -> list[Record]:
         return [record for _, record in self._records]
+
+
+def _covers(record: Record, other: Record) -> bool:
+    return other.state is None or record.holds(other.state)
+
+
+def _holds_scalar(op: Op) -> bool:
+    """Whether the operator has a Python number as a constant; integers count where a scalar or a tensor may stand."""
+    schema = getattr(op.func, "_schema", None)
+    if schema is None:
+        return True
+    types = {argument.name: str(argument.type) for argument in schema.arguments}
+    given = [*zip(types, op.args, strict=False), *op.kwargs]
+    return any(
+        type(value) is float or (type(value) is int and types.get(name) in ("Tensor", "number", "Scalar"))
+        for name, value in given
+    )
 
 
 def _differing_constants(old: Recording, new: Recording) -> list[int] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psutil
 import torch
@@ -14,19 +15,64 @@ from ds_adacc.config import MemoryBudget
 _MARGIN = 0.05
 
 
-def available_bytes(device: torch.device) -> int:
-    """Bytes that activations can still take beside what is allocated now, less a margin of 5 % of the device.
+def available_bytes(device: torch.device, recomputed: int) -> int:
+    """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device.
 
-    On CUDA what the allocator has cached counts as free; on the CPU the machine's available memory is shared evenly by
-    the ranks on it.
+        free now - (peak of the process so far - what it has now) + `recomputed`
+
+    `recomputed` is the predicted part of the blocks in that peak: until a policy is agreed, all is recomputed. What
+    else the peak held (gradients, logits, buckets) so stays accounted for. On CUDA what the allocator has cached is
+    free. The CPU's memory is shared evenly by the ranks on the machine; the peak is that of resident memory.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(int(free + cached - _MARGIN * total), 0)
+        allocated = torch.cuda.memory_allocated(device)
+        free += torch.cuda.memory_reserved(device) - allocated
+        beyond = torch.cuda.max_memory_allocated(device) - allocated
+        return max(int(free - beyond + recomputed - _MARGIN * total), 0)
     memory = psutil.virtual_memory()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(int((memory.available - _MARGIN * memory.total) / ranks), 0)
+    free = min([memory.available, *_left_in_cgroups()])
+    return max(int((free - _MARGIN * memory.total) / _ranks_here()) - _resident_beyond() + recomputed, 0)
+
+
+def _ranks_here() -> int:
+    """Ranks on this machine: torchrun's word for it, or DeepSpeed's launcher's."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
+
+
+def _resident_beyond(status: Path = Path("/proc/self/status")) -> int:
+    """Bytes by which this process's resident memory has been above what it is now; 0 where the system does not say."""
+    if not status.exists():
+        return 0
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+    if not {"VmHWM", "VmRSS"} <= fields.keys():
+        return 0
+    high, now = (int(fields[name].split()[0]) for name in ("VmHWM", "VmRSS"))
+    return max(high - now, 0) << 10
+
+
+def _left_in_cgroups(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Bytes left in each limited memory cgroup (version 2 or 1) that this process is in."""
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, limit, used = mount, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, used = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        parts = Path(path.strip("/")).parts
+        for depth in range(len(parts) + 1):
+            yield from _left(root.joinpath(*parts[:depth]), limit, used)
+
+
+def _left(folder: Path, limit: str, used: str) -> Iterator[int]:
+    """What one cgroup has left: file cache that the kernel can drop at once counts as free."""
+    if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
+        stat_file = folder / "memory.stat"
+        stat = dict(line.split() for line in stat_file.read_text().splitlines()) if stat_file.exists() else {}
+        cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        yield max(int(most) - int((folder / used).read_text()) + cache, 0)
 
 
 def budget_bytes(budget: MemoryBudget, kinds: Sequence[planner.Kind], available: int) -> int:

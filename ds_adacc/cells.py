@@ -12,14 +12,11 @@ returns for one saved tensor: a view of a cell's value, or a parameter. Rules ob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ds_adacc.geometry import Geometry
 from ds_adacc.kernels import Codec
-from ds_adacc.program import Op
-from ds_adacc.replay import live, replay
+from ds_adacc.replay import Rerun, live, modified, replay
 
 UNPLANNED = "unplanned"
 
@@ -42,10 +39,7 @@ class Retained:
         if self.tensor is None:
             raise RuntimeError(f"value {self.name} is asked for, but this call never saved it")
         if self.tensor._version != self.version:
-            raise RuntimeError(
-                f"value {self.name} of shape {tuple(self.tensor.shape)}, needed for gradient computation, has been "
-                f"modified by an in-place operation: it is at version {self.tensor._version}, expected {self.version}"
-            )
+            raise modified(f"value {self.name}", self.tensor, self.version)
         return self.tensor
 
     def held(self) -> tuple[torch.Tensor, ...]:
@@ -89,29 +83,32 @@ class Compressed:
 class Replay:
     """One operator replayed in backward; its outputs stay cached until each one's last use."""
 
-    __slots__ = ("_cached", "_left", "inputs", "op", "parameters", "uses")
+    __slots__ = ("_cached", "_left", "inputs", "rerun", "versions")
 
-    def __init__(
-        self, op: Op, inputs: dict[int, Cell], parameters: Sequence[torch.Tensor], uses: Sequence[int]
-    ) -> None:
-        self.op = op
+    def __init__(self, rerun: Rerun, inputs: dict[int, Cell]) -> None:
+        self.rerun = rerun
         self.inputs = inputs
-        self.parameters = parameters
-        self.uses = uses
-        self._left = list(uses)
-        self._cached: list[torch.Tensor | None] = [None] * len(uses)
+        self.versions = [parameter._version for parameter in rerun.read_parameters]
+        self._left = list(rerun.uses)
+        self._cached: list[torch.Tensor | None] = [None] * len(rerun.uses)
 
     def get(self, output: int) -> torch.Tensor:
-        tensor = self._cached[output]
+        tensor, uses = self._cached[output], self.rerun.uses
         if tensor is None:
-            roots = {index: cell.get() for index, cell in self.inputs.items()}
-            outputs = replay(self.op, roots.__getitem__, self.parameters)
-            self._cached = [t if n else None for t, n in zip(outputs, self.uses, strict=False)]
+            outputs = self._run()
+            self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
             tensor = outputs[output]
         self._left[output] -= 1
         if self._left[output] <= 0:
-            self._cached[output], self._left[output] = None, self.uses[output]
+            self._cached[output], self._left[output] = None, uses[output]
         return tensor
+
+    def _run(self) -> tuple[torch.Tensor, ...]:
+        for parameter, version in zip(self.rerun.read_parameters, self.versions, strict=True):
+            if parameter._version != version:
+                raise modified("a parameter", parameter, version)
+        roots = {index: cell.get() for index, cell in self.inputs.items()}
+        return replay(self.rerun.op, roots.__getitem__, self.rerun.parameters)
 
 
 class Rebuilt:
@@ -169,11 +166,7 @@ class ParameterSlot:
 
     def unpack(self) -> torch.Tensor:
         if self.parameter._version != self.version:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(self.parameter.shape)}, needed for gradient computation, has been "
-                f"modified by an in-place operation: it is at version {self.parameter._version}, "
-                f"expected {self.version}"
-            )
+            raise modified("a parameter", self.parameter, self.version)
         return self.view.view(live(self.parameter))
 
 

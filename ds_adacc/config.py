@@ -15,15 +15,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import hjson
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from ds_adacc.kernels import BACKENDS, CODECS
@@ -101,8 +93,8 @@ def _invalid(*problems: Problem) -> PydanticCustomError:
 
 
 def _group_size(value: int) -> int:
-    if value < 2 or value % 2:
-        raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte"))
+    if not 2 <= value <= 65536 or value % 2:
+        raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte; at most 65536"))
     return value
 
 
@@ -173,6 +165,10 @@ def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
     for where, name in named.items():
         if name not in CODECS:
             yield where, name, f"unknown codec{_nearest(name, CODECS)}"
+        elif name == "bits" and role != "dropout_mask":
+            yield where, name, "holds values of two kinds only, whose role is 'dropout_mask'; name it there"
+    if len(set(map(str, named.values()))) < len(named):
+        yield (role,), names, "names a codec twice"
 
 
 def _roles(value: Any) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import deepspeed
@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc import checkpointing
 from ds_adacc.blocks import find_blocks, wrap_blocks
-from ds_adacc.config import AdaccConfig, load, read
+from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.log import get_logger
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
@@ -27,15 +27,24 @@ class Adacc:
     the plan in force; None before that step has ended.
     """
 
-    def __init__(self, config: AdaccConfig, runtime: Runtime) -> None:
+    def __init__(self, config: AdaccConfig, runtime: Runtime, found: Sequence[str] = ()) -> None:
         self.runtime = runtime
+        self._found = found
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
         self._log = get_logger()
+        self._served = False
         self._warned = False
 
-    def _warn_of_no_blocks(self) -> None:
-        if not self._warned:
-            self._warned = True
+    def _warn_of_no_calls(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        if self._found:
+            text = "none of the %d blocks found (the first: %s) has run in training; name the classes of those that do"
+            self._log.warning(
+                f"adacc is enabled but does nothing: {text} in adacc.blocks", len(self._found), self._found[0]
+            )
+        else:
             self._log.warning(
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing; name the blocks' classes in adacc.blocks"
@@ -48,8 +57,9 @@ class Adacc:
     def end_step(self) -> None:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
         runtime = self.runtime
-        if runtime.calls == 0:
-            self._warn_of_no_blocks()
+        self._served = self._served or runtime.ranks.any(runtime.calls > 0)
+        if not self._served:
+            self._warn_of_no_calls()
             return
         if runtime.ranks.any(bool(runtime.portfolio.undecided)):
             runtime.plan_new_kinds()
@@ -101,7 +111,8 @@ def initialize(
         return start()
     blocks = find_blocks(model, section.blocks)
     if blocks and _zero_stage(source) == 3:
-        deepspeed.utils.set_z3_leaf_modules(model, list({type(block) for block in blocks.values()}))
+        for block in blocks.values():
+            deepspeed.utils.set_z3_leaf_module(block, True)
     result = start()
     _attach(result[0], section, blocks)
     return result
@@ -112,7 +123,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     runtime = Runtime(section, ranks, stepped=True)
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
-    engine.adacc = Adacc(section, runtime)
+    engine.adacc = Adacc(section, runtime, list(blocks))
     original = engine.step
 
     @functools.wraps(original)
@@ -144,4 +155,9 @@ def _config_source(args: Any, config: Any, config_params: Any) -> Any:
 
 
 def _zero_stage(source: Any) -> int:
-    return int(read(source).get("zero_optimization", {}).get("stage", 0))
+    section = read(source).get("zero_optimization", {})
+    stage = section.get("stage", 0) if isinstance(section, Mapping) else None
+    if stage not in (0, 1, 2, 3):
+        shown = section if stage is None else stage
+        raise ConfigError(f"zero_optimization = {shown!r}: must be an object whose stage is 0, 1, 2 or 3")
+    return stage

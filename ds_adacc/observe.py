@@ -20,7 +20,7 @@ class Observation:
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self._alive: Counter[str] = Counter()
-        self._cells: list[weakref.ref[Cell]] = []
+        self._cells: weakref.WeakSet[Cell] = weakref.WeakSet()
 
     def watch(
         self, kind: str, call: Call, pack: Callable[[torch.Tensor], Slot]
@@ -31,12 +31,12 @@ class Observation:
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
             if isinstance(slot, ValueSlot) and slot.cell.name == UNPLANNED:
-                self._cells.append(weakref.ref(slot.cell))
+                self._cells.add(slot.cell)
             return _WatchedSlot(slot, ticket)
 
         def done() -> None:
             values = call.plan.recording.values
-            self._cells.extend(weakref.ref(cell) for i, cell in call.cells.items() if values[i].owned)
+            self._cells.update(cell for i, cell in call.cells.items() if values[i].owned)
 
         return watched, done
 
@@ -51,9 +51,8 @@ class Observation:
         """Count the bytes of storage that cells hold, each storage once. Later calls do nothing."""
         if self.held_bytes is None:
             storages: dict[int, int] = {}
-            for reference in self._cells:
-                cell = reference()
-                for tensor in cell.held() if cell is not None else ():
+            for cell in self._cells:
+                for tensor in cell.held():
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())

@@ -12,6 +12,7 @@ from ds_adacc.geometry import Geometry
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import Policy
 from ds_adacc.program import Op, ParameterRef, Recording, Value, ValueRef
+from ds_adacc.replay import Rerun
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,9 @@ class Step:
 
     `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
     `size`, `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of
-    it) or in the parameter. `fill` marks the position at which the value's cell is filled, `hold` one at which a
-    rebuilt value must be kept for now; `release` names the rebuilt values whose sources have all been saved then.
+    it) or in the parameter, `start` its distance in bytes from there. `again` marks the first of several positions of
+    a value, `fill` the position at which its cell is filled, `hold` one at which a rebuilt value must be kept for
+    now; `release` names the rebuilt values whose sources have all been saved then.
     """
 
     value: int | None = None
@@ -31,6 +33,8 @@ class Step:
     dtype: torch.dtype | None = None
     view: Geometry | None = None
     root: Geometry | None = None
+    start: int = 0
+    again: bool = False
     fill: bool = False
     hold: bool = False
     release: tuple[int, ...] = ()
@@ -43,6 +47,13 @@ class Step:
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The value of which `tensor` is the part seen at this position."""
         return tensor if self.view is None else self.view.root(tensor, self.root)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the value of which `tensor` is to be a part lies within its storage."""
+        if self.view is None or self.root is None:
+            return True
+        first = tensor.storage_offset() * tensor.element_size() - self.start
+        return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,8 @@ class Plan:
     codecs: Mapping[int, Codec]
     steps: tuple[Step, ...]
     order: tuple[int, ...]
-    replays: tuple[int, ...]
+    replays: Mapping[int, Rerun]
     uses: Mapping[int, int]
-    output_uses: Mapping[int, tuple[int, ...]]
     inputs: tuple[int, ...]
 
     @property
@@ -76,8 +86,8 @@ def bind(recording: Recording, policy: Policy, codecs: Mapping[int, Codec]) -> P
     steps = _steps(recording, policy, order)
     inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
-    output_uses = {op: _output_uses(recording.ops[op], policy, uses) for op in replays}
-    return Plan(recording, policy, used_codecs, steps, order, replays, uses, output_uses, inputs)
+    reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
+    return Plan(recording, policy, used_codecs, steps, order, reruns, uses, inputs)
 
 
 def rows(value: Value) -> tuple[int, int]:
@@ -106,9 +116,16 @@ def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
     return uses
 
 
-def _output_uses(op: Op, policy: Policy, uses: Mapping[int, int]) -> tuple[int, ...]:
-    """How often each output of a replay is asked for; those that are stored are not."""
-    return tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs)
+def _rerun(recording: Recording, op: Op, policy: Policy, uses: Mapping[int, int]) -> Rerun:
+    """Outputs that are stored are not asked for."""
+    parameters = dict.fromkeys(ref.index for ref in op.references if isinstance(ref, ParameterRef))
+    return Rerun(
+        op,
+        op.reads,
+        recording.parameters,
+        tuple(recording.parameters[index] for index in parameters),
+        tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
+    )
 
 
 def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
@@ -122,16 +139,18 @@ def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses:
 
 def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Step, ...]:
     first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for number, position in enumerate(recording.positions):
         if isinstance(position.ref, ValueRef):
             first.setdefault(position.ref.index, number)
+            last[position.ref.index] = number
     ready = _ready(recording, policy, order, first)
     release: dict[int, list[int]] = {}
     for index, number in ready.items():
         if number > first.get(index, number):
             release.setdefault(number, []).append(index)
     return tuple(
-        _step(recording, policy, number, order, first, ready, tuple(release.get(number, ())))
+        _step(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
         for number in range(len(recording.positions))
     )
 
@@ -141,7 +160,7 @@ def _step(
     policy: Policy,
     number: int,
     order: tuple[int, ...],
-    first: Mapping[int, int],
+    sightings: tuple[Mapping[int, int], Mapping[int, int]],
     ready: Mapping[int, int],
     release: tuple[int, ...],
 ) -> Step:
@@ -149,16 +168,18 @@ def _step(
     if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
         return Step(release=release)
     seen = ref.geometry
-    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype}
+    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
     if isinstance(ref, ParameterRef):
         return Step(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
     value = recording.values[ref.index]
+    first, last = sightings
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
     return Step(
         value=ref.index,
         **look,
         view=None if seen == value.geometry else seen,
         root=value.geometry if is_first else None,
+        again=is_first and last[ref.index] > number,
         fill=is_first and policy.stores[ref.index] is not None,
         hold=is_first and ready.get(ref.index, -1) > number,
         release=release,

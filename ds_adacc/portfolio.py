@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +40,23 @@ class Kind:
     def outlier_values(self) -> list[int]:
         """Values that the outlier codec may hold."""
         offers = enumerate(self.profile.codecs)
-        return [index for index, costs in offers if any(cost.codec == "outlier" for cost in costs)]
+        return [i for i, costs in offers if self._holds_outliers(i) or any(cost.codec == "outlier" for cost in costs)]
+
+    def tracked_values(self, roles: Sequence[str]) -> list[int]:
+        """Those of these roles, and those that the outlier codec does hold: its channels are to be kept fresh."""
+        values = self.recording.values
+        return [i for i in self.outlier_values if values[i].role in roles or self._holds_outliers(i)]
+
+    def narrow(self, offers: Sequence[Sequence[str]]) -> None:
+        """Offer, from the next planning on, only the codecs that this block too may use, by value."""
+        kept = [
+            tuple(c for c in costs if c.codec in names)
+            for costs, names in zip(self.profile.codecs, offers, strict=True)
+        ]
+        self.profile = replace(self.profile, codecs=tuple(kept))
+
+    def _holds_outliers(self, index: int) -> bool:
+        return self.policy is not None and self.policy.stores[index] == "outlier"
 
 
 @dataclass(frozen=True)
@@ -80,23 +97,28 @@ class Portfolio:
             kind.policy, kind.capacity = self._agreed[digest]
         return kind
 
+    def keep(self, digests: Collection[str]) -> None:
+        """Forget the kinds of all other blocks; a policy once agreed still stands for when they come back."""
+        self.kinds = {digest: kind for digest, kind in self.kinds.items() if digest in digests}
+
     @property
     def undecided(self) -> tuple[str, ...]:
         return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
 
-    def decide(self, digests: Sequence[str], device: torch.device, reason: str, must_fit: bool = True) -> Decision:
+    def decide(
+        self, digests: Sequence[str], device: torch.device | None, reason: str, must_fit: bool = True
+    ) -> Decision:
         """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
 
-        A budget that is a fraction is taken of the first kinds decided on, and stands in bytes from then on. Raises
+        A budget that is a fraction or "auto" is taken at the first decision, and stands from then on, in bytes. On a
+        rank that has run no block yet `device` is None: others' memory decides. All raise what the first rank raises:
         planner.InfeasibleBudget, and from the second decision on planner.NoSolutionInTime, on every rank. Where there
         is no policy to stay with, or `must_fit` is false, everything that can be is recomputed, with a warning.
         """
         rows_of_kinds = {digest: self._row(digest) for digest in digests}
-        everyone = self._ranks.gather((rows_of_kinds, available_bytes(device)))
-        answer = self._ranks.from_first(self._attempt(everyone, reason, must_fit) if self._ranks.is_first else None)
-        if isinstance(answer, Exception):
-            raise answer
-        decision, capacities = answer
+        available = None if device is None else available_bytes(device, self._recomputed(digests))
+        everyone = self._ranks.gather((rows_of_kinds, available))
+        decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, reason, must_fit))
         if decision.shortfall:
             peak = planner.human_bytes(decision.solution.peak)
             text = "everything that can be is recomputed, with a planned peak of %s: %s"
@@ -119,27 +141,34 @@ class Portfolio:
     def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
         """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
         value = kind.recording.values[index]
-        codec = self._codecs.make("outlier", torch.zeros(capacity, dtype=torch.long))
+        codec = self._codecs.make("outlier", torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
         return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
 
     def _row(self, digest: str) -> tuple[dict[str, Any], int, dict[int, int]]:
         kind = self.kinds[digest]
         return kind.profile.to_json(), kind.count, kind.capacity
 
-    def _attempt(self, everyone: Sequence[Any], reason: str, must_fit: bool) -> Any:
-        """The decision with the capacities agreed, or the exception to be raised on every rank."""
+    def _recomputed(self, digests: Sequence[str]) -> int:
+        """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
+        kinds = [planner.Kind(d, self.kinds[d].profile, self.kinds[d].count) for d in digests]
+        return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds]) if kinds else 0
+
+    def _attempt(
+        self, everyone: Sequence[Any], reason: str, must_fit: bool
+    ) -> tuple[Decision, dict[str, dict[int, int]]]:
+        """The decision, and the capacities agreed."""
         kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
-        budget = self._budget(kinds, min(available for _, available in everyone))
+        budget = self._budget(kinds, min(free for _, free in everyone if free is not None))
         shortfall = ""
         try:
             solution = self._solve(kinds, budget)
         except planner.InfeasibleBudget as error:
             if must_fit:
-                return error
+                raise
             solution, shortfall = self._recompute(kinds), str(error)
         except planner.NoSolutionInTime as error:
             if must_fit and self._limit is not None:
-                return error  # there is a policy to stay with
+                raise  # there is a policy to stay with
             solution, shortfall = self._recompute(kinds), f"adacc.solver.max_seconds: {error}"
         return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason, shortfall), capacities
 
@@ -149,9 +178,7 @@ class Portfolio:
     def _budget(self, kinds: Sequence[planner.Kind], available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
             return _UNLIMITED
-        if self._config.memory_budget.kind == "fraction" and self._limit is not None:
-            return self._limit
-        return budget_bytes(self._config.memory_budget, kinds, available)
+        return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, kinds, available)
 
     def _solve(self, kinds: Sequence[planner.Kind], budget: int) -> planner.Solution:
         solver = planner.compress_all if self._config.forces_compression else planner.solve_isolated
@@ -186,14 +213,42 @@ class Portfolio:
         return replace(profile, codecs=tuple(codecs))
 
 
+def on_first(ranks: Ranks, work: Callable[[], Any]) -> Any:
+    """What `work` gives on the first rank; what it raises there, every rank raises. Every rank must call."""
+    result, error = None, None
+    if ranks.is_first:
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+    result, told = ranks.from_first((result, _portable(error)))
+    if told is not None:
+        raise error or told
+    return result
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The exception, or one of its text where it does not survive pickling."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"on the first rank: {type(error).__name__}: {error}")
+
+
 def _mean(profiles: Sequence[planner.Profile]) -> planner.Profile:
-    first = profiles[0]
+    largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(
-        tuple(_mean_cost(costs) for costs in zip(*offers, strict=True))
+        tuple(_mean_cost(costs) for costs in _shared(offers))
         for offers in zip(*(p.codecs for p in profiles), strict=True)
     )
-    return planner.Profile(first.graph, seconds, codecs)
+    return planner.Profile(largest.graph, seconds, codecs)
+
+
+def _shared(offers: Sequence[Sequence[planner.CodecCost]]) -> list[list[planner.CodecCost]]:
+    """The ranks' costs of each codec that all of them offer for a value."""
+    by_name = [{cost.codec: cost for cost in costs} for costs in offers]
+    return [[costs[name] for costs in by_name] for name in by_name[0] if all(name in costs for costs in by_name)]
 
 
 def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -119,10 +120,17 @@ class Recording:
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
     buffers: tuple[tuple[Any, str], ...] = field(repr=False)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """Identity of the program's structure: blocks with the same one share a profile and a policy."""
-        text = repr((self.values, [_portable(op) for op in self.ops], self.positions))
+        """Identity of the program's structure: blocks with the same one share a profile and a policy.
+
+        It leaves out what differs from rank to rank: device numbers, and what the data decides.
+        """
+        dynamic = frozenset(value.index for value in self.values if value.dynamic)
+        values = [_structure(value) for value in self.values]
+        ops = [_without_data(_portable(op), dynamic) for op in self.ops]
+        positions = [(_without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
+        text = repr((values, ops, positions))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 
@@ -147,3 +155,21 @@ def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
 
 def _portable(op: Op) -> tuple[Any, ...]:
     return (op.name, op.args, op.kwargs, op.outputs, op.refusal)
+
+
+def _structure(value: Value) -> tuple[Any, ...]:
+    """The role is left out too: it follows from the program, but for a mask's, which its data tells."""
+    layout = None if value.dynamic else (value.geometry, value.channels)
+    flags = value.requires_grad, value.overwritten, value.dynamic
+    return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
+
+
+def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
+    """`tree` without device numbers and without the geometries of the values `dynamic`."""
+    if isinstance(tree, torch.device):
+        return tree.type
+    if isinstance(tree, ValueRef) and tree.index in dynamic:
+        return "dynamic", tree.index
+    if isinstance(tree, tuple | list):
+        return type(tree).__name__, tuple(_without_data(item, dynamic) for item in tree)
+    return tree

@@ -46,8 +46,8 @@ def _differs(op: Op, recording: Recording, tensors: Sequence[torch.Tensor]) -> s
         outputs = replay(op, tensors.__getitem__, recording.parameters)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, NotImplementedError) as error:
-        return f"its replay fails: {error}"
+    except Exception as error:
+        return f"its replay fails: {type(error).__name__}: {error}"
     if random and _restore_random_state(tensors, before):
         return "it draws random numbers"
     for index, output in zip(op.outputs, outputs, strict=False):

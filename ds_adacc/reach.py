@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ds_adacc.fingerprint import LONGEST, Marks, fingerprint, is_plain, snapshot
+
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3
-_LONGEST = 256
 
 
 @dataclass
@@ -44,13 +45,10 @@ class Reach:
                 if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                     yield module, name, value
 
-    def numbers(self) -> Iterator[Guard]:
-        """Every Python number and string that the modules, their configuration objects and lists hold."""
-        seen: set[int] = set()
-        for module in self._submodules():
-            for name, value in module.__dict__.items():
-                if name not in _MODULE_INTERNALS and not name.startswith("ds_"):
-                    yield from _numbers(module.__dict__, name, value, type(module).__name__, seen, _DEPTH)
+    @functools.cached_property
+    def state(self) -> Marks:
+        """What the block's program depends on besides its arguments, as it is when first asked for."""
+        return fingerprint(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
 
     def _submodules(self) -> Iterator[nn.Module]:
         seen: set[int] = set()
@@ -59,23 +57,6 @@ class Reach:
                 if id(child) not in seen:
                     seen.add(id(child))
                     yield child
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A number or string that stood at `holder[key]` when the block was recorded."""
-
-    holder: Any = field(repr=False)
-    key: Any
-    value: Any
-    path: str
-
-    def holds(self) -> bool:
-        try:
-            now = self.holder[self.key]
-        except (KeyError, IndexError):
-            return False
-        return now is self.value or (type(now) is type(self.value) and now == self.value)
 
 
 def reach(function: Callable[..., Any]) -> Reach:
@@ -93,11 +74,18 @@ def identity(function: Callable[..., Any]) -> Hashable:
     return inner, modules, tuple(snapshot(value) for value in found.plain)
 
 
-def snapshot(value: Any) -> Hashable:
-    """A non-tensor's worth as part of a key: itself if it is a number or the like, else its type and numbers."""
-    if isinstance(value, int | float | bool | str | bytes | type(None) | torch.dtype | torch.device):
-        return (type(value), value)
-    return type(value), tuple((g.path, g.value) for g in _numbers({}, "", value, "", set(), _DEPTH))
+def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """`function`, or it and the modules among its arguments: they belong to the block as much as its own do."""
+    found = Reach()
+    _collect([*args, *kwargs.values()], found, 2)
+    return functools.partial(function, *found.modules) if found.modules else function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call the block in messages."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _code(function: Any) -> Hashable:
@@ -118,7 +106,7 @@ def _collect(thing: Any, found: Reach, depth: int) -> None:
         if not any(thing is tensor for tensor in found.tensors):
             found.tensors.append(thing)
     elif depth == 0:
-        return
+        found.plain.append(thing)
     elif isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
             _collect(part, found, depth)
@@ -126,16 +114,27 @@ def _collect(thing: Any, found: Reach, depth: int) -> None:
         _collect(thing.__self__, found, depth)
     elif isinstance(thing, types.FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
-        for part in (*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
+        for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
             _collect(part, found, depth - 1)
-    elif isinstance(thing, list | tuple) and len(thing) <= _LONGEST:
+    elif isinstance(thing, list | tuple) and len(thing) <= LONGEST:
         for part in thing:
             _collect(part, found, depth - 1)
-    elif isinstance(thing, dict) and len(thing) <= _LONGEST:
+    elif isinstance(thing, dict) and len(thing) <= LONGEST:
+        found.plain.append(tuple(thing))
         for part in thing.values():
             _collect(part, found, depth - 1)
+    elif is_plain(thing):
+        _collect(thing.__dict__, found, depth)
     else:
         found.plain.append(thing)
+
+
+def _globals(function: types.FunctionType) -> Iterator[Any]:
+    """Modules, tensors and plain values that the function's own code reads as globals."""
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, nn.Module | torch.Tensor | int | float | str | list | tuple):
+            yield value
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -143,23 +142,3 @@ def _filled(cell: types.CellType) -> bool:
         return cell.cell_contents is not cell
     except ValueError:  # a cell that its function has not assigned yet
         return False
-
-
-def _numbers(holder: Any, key: Any, value: Any, path: str, seen: set[int], depth: int) -> Iterator[Guard]:
-    path = f"{path}.{key}"
-    if isinstance(value, bool | int | float | str):
-        yield Guard(holder, key, value, path)
-        return
-    if depth == 0 or id(value) in seen or isinstance(value, torch.Tensor | nn.Module | type | types.ModuleType):
-        return
-    seen.add(id(value))
-    if isinstance(value, dict):
-        items: Any = list(value.items())
-    elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
-    else:
-        value = getattr(value, "__dict__", {})
-        items = list(value.items()) if isinstance(value, dict) else []
-    if len(items) <= _LONGEST:
-        for name, item in items:
-            yield from _numbers(value, name, item, path, seen, depth - 1)

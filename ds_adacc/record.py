@@ -44,7 +44,7 @@ class Recorder(TorchDispatchMode):
         self._ops: list[Op] = []
         self._positions: list[Position] = []
         self._roots: dict[int, list[int]] = {}
-        self._tainted = False
+        self._turn: int | None = None
         self._fresh = False
         for position, tensor in enumerate(inputs):
             self._external(tensor, "input", position)
@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
         self.saved.append(tensor)
         if self.failure is None:
             try:
-                plannable = not (tensor.is_conj() or tensor.is_neg())
+                plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
                 ref = self._refer(tensor) if plannable else None
                 self._positions.append(Position(ref, len(self._ops), self._fresh))
             except Unrecordable as reason:
@@ -93,24 +93,38 @@ class Recorder(TorchDispatchMode):
         """The block's program. Raises `Unrecordable` with the reason if there is none."""
         if self.failure is not None:
             raise Unrecordable(self.failure)
-        return Recording(
+        met = {id(parameter) for parameter in self.parameters}
+        recording = Recording(
             self.name,
             tuple(self._values),
             tuple(self._ops),
             tuple(self._positions),
-            tuple(self.parameters),
+            (*self.parameters, *(p for p in dict.fromkeys(self._reach.parameters) if id(p) not in met)),
             tuple(self.buffers),
         )
+        return recording.refuse(self._unsure())
 
     # -- bookkeeping
+
+    def _unsure(self) -> dict[int, str]:
+        """Operators on values first saved once Python has seen data: another branch may save others in their place."""
+        if self._turn is None:
+            return {}
+        early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in self._halves())
+        late = {i for i in late - early if self._values[i].origin not in ("input", "buffer")}
+        reason = "what is saved in its place may depend on data"
+        return {op.index: reason for op in self._ops if late.intersection((*op.outputs, *op.reads))}
+
+    def _halves(self) -> tuple[list[Position], list[Position]]:
+        return self._positions[: self._turn], self._positions[self._turn :]
 
     def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any) -> None:
         outputs = result if isinstance(result, tuple | list) else (result,)
         index = len(self._ops)
         written = _written(func, given)
-        refusal = _refusal(func, self._tainted)
-        if _reads_data(func):
-            self._tainted = True
+        refusal = _refusal(func, self._turn is not None)
+        if self._turn is None and _reveals(func, given, outputs):
+            self._turn = len(self._positions)
         op = Op(index, func, *encoded, (), refusal)
         dynamic = _dynamic(func, given) or any(self._values[value].dynamic for value in op.reads)
         rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
@@ -276,6 +290,14 @@ def _refusal(func: Any, tainted: bool) -> str | None:
     if tainted:
         return "may hold a number read from data"
     return None
+
+
+def _reveals(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
+    """Whether Python may know data from here on: as a number, as a shape, or from a copy on the host."""
+    if _reads_data(func) or _dynamic(func, given):
+        return True
+    on_host = any(tensor.device.type == "cpu" for tensor in _tensors(outputs))
+    return on_host and any(tensor.device.type not in ("cpu", "meta") for tensor in _tensors(given))
 
 
 def _reads_data(func: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ds_adacc import planner
 from ds_adacc.config import RectifierConfig
 from ds_adacc.log import get_logger
-from ds_adacc.portfolio import Kind
+from ds_adacc.portfolio import Kind, on_first
 from ds_adacc.runtime import Runtime
 
 Counts = Mapping[str, Mapping[int, int]]
@@ -72,7 +72,7 @@ class Rectifier:
     def _judge(self, counts: Counts) -> Verdict:
         ranks = self._runtime.ranks
         merged = _most(ranks.gather(counts))
-        return ranks.from_first(self._drift(merged) if ranks.is_first else None)
+        return on_first(ranks, lambda: self._drift(merged))
 
     def _drift(self, counts: Counts) -> Verdict:
         drifted, worst, reason = [], self._config.drift, ""

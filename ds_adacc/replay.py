@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ds_adacc.program import Op, ParameterRef, ValueRef
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One operator that backward replays: the values and the parameters it reads, and how often each output is used."""
+
+    op: Op
+    reads: tuple[int, ...]
+    parameters: Sequence[torch.Tensor]
+    read_parameters: tuple[torch.Tensor, ...]
+    uses: tuple[int, ...]
 
 
 def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -43,3 +55,11 @@ def live(parameter: torch.Tensor) -> torch.Tensor:
             "(deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize; ds_adacc.initialize does it)"
         )
     return parameter.detach()
+
+
+def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
+    """The error for a tensor that has been written to since its version was `expected`."""
+    return RuntimeError(
+        f"{what} of shape {tuple(tensor.shape)}, needed for gradient computation, has been modified by an in-place "
+        f"operation: it is at version {tensor._version}, expected {expected}"
+    )

@@ -23,9 +23,9 @@ from ds_adacc.plan import bind
 from ds_adacc.portfolio import Decision, Kind, Portfolio
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
-from ds_adacc.reach import identity, reach
+from ds_adacc.reach import Reach, identity, name_of, reach, with_modules
 from ds_adacc.report import decision_table
-from ds_adacc.signature import ambient, describe, flatten
+from ds_adacc.signature import ambient, describe, flatten, refusal
 from ds_adacc.tracking import Tracker
 
 _FUNCTIONS = 1024
@@ -52,7 +52,7 @@ class Runtime:
         self._stepped = stepped
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
-        self._device = torch.device("cpu")
+        self._device: torch.device | None = None
         self._inside = False
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
@@ -62,7 +62,8 @@ class Runtime:
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`; what its backward needs is held as the plan says."""
-        return self.run(self._block(function), function, function, args, kwargs)
+        owner = with_modules(function, args, kwargs)
+        return self.run(self._block(owner), owner, function, args, kwargs)
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The same for a block already known, whose tensors and numbers `owner` reaches."""
@@ -70,8 +71,12 @@ class Runtime:
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
-        if not isinstance(owner, nn.Module):
-            tensors += [t for t in reach(owner).tensors if not isinstance(t, nn.Parameter)]
+        found = reach(owner)
+        tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
+        reason = refusal(tensors)
+        if reason is not None:
+            self._fall_back(block, reason)
+            return function(*args, **kwargs)
         training = getattr(owner, "training", None)
         signature = (key, describe(tensors), ambient(tensors), training)
         self.calls += 1
@@ -79,9 +84,9 @@ class Runtime:
         try:
             if not self._stepped:
                 self._advance()
-            record = block.find(signature)
+            record = block.find(signature, found.state)
             if record is None or self._is_to_prove(record):
-                return self._first(block, signature, owner, tensors, lambda: function(*args, **kwargs))
+                return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
             return self._again(record, tensors, function, args, kwargs)
         finally:
             self._inside = False
@@ -101,7 +106,7 @@ class Runtime:
         pack: Callable[[torch.Tensor], Any] = call.pack
         done: Callable[[], None] = _nothing
         if self.tracking:
-            values = self.portfolio.kinds[record.kind].outlier_values
+            values = self.portfolio.kinds[record.kind].tracked_values(self.config.rectifier.roles)
             pack = Tracker(call, record, self.codecs, values, tensors)
         if self.observation is not None:
             pack, done = self.observation.watch(record.kind, call, pack)
@@ -117,19 +122,17 @@ class Runtime:
         self,
         block: Block,
         signature: Hashable,
-        owner: Callable[..., Any],
+        found: Reach,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
-        found = reach(owner)
-        guards = tuple(found.numbers())
         self.recordings += 1
         captured = capture(block.name, tensors, found, run)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
-        record = Record(guards=guards)
+        record = Record(state=found.state)
         recording = self._learn(block, signature, record, captured.recording)
         kind = self._kind(recording, captured)
         if kind.policy is None and self.observation is None:
@@ -139,9 +142,13 @@ class Runtime:
         self._bind(record, recording, kind)
         block.add(signature, record)
         self._tracked.add(record.kind)
-        self._device = next((t.device for t in captured.tensors), self._device)
+        self._note_device(captured.tensors)
         self._hand_over(record, captured, tensors)
         return captured.output
+
+    def _note_device(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self._device is None or self._device.type == "cpu":
+            self._device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
     def _hand_over(self, record: Record, captured: Capture, inputs: Sequence[torch.Tensor]) -> None:
         assert record.plan is not None
@@ -166,7 +173,9 @@ class Runtime:
         digest = recording.digest
         if digest not in self.portfolio.kinds:
             self.portfolio.add(digest, recording, measure(recording, captured.tensors, self.codecs))
-        return self.portfolio.kinds[digest]
+        kind = self.portfolio.kinds[digest]
+        kind.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
+        return kind
 
     def _note_outliers(self, record: Record, kind: Kind, tensors: Sequence[torch.Tensor]) -> None:
         for index in kind.outlier_values:
@@ -178,15 +187,23 @@ class Runtime:
 
     def _bind(self, record: Record, recording: Recording, kind: Kind) -> None:
         """Put the kind's policy in force for this record; until one is agreed, everything proven is recomputed."""
-        policy = kind.policy or planner.recompute_policy(kind.profile)
+        policy = self._permitted(kind.policy or planner.recompute_policy(kind.profile), recording)
         codecs = {}
         for index, choice in enumerate(policy.stores):
             if choice not in (None, planner.RETAIN):
                 channels = None
                 if choice == "outlier":
                     channels = record.outliers[index][0][: kind.capacity[index]]
-                codecs[index] = self.codecs.make(choice, channels)
+                codecs[index] = self.codecs.make(choice, self._device, channels)
         record.plan = bind(recording, policy, codecs)
+
+    def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
+        """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""
+        stores = list(policy.stores)
+        for index, choice in enumerate(stores):
+            if choice not in (None, planner.RETAIN, *self.codecs.on_offer(recording.values[index], recording)):
+                stores[index] = planner.RETAIN
+        return planner.Policy(tuple(stores), policy.replays)
 
     def _is_to_prove(self, record: Record) -> bool:
         """At a tracking step the first block of each kind is recorded and proven anew, while little else is held."""
@@ -198,7 +215,7 @@ class Runtime:
         key = identity(function)
         block = self._functions.get(key)
         if block is None:
-            block = self._functions[key] = Block(getattr(function, "__qualname__", type(function).__name__))
+            block = self._functions[key] = Block(name_of(function))
             if len(self._functions) > _FUNCTIONS:
                 self._functions.popitem(last=False)
         else:
@@ -248,6 +265,7 @@ class Runtime:
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)
+        self.portfolio.keep({record.kind for record in self.records()})
         self.observation = Observation()
         self.observed_held_bytes = None
         return decision
@@ -280,9 +298,9 @@ class Runtime:
     def _count_calls(self, digests: Sequence[str]) -> None:
         for digest in digests:
             kind = self.portfolio.kinds[digest]
-            recorded = sum(record.kind == digest for record in self.records())
+            blocks = sum(any(record.kind == digest for record in block.records()) for block in self.blocks())
             seen = self.observation.most_alive[digest] if self.observation else 0
-            kind.count = max(recorded, seen, 1)
+            kind.count = seen or max(kind.count, blocks)
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.reach import snapshot
+from ds_adacc.fingerprint import snapshot
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
@@ -20,6 +20,16 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     if isinstance(tree, dict):
         return dict, tuple([(key, flatten(item, tensors)) for key, item in tree.items()])
     return snapshot(tree)
+
+
+def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
+    """Why a block with these arguments cannot be recorded, if so."""
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+            return f"an argument is a tensor of type {type(tensor).__name__}"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"an argument is a {'nested tensor' if tensor.is_nested else f'tensor of layout {tensor.layout}'}"
+    return None
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> Hashable:

@@ -42,6 +42,9 @@ class InfeasibleBudget(ValueError):
         self.budget = budget
         self.smallest = smallest
 
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return type(self), (self.budget, self.smallest)
+
 
 class NoSolutionInTime(RuntimeError):
     """The time limit passed before the solver found any policy, or proved that there is none."""

@@ -78,7 +78,7 @@ def test_absent_or_disabled_sections_are_none_but_checked():
     assert load({"zero_optimization": {"stage": 3}}) is None
     assert load({"adacc": {"enabled": False}}) is None
     assert errors({"enabled": False, "group_size": 3}) == [
-        "adacc.group_size = 3: must be even and at least 2, as two 4-bit codes share a byte"
+        "adacc.group_size = 3: must be even and at least 2, as two 4-bit codes share a byte; at most 65536"
     ]
 
 
@@ -227,7 +227,8 @@ def test_presets_name_codecs_that_exist():
         ({"codecs": {"linear": None}}, "adacc.codecs.linear = None: must be the name of a codec, or a list of names"),
         (
             {"backend": "referense"},
-            "adacc.backend = 'referense': unknown backend; did you mean 'reference'? (valid: 'auto', 'reference')",
+            "adacc.backend = 'referense': unknown backend; did you mean 'reference'? "
+            "(valid: 'auto', 'reference', 'cpu', 'cuda')",
         ),
         (
             {"blocks": "GPTBlock"},
@@ -338,3 +339,16 @@ def test_a_bad_file_is_named(tmp_path, text, message):
 def test_a_directory_is_named(tmp_path):
     with pytest.raises(ConfigError, match="directory"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"codecs": {"linear": ["bits"]}}, "whose role is 'dropout_mask'"),
+        ({"codecs": {"linear": ["group", "group"]}}, "names a codec twice"),
+        ({"group_size": 65538}, "at most 65536"),
+    ],
+)
+def test_what_can_never_apply_is_refused(section, message):
+    (line,) = errors(section)
+    assert message in line

@@ -113,6 +113,29 @@ def test_one_warning_when_no_block_was_run(caplog):
     assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
 
 
+def test_a_rank_that_runs_no_block_votes_with_the_others():
+    adacc = stepped(nn.Linear(4, 4))
+    votes = []
+    adacc.runtime.ranks.any = lambda flag: votes.append(flag) or True
+    adacc.runtime.plan_new_kinds = lambda: votes.append("planned")
+    adacc.end_step()
+    assert votes == [False, False, "planned"]
+
+
+def test_another_warning_when_blocks_were_found_but_not_run(caplog):
+    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime, ["layers.0", "layers.1"])
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        adacc.end_step()
+    assert "none of the 2 blocks found" in caplog.text
+
+
+@pytest.mark.parametrize("zero", [True, {"stage": "auto"}])
+def test_a_stage_that_cannot_be_read_is_named(monkeypatch, zero):
+    monkeypatch.setattr(deepspeed, "initialize", lambda **_: pytest.fail("set up"))
+    with pytest.raises(ConfigError, match=r"zero_optimization = .*stage is 0, 1, 2 or 3"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {}, "zero_optimization": zero})
+
+
 def test_policies_survive_json():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
     adacc = stepped(model)

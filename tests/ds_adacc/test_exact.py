@@ -5,6 +5,8 @@ import torch
 import zoo
 from recorded import profile_of, random_policy, record, under
 
+import ds_adacc.prove
+import ds_adacc.replay
 from ds_adacc import planner
 from ds_adacc.graph import block_graph
 
@@ -129,3 +131,27 @@ def test_value_written_to_after_the_forward_raises():
         h.add_(1)
     with pytest.raises(RuntimeError, match="modified by an in-place operation"):
         output.sum().backward()
+
+
+def test_parameter_written_to_that_only_a_replay_reads_raises():
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    output = run(*args, **kwargs)
+    with torch.no_grad():
+        block.fc1.bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(128,\).*modified by an in-place operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, IndexError, AssertionError])
+def test_operator_whose_replay_raises_is_not_replayed(monkeypatch, error):
+    def replay(op, root, parameters):
+        if op.short_name == "gelu":
+            raise error("no")
+        return ds_adacc.replay.replay(op, root, parameters)
+
+    monkeypatch.setattr(ds_adacc.prove, "replay", replay)
+    recording = record(*zoo.example("gpt"))
+    refusals = [op.refusal for op in recording.ops if op.short_name == "gelu"]
+    assert refusals == [f"its replay fails: {error.__name__}: no"]

@@ -10,6 +10,10 @@ from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
+from ds_adacc.call import Call
+from ds_adacc.cells import unpack
+from ds_adacc.observe import Observation
+from ds_adacc.plan import bind
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +80,21 @@ def test_backward_frees_everything_without_the_collector():
     block.zero_grad()
     args[0].grad = None
     assert storages.alive() == 0
+
+
+def test_observation_forgets_what_is_gone():
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    plan = bind(recording, planner.retain_policy(profile_of(recording)), {})
+    observation, sizes = Observation(), []
+    for _ in range(3):
+        call = Call(plan, args)
+        pack, done = observation.watch("kind", call, call.pack)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            output = block(*args, **kwargs)
+        done()
+        call.close()
+        sizes.append(len(observation._cells))
+        del call, pack, done, output
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+    assert len(observation._cells) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import torch
 import torch.nn.functional as F
@@ -194,6 +195,34 @@ class ManyBlock(nn.Module):
         if flag and extra is None:
             y = y + self.two(other["mask"] * x).tanh()
         return y, {"sum": y.exp().sum(-1), "none": None, "number": 7}, x.detach()
+
+
+class HolderBlock(nn.Module):
+    """Holds things of every type that its program depends on."""
+
+    def __init__(self, number=None, width=WIDTH):
+        super().__init__()
+        self.fc1, self.fc2, self.inner = nn.Linear(width, width), nn.Linear(width, width), nn.GELU()
+        self.act, self.number, self.pair, self.scalar = F.gelu, number, (1.0,), 1.0
+        self.config, self.step = types.SimpleNamespace(t=1.0), 0
+        self.use = None
+
+    def forward(self, x, extra=None):
+        h = self.fc1(x) * (1.0 if self.number is None else self.number)
+        h = self.inner(h * self.pair[0]) * self.config.t
+        h = self.act(h * float(self.scalar))
+        h = h if self.use is None else self.use(h, self.step)
+        return self.fc2(_apply(extra, h))
+
+
+def _apply(extra, h):
+    if isinstance(extra, slice):
+        return torch.tanh(h[:, extra]) * h[:, extra]
+    if isinstance(extra, range):
+        return torch.tanh(h * extra[0])
+    if extra is None or isinstance(extra, torch.Tensor):
+        return h
+    return torch.tanh(extra(h) if callable(extra) else h * float(extra))
 
 
 def example(name, batch=2, time=9):

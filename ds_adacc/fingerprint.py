@@ -1,0 +1,174 @@
+"""What a block's program depends on besides its arguments' tensors, as flat marks by dotted name.
+
+Two calls whose marks are equal run the same program. Plain values, containers and plain objects count by content; all
+else (submodules, functions, objects with a state that Python does not show) counts by identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import numbers
+import types
+import weakref
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+Marks = dict[str, Hashable]
+
+_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
+_DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
+_SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+_DEPTH = 3
+LONGEST = 256
+
+_tokens: dict[int, tuple[weakref.ref[Any], int]] = {}
+_count = itertools.count()
+
+
+class _Plain:
+    pass
+
+
+class _Held:
+    """An object that has no weak references, by identity: kept alive so that its address is not used again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def fingerprint(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Marks:
+    """The marks of these modules, with all that they hold, and of parameters from elsewhere."""
+    walk = _Walk()
+    for number, module in enumerate(modules):
+        walk.module(f"block{number or ''}", module)
+    for number, parameter in enumerate(parameters):
+        walk.marks[f"parameter{number}"] = _parameter(parameter)
+    return walk.marks
+
+
+def snapshot(value: Any) -> Hashable:
+    """A non-tensor's worth as part of a key."""
+    if type(value) in _SCALARS:
+        return type(value), value
+    walk = _Walk()
+    walk.value("", value, _DEPTH)
+    return tuple(walk.marks.items())
+
+
+def moved(before: Marks, after: Marks) -> set[str] | None:
+    """The numbers that differ, by name; None if anything else does."""
+    if before.keys() != after.keys():
+        return None
+    names = {name for name, mark in after.items() if mark != before[name]}
+    return names if all(_is_number(before[name]) and _is_number(after[name]) for name in names) else None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `value` is an object of a Python class whose whole state is its `__dict__`."""
+    return type(value).__basicsize__ == _Plain.__basicsize__ and isinstance(getattr(value, "__dict__", None), dict)
+
+
+class _Walk:
+    """Collects marks. What is met a second time is marked by the name it was first met under."""
+
+    def __init__(self) -> None:
+        self.marks: Marks = {}
+        self._seen: dict[int, str] = {}
+
+    def module(self, name: str, module: nn.Module) -> None:
+        if self._met(name, module):
+            return
+        marks = self.marks
+        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        marks[name] = _token(module), type(module), tuple([tuple(h) for h in hooks])
+        for key, parameter in module._parameters.items():
+            marks[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
+        for key, buffer in module._buffers.items():
+            self.value(f"{name}.{key}", buffer, 0)
+        for key, value in module.__dict__.items():
+            if key not in _MODULE_INTERNALS and key not in _DEEPSPEED and not key.startswith("ds_"):
+                self.value(f"{name}.{key}", value, _DEPTH)
+        for key, child in module._modules.items():
+            if child is None:
+                marks[f"{name}.{key}"] = None
+            else:
+                self.module(f"{name}.{key}", child)
+
+    def value(self, name: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in _SCALARS or isinstance(value, int | float | str | bytes | range | numbers.Number):
+            self.marks[name] = kind, value
+        elif isinstance(value, torch.Tensor):
+            self.marks[name] = _parameter(value) if isinstance(value, nn.Parameter) else _look(value)
+        elif kind is types.MethodType:
+            self.marks[name] = _token(value.__self__), _token(value.__func__)
+        elif not self._met(name, value):
+            items = None if depth == 0 or isinstance(value, nn.Module) else _items(value)
+            if items is None or len(items) > LONGEST:
+                self.marks[name] = _token(value)
+                return
+            self.marks[name] = kind, len(items)
+            for key, item in items:
+                self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
+
+    def _met(self, name: str, value: Any) -> bool:
+        first = self._seen.setdefault(id(value), name)
+        if first is not name:
+            self.marks[name] = "same", first
+        return first is not name
+
+
+def _items(value: Any) -> list[tuple[Any, Any]] | None:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if isinstance(value, slice):
+        return [("start", value.start), ("stop", value.stop), ("step", value.step)]
+    if isinstance(value, functools.partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    return list(value.__dict__.items()) if is_plain(value) else None
+
+
+def _token(value: Any) -> Hashable:
+    """A number for this very object, never given to another."""
+    known = _tokens.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    address, number = id(value), next(_count)
+    try:
+        _tokens[address] = weakref.ref(value, lambda gone: _forget(address, gone)), number
+    except TypeError:
+        return _Held(value)
+    return number
+
+
+def _forget(address: int, gone: weakref.ref[Any]) -> None:
+    known = _tokens.get(address)
+    if known is not None and known[0] is gone:
+        del _tokens[address]
+
+
+def _parameter(parameter: torch.Tensor) -> Hashable:
+    """No shape: under ZeRO-3 it is that of a partition, or empty."""
+    return _token(parameter), parameter.requires_grad, parameter.dtype
+
+
+def _look(tensor: torch.Tensor) -> Hashable:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return _token(tensor)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _is_number(mark: Hashable) -> bool:
+    return isinstance(mark, tuple) and mark[0] in (int, float)

@@ -1,0 +1,135 @@
+"""Kinds and the ranks' agreement on them: what differs from rank to rank does not part them."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from recorded import record
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.portfolio import Kind, _mean, on_first
+from ds_adacc.program import Op
+from ds_adacc.runtime import Runtime
+
+
+class Elsewhere:
+    """The other end of a broadcast: what the first rank gave arrives pickled."""
+
+    def __init__(self, is_first, box):
+        self.is_first, self._box = is_first, box
+
+    def from_first(self, thing):
+        if self.is_first:
+            self._box.append(pickle.dumps(thing))
+            return thing
+        return pickle.loads(self._box[0])
+
+
+class Unpicklable(Exception):
+    def __init__(self, one, other):
+        super().__init__("text")
+
+
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        (planner.InfeasibleBudget(1, 2), planner.InfeasibleBudget),
+        (ValueError("x"), ValueError),
+        (Unpicklable(1, 2), RuntimeError),
+    ],
+)
+def test_what_the_first_rank_raises_all_raise(error, arrives):
+    def fail():
+        raise error
+
+    box = []
+    with pytest.raises(type(error)):
+        on_first(Elsewhere(True, box), fail)
+    with pytest.raises(arrives, match=r"text|x|budget of 1 bytes"):
+        on_first(Elsewhere(False, box), fail)
+
+
+def test_data_and_device_numbers_do_not_part_kinds():
+    block = zoo.GPTBlock(dropout=0.0)
+    recording = record(block, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
+    flagged = tuple(replace(v, finite=not v.finite, two_valued=not v.two_valued) for v in recording.values)
+    assert replace(recording, values=flagged).digest == recording.digest
+    digests = set()
+    for number in (0, 1):
+        op = Op(0, torch.ops.aten.empty.memory_format, ((4,),), (("device", torch.device("cuda", number)),), (None,))
+        digests.add(replace(recording, ops=(op,)).digest)
+    assert len(digests) == 1
+
+
+def cost(name):
+    return planner.CodecCost(name, 4, 1.0, 1.0, 0.1, 0)
+
+
+def test_only_codecs_that_every_rank_offers_are_on_offer():
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
+    assert [c.codec for c in _mean(profiles).codecs[0]] == ["token"]
+
+
+def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    kind = Kind(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
+    kind.narrow([("token",)])
+    assert [c.codec for c in kind.profile.codecs[0]] == ["token"]
+
+
+def runtime():
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+
+
+def step(runtime, blocks):
+    x = torch.randn(2, 4, requires_grad=True)
+    for block in blocks:
+        x = runtime.checkpoint(block, x)
+    x.sum().backward()
+    if runtime.portfolio.undecided:
+        runtime.plan_new_kinds()
+    else:
+        runtime.report()
+
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.number = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        return self.outer(nn.functional.gelu(self.inner(x)))
+
+
+def recount(runtime):
+    runtime.decide(tuple(runtime.portfolio.kinds), "again")
+    return runtime.decision.kinds[0].count
+
+
+def test_a_block_called_often_keeps_its_count():
+    runs, block = runtime(), Numbered()
+    for _ in range(3):
+        step(runs, [block] * 6)
+    assert runs.decision.kinds[0].count == recount(runs) == 6
+
+
+def test_a_block_recorded_often_counts_once():
+    runs, blocks = runtime(), [Numbered() for _ in range(3)]
+    for number in range(3):
+        for block in blocks:
+            block.number = number
+        step(runs, blocks)
+    assert recount(runs) == 3
+
+
+def test_kinds_that_no_record_uses_are_forgotten():
+    runs, block = runtime(), Numbered()
+    step(runs, [block])
+    runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.records()[0].kind]
+    recount(runs)
+    assert set(runs.portfolio.kinds) == {runs.records()[0].kind}
