@@ -39,7 +39,7 @@ STRATEGIES = {
     "adacc_no_outliers": "Adacc, no outlier separation",
 }
 
-TIMED_STEPS = 16
+TIMED_STEPS = 12
 
 # glibc keeps freed blocks of up to 32 MiB for reuse, and the holes that they leave count as resident: full
 # checkpointing then seems to take three times what it does. With these settings freed memory goes back to the system
@@ -214,7 +214,7 @@ def save(rows: list[Row], end: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="of the run for loss and memory (default: 30)")
+    parser.add_argument("--steps", type=int, default=20, help="of the run for loss and memory (default: 20)")
     parser.add_argument("--rounds", type=int, default=1, help="turns taken at timing (default: 1)")
     args, options = parser.parse_known_args()
     shutil.rmtree(OUT, ignore_errors=True)

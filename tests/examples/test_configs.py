@@ -18,7 +18,7 @@ def file(request):
 
 def test_deepspeed_reads_it(file):
     ours = DeepSpeedConfig(str(file))
-    assert ours.train_micro_batch_size_per_gpu == 4
+    assert ours.train_micro_batch_size_per_gpu == 8
     assert ours.optimizer_params["torch_adam"], "anything else is compiled at the first run"
     if file.stem.startswith("zero"):
         assert ours.zero_optimization_stage == int(file.stem[-1])

@@ -59,5 +59,5 @@ def test_rows_are_ratios_to_the_copy_and_are_written(benchmark, tmp_path):
     benchmark.write([right, wrong], device, tmp_path)
     assert json.loads((tmp_path / "codecs-cpu.json").read_text())["rows"] == [right, wrong]
     head, rule, *rows = (tmp_path / "codecs-cpu.md").read_text().splitlines()[2:]
-    assert {line.count("|") for line in (head, rule, *rows)} == {13}
+    assert {line.count("|") for line in (head, rule, *rows)} == {14}
     assert (tmp_path / "codecs-cpu.png").read_bytes().startswith(b"\x89PNG")
