@@ -37,11 +37,11 @@ class CompiledCodec(Codec):
             )
 
     def _check_payload(self, payload: Payload, sizes: Sequence[int], shape: Sequence[int]) -> None:
-        found = [part.numel() for part in payload]
+        found = [part.nbytes for part in payload]
         if found != list(sizes) or not all(part.is_contiguous() for part in payload):
             raise ValueError(
                 f"the payload of shape {tuple(shape)} for codec {self.name!r} is contiguous tensors of {list(sizes)} "
-                f"elements; got {found}"
+                f"bytes; got {found}"
             )
 
 
@@ -54,7 +54,7 @@ class CompiledInt4(CompiledCodec):
         return [codes, *(torch.empty(size, dtype=torch.float32) for size in sizes)]
 
     def _sizes(self, shape: Sequence[int]) -> list[int]:
-        return [(math.prod(shape) + 1) // 2, *[self._groups(shape)] * self.parameters]
+        return [(math.prod(shape) + 1) // 2, *[4 * self._groups(shape)] * self.parameters]
 
     def _seed(self) -> int:
         return draw_seed() if self.rounding == "stochastic" else NEAREST
@@ -153,7 +153,7 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         rows, width = rows_and_channels(shape)
         capacity = payload[-1].numel()
-        self._check_payload(payload, [*self._sizes(shape), rows * capacity, capacity], shape)
+        self._check_payload(payload, [*self._sizes(shape), rows * capacity * dtype.itemsize, 4 * capacity], shape)
         *groups, raw, indices = payload
         channels = indices.long()
         self._check_channels(channels, width)
@@ -231,7 +231,7 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         return min(lows), max(highs)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        self._check_payload(payload, [(math.prod(shape) + 7) // 8, 2], shape)
+        self._check_payload(payload, [(math.prod(shape) + 7) // 8, 2 * dtype.itemsize], shape)
         packed, values = payload
         x = fresh(shape, dtype)
         low, high = patterns(values).tolist()
