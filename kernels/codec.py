@@ -71,3 +71,18 @@ def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
 def draw_seed() -> int:
     """Return the seed of one stochastic compression, in [0, 2^63), from torch's default CPU generator."""
     return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def constructor_arguments(
+    name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str
+) -> tuple[object, ...]:
+    """Return what the class of the codec `name` takes, in every backend."""
+    if name == "bits":
+        return ()
+    if name == "token":
+        return scale, rounding
+    if name == "asymmetric":
+        return group_size, rounding
+    if name == "outlier":
+        return group_size, channels, scale, rounding
+    return group_size, scale, rounding

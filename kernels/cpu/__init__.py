@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..codec import Codec, rows_and_channels
+from ..codec import Codec, constructor_arguments, rows_and_channels
 from ..reference import rank_by_sums
 from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
@@ -23,17 +23,14 @@ __all__ = [
 ]
 
 
+CLASSES = {
+    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+}
+
+
 def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
     """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
-    if name == "token":
-        return TokenCodec(scale, rounding)
-    if name == "bits":
-        return BitsCodec()
-    if name == "outlier":
-        return OutlierCodec(group_size, channels, scale, rounding)
-    if name == "asymmetric":
-        return AsymmetricCodec(group_size, rounding)
-    return {"group": GroupCodec, "channel": ChannelCodec}[name](group_size, scale, rounding)
+    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding))
 
 
 def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

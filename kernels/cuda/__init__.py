@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..codec import Codec
+from ..codec import Codec, constructor_arguments
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .launch import Kernels
 from .modules import missing, warm_up
@@ -24,6 +24,11 @@ __all__ = [
 ]
 
 
+CLASSES = {
+    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+}
+
+
 def make(
     name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str, kernels: Kernels | None = None
 ) -> Codec:
@@ -33,12 +38,4 @@ def make(
     """
     if kernels is None and (reason := missing()):
         raise RuntimeError(reason)
-    if name == "token":
-        return TokenCodec(scale, rounding, kernels=kernels)
-    if name == "bits":
-        return BitsCodec(kernels=kernels)
-    if name == "outlier":
-        return OutlierCodec(group_size, channels, scale, rounding, kernels=kernels)
-    if name == "asymmetric":
-        return AsymmetricCodec(group_size, rounding, kernels=kernels)
-    return {"group": GroupCodec, "channel": ChannelCodec}[name](group_size, scale, rounding, kernels=kernels)
+    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding), kernels=kernels)

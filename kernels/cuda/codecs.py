@@ -41,8 +41,12 @@ class _Int4(Planned):
         self._check(dtype)
         return 0
 
+    def plan_of(self, x: Tensor) -> Plan:
+        """Return the plan for a tensor to be read or written."""
+        return self.plan(x.shape, x.dtype, x.device)
+
     def _compress(self, x: Tensor) -> Payload:
-        plan = self.plan(x.shape, x.dtype, x.device)
+        plan = self.plan_of(x)
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
         scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
         plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *self.seed())
@@ -51,7 +55,7 @@ class _Int4(Planned):
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         codes, scales = payload
         x = torch.empty(shape, dtype=dtype, device=codes.device)
-        self.plan(x.shape, dtype, x.device).decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
+        self.plan_of(x).decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
         return x
 
     def seed(self) -> tuple[int, ...]:
@@ -124,19 +128,8 @@ class TokenCodec(_Int4, reference.TokenCodec):
 class ChannelCodec(_Int4, reference.ChannelCodec):
     __doc__ = reference.ChannelCodec.__doc__
 
-    def _compress(self, x: Tensor) -> Payload:
-        plan = self.plan(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
-        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
-        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *self.seed())
-        return codes, scales
-
-    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        codes, scales = payload
-        x = torch.empty(shape, dtype=dtype, device=codes.device)
-        plan = self.plan(x.shape, dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
-        plan.decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
-        return x
+    def plan_of(self, x: Tensor) -> Plan:
+        return self.plan(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool) -> Plan:
         rows, channels = rows_and_channels(shape)

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from .. import reference
 from ..codec import rows_and_channels
+from ..reference.scores import RUN
 from .launch import SUFFIX, Kernels, Launch, ceil_div, kernels_of
 
 BLOCK = 256  # threads
-RUN = 64  # rows that are added one by one: RUN in sums.cu
 
 
 def channel_sums(x: Tensor, kernels: Kernels | None = None) -> Tensor:

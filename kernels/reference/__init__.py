@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..codec import Codec
+from ..codec import Codec, constructor_arguments
 from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
@@ -26,14 +26,11 @@ __all__ = [
 ]
 
 
+CLASSES = {
+    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+}
+
+
 def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
     """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
-    if name == "token":
-        return TokenCodec(scale, rounding)
-    if name == "bits":
-        return BitsCodec()
-    if name == "outlier":
-        return OutlierCodec(group_size, channels, scale, rounding)
-    if name == "asymmetric":
-        return AsymmetricCodec(group_size, rounding)
-    return {"group": GroupCodec, "channel": ChannelCodec}[name](group_size, scale, rounding)
+    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding))
