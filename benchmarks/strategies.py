@@ -147,8 +147,8 @@ def measure_times(args):
         if strategy.runtime is not None:
             decision = strategy.runtime.decision
             rows[strategy.name] |= {
-                "planned_peak": decision.solution.peak / decision.without,
-                "solve_seconds": decision.solution.solve_seconds,
+                "planned_peak": decision.peak / decision.without,
+                "solve_seconds": decision.solve_seconds,
                 "recording_seconds": strategy.recording_seconds,
                 "plan": strategy.runtime.describe(),
             }

@@ -75,12 +75,12 @@ def _left(folder: Path, limit: str, used: str) -> Iterator[int]:
         yield max(int(most) - int((folder / used).read_text()) + cache, 0)
 
 
-def budget_bytes(budget: MemoryBudget, kinds: Sequence[planner.Kind], available: int) -> int:
-    """The budget in bytes: as given, as a fraction of the peak without checkpointing, or what is available."""
+def budget_bytes(budget: MemoryBudget, without: int, available: int) -> int:
+    """The budget in bytes: as given, as a fraction of the peak `without` checkpointing, or what is `available`."""
     if budget.kind == "bytes":
         return int(budget.amount)
     if budget.kind == "fraction":
-        return int(budget.amount * peak_without(kinds))
+        return int(budget.amount * without)
     return available
 
 

@@ -18,7 +18,7 @@ import hjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from ds_adacc.kernels import BACKENDS, CODECS
+from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
 
@@ -180,11 +180,13 @@ def _roles(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _backend(value: Any) -> str:
-    choices = ("auto", *BACKENDS)
-    if value not in choices:
-        raise _invalid(((), value, f"unknown backend{_nearest(value, choices)}"))
-    return value
+def _one_of(kind: str, choices: Iterable[str]) -> PlainValidator:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise _invalid(((), value, f"unknown {kind}{_nearest(value, choices)}"))
+        return value
+
+    return PlainValidator(check)
 
 
 class _Part(BaseModel):
@@ -220,8 +222,9 @@ class AdaccConfig(_Part):
     """The "adacc" section.
 
     `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
-    codecs. `group_size`: elements that share a scale; even, as two codes share a byte. `zscore_threshold`: above it a
-    channel is an outlier (equation 1).
+    codecs. `group_size`: elements that share a scale; even, as two codes share a byte. `scale`: what it is anchored at,
+    the signed extreme of its group, or as in the paper max|x| / 8 (equation 2), which clips the extreme. `rounding`: to
+    the nearest code, or stochastic. `zscore_threshold`: above it a channel is an outlier (equation 1).
     """
 
     enabled: bool = True
@@ -229,10 +232,12 @@ class AdaccConfig(_Part):
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
+    scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
+    rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
     zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
-    backend: Annotated[str, PlainValidator(_backend)] = "auto"
+    backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
 
     @property
     def forces_compression(self) -> bool:

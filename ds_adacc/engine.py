@@ -24,7 +24,7 @@ class Adacc:
     """What `engine.adacc` is: the runtime at work, and what it did.
 
     `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
-    the plan in force; None before that step has ended.
+    the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
     """
 
     def __init__(self, config: AdaccConfig, runtime: Runtime, found: Sequence[str] = ()) -> None:
@@ -51,12 +51,17 @@ class Adacc:
             )
 
     @property
+    def planned_held_bytes(self) -> int | None:
+        return self.runtime.held and self.runtime.held.planned
+
+    @property
     def observed_held_bytes(self) -> int | None:
-        return self.runtime.observed_held_bytes
+        return self.runtime.held and self.runtime.held.observed
 
     def end_step(self) -> None:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
         runtime = self.runtime
+        runtime.end_backward()
         self._served = self._served or runtime.ranks.any(runtime.calls > 0)
         if not self._served:
             self._warn_of_no_calls()
@@ -132,6 +137,8 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
         result = original(*args, **kwargs)
         if boundary:
             engine.adacc.end_step()
+        else:
+            runtime.end_backward()
         return result
 
     engine.step = step

@@ -7,7 +7,6 @@ else (submodules, functions, objects with a state that Python does not show) cou
 from __future__ import annotations
 
 import functools
-import itertools
 import numbers
 import types
 import weakref
@@ -25,16 +24,32 @@ _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.d
 _DEPTH = 3
 LONGEST = 256
 
-_tokens: dict[int, tuple[weakref.ref[Any], int]] = {}
-_count = itertools.count()
-
 
 class _Plain:
     pass
 
 
+class _Same(weakref.ref):
+    """This very object: equal while it lives to another such reference to it, and to nothing once it is gone."""
+
+    __slots__ = ("_address",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._address = id(value)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        value = self()
+        return value is not None and isinstance(other, _Same) and other() is value
+
+    def __hash__(self) -> int:
+        return self._address
+
+
 class _Held:
-    """An object that has no weak references, by identity: kept alive so that its address is not used again."""
+    """The same for an object that has no weak references: kept alive so that its address is not used again."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -141,22 +156,11 @@ def _items(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _token(value: Any) -> Hashable:
-    """A number for this very object, never given to another."""
-    known = _tokens.get(id(value))
-    if known is not None and known[0]() is value:
-        return known[1]
-    address, number = id(value), next(_count)
+    """Equal for this very object alone."""
     try:
-        _tokens[address] = weakref.ref(value, lambda gone: _forget(address, gone)), number
+        return _Same(value)
     except TypeError:
         return _Held(value)
-    return number
-
-
-def _forget(address: int, gone: weakref.ref[Any]) -> None:
-    known = _tokens.get(address)
-    if known is not None and known[0] is gone:
-        del _tokens[address]
 
 
 def _parameter(parameter: torch.Tensor) -> Hashable:

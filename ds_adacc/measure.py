@@ -42,8 +42,14 @@ class CodecMaker:
 
     def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
         """The codec `name`; `channels` are the outlier channels, for the codec that separates them."""
-        chosen = channels if name == "outlier" else None
-        return make_codec(name, backend=self._backend(device), group_size=self._config.group_size, channels=chosen)
+        return make_codec(
+            name,
+            backend=self._backend(device),
+            group_size=self._config.group_size,
+            channels=channels if name == "outlier" else None,
+            scale=self._config.scale,
+            rounding=self._config.rounding,
+        )
 
     def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:
         """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""

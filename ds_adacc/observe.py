@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,24 @@ from ds_adacc.call import Call
 from ds_adacc.cells import UNPLANNED, Cell, Slot, ValueSlot
 
 
+@dataclass(frozen=True)
+class Held:
+    """Bytes that the calls of one step held when its backward began: as planned for those very calls, and as seen."""
+
+    planned: int
+    observed: int
+
+
 class Observation:
-    """One step's count: calls alive at once by kind of block, and the bytes held when backward begins."""
+    """One step's count: calls alive at once by kind of block, and what is held when backward begins.
+
+    `held_bytes` and `held_calls` (by kind) are of that moment; None and empty before it.
+    """
 
     def __init__(self) -> None:
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
+        self.held_calls: Counter[str] = Counter()
         self._alive: Counter[str] = Counter()
         self._cells: weakref.WeakSet[Cell] = weakref.WeakSet()
 
@@ -56,6 +69,7 @@ class Observation:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
+            self.held_calls = +self._alive
 
 
 class _Ticket:

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.budget import available_bytes, budget_bytes, peak_without
+from ds_adacc.budget import available_bytes
 from ds_adacc.config import AdaccConfig
+from ds_adacc.decision import Decision, decide
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
-
-_UNLIMITED = 1 << 62
 
 
 @dataclass
@@ -59,21 +58,6 @@ class Kind:
         return self.policy is not None and self.policy.stores[index] == "outlier"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What one planning gave, the same on every rank.
-
-    `budget` and `without` (the peak without checkpointing) are in bytes; `shortfall` says why the budget is not kept.
-    """
-
-    kinds: tuple[planner.Kind, ...]
-    solution: planner.Solution
-    budget: int
-    without: int
-    reason: str
-    shortfall: str = ""
-
-
 class Portfolio:
     """Decides policies together with the other ranks.
 
@@ -106,37 +90,48 @@ class Portfolio:
         return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
 
     def decide(
-        self, digests: Sequence[str], device: torch.device | None, reason: str, must_fit: bool = True
+        self, groups: Sequence[Collection[str]], device: torch.device | None, reason: str, must_fit: bool = True
     ) -> Decision:
         """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
 
-        A budget that is a fraction or "auto" is taken at the first decision, and stands from then on, in bytes. On a
-        rank that has run no block yet `device` is None: others' memory decides. All raise what the first rank raises:
-        planner.InfeasibleBudget, and from the second decision on planner.NoSolutionInTime, on every rank. Where there
-        is no policy to stay with, or `must_fit` is false, everything that can be is recomputed, with a warning.
+        `groups` names the kinds whose calls are alive together. A budget that is a fraction or "auto" is taken at the
+        first decision, and stands from then on, in bytes. On a rank that has run no block yet `device` is None:
+        others' memory decides. All raise what the first rank raises: planner.InfeasibleBudget, and from the second
+        decision on planner.NoSolutionInTime, on every rank. Where there is no policy to stay with, or `must_fit` is
+        false, everything that can be is recomputed, with a warning.
         """
-        rows_of_kinds = {digest: self._row(digest) for digest in digests}
-        available = None if device is None else available_bytes(device, self._recomputed(digests))
-        everyone = self._ranks.gather((rows_of_kinds, available))
+        rows_of_kinds = {digest: self._row(digest) for group in groups for digest in group}
+        available = None if device is None else available_bytes(device, self._recomputed(groups))
+        everyone = self._ranks.gather((rows_of_kinds, groups, available))
         decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, reason, must_fit))
         if decision.shortfall:
-            peak = planner.human_bytes(decision.solution.peak)
             text = "everything that can be is recomputed, with a planned peak of %s: %s"
-            get_logger().warning(text, peak, decision.shortfall)
+            get_logger().warning(text, planner.human_bytes(decision.peak), decision.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
-        group = tuple(kind.name for kind in decision.kinds)
-        self._groups = [known for known in self._groups if not set(known) & set(group)] + [group]
-        for kind, policy in zip(decision.kinds, decision.solution.policies, strict=True):
-            self._agreed[kind.name] = policy, capacities[kind.name]
-            if kind.name in self.kinds:
-                known = self.kinds[kind.name]
-                known.policy, known.capacity, known.profile = policy, capacities[kind.name], kind.profile
+        for group in decision.groups:
+            names = tuple(kind.name for kind in group.kinds)
+            self._groups = [known for known in self._groups if not set(known) & set(names)] + [names]
+        self._put_in_force(decision, capacities)
         return decision
 
-    def partners(self, digests: Sequence[str]) -> tuple[str, ...]:
-        """These kinds and those they share a budget with, as far as this rank has met them."""
-        wanted = {digest for group in self._groups if set(group) & set(digests) for digest in group}
-        return tuple(digest for digest in self.kinds if digest in wanted)
+    def _put_in_force(self, decision: Decision, capacities: Mapping[str, dict[int, int]]) -> None:
+        policies = decision.policies
+        for kind in decision.kinds:
+            policy, capacity = policies[kind.name], capacities[kind.name]
+            self._agreed[kind.name] = policy, capacity
+            if kind.name in self.kinds:
+                known = self.kinds[kind.name]
+                known.policy, known.capacity, known.profile = policy, capacity, kind.profile
+
+    def held_bytes(self, calls: Mapping[str, int]) -> int:
+        """Bytes that so many calls of each kind hold by the policies in force."""
+        kinds = self.kinds
+        return sum(count * kinds[d].policy.held_bytes(kinds[d].profile) for d, count in calls.items())
+
+    def partners(self, digests: Sequence[str]) -> list[tuple[str, ...]]:
+        """The groups that these kinds share a budget with, as far as this rank has met their kinds."""
+        shared = [group for group in self._groups if set(group) & set(digests)]
+        return [tuple(digest for digest in group if digest in self.kinds) for group in shared]
 
     def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
         """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
@@ -148,45 +143,28 @@ class Portfolio:
         kind = self.kinds[digest]
         return kind.profile.to_json(), kind.count, kind.capacity
 
-    def _recomputed(self, digests: Sequence[str]) -> int:
+    def _recomputed(self, groups: Sequence[Collection[str]]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
+        return max((self._recomputed_group(group) for group in groups if group), default=0)
+
+    def _recomputed_group(self, digests: Collection[str]) -> int:
         kinds = [planner.Kind(d, self.kinds[d].profile, self.kinds[d].count) for d in digests]
-        return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds]) if kinds else 0
+        return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds])
 
     def _attempt(
         self, everyone: Sequence[Any], reason: str, must_fit: bool
     ) -> tuple[Decision, dict[str, dict[int, int]]]:
         """The decision, and the capacities agreed."""
-        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
-        budget = self._budget(kinds, min(free for _, free in everyone if free is not None))
-        shortfall = ""
-        try:
-            solution = self._solve(kinds, budget)
-        except planner.InfeasibleBudget as error:
-            if must_fit:
-                raise
-            solution, shortfall = self._recompute(kinds), str(error)
-        except planner.NoSolutionInTime as error:
-            if must_fit and self._limit is not None:
-                raise  # there is a policy to stay with
-            solution, shortfall = self._recompute(kinds), f"adacc.solver.max_seconds: {error}"
-        return Decision(tuple(kinds), solution, budget, peak_without(kinds), reason, shortfall), capacities
+        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _, _ in everyone])
+        groups = [group for _, groups, _ in everyone for group in groups]
+        available = min(free for _, _, free in everyone if free is not None)
+        return decide(kinds, groups, available, self._config, reason, self._limit, must_fit), capacities
 
-    def _recompute(self, kinds: Sequence[planner.Kind]) -> planner.Solution:
-        return planner.recompute_all(kinds, _UNLIMITED, max_seconds=self._config.solver.max_seconds)
-
-    def _budget(self, kinds: Sequence[planner.Kind], available: int) -> int:
-        if self._config.forces_compression and self._config.memory_budget.kind == "auto":
-            return _UNLIMITED
-        return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, kinds, available)
-
-    def _solve(self, kinds: Sequence[planner.Kind], budget: int) -> planner.Solution:
-        solver = planner.compress_all if self._config.forces_compression else planner.solve_isolated
-        return solver(kinds, budget, max_seconds=self._config.solver.max_seconds)
-
-    def _merge(self, everyone: Sequence[Mapping[str, Any]]) -> tuple[list[planner.Kind], dict[str, dict[int, int]]]:
+    def _merge(
+        self, everyone: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, planner.Kind], dict[str, dict[int, int]]]:
         """The ranks' measurements as one: mean times, the largest counts and outlier capacities."""
-        kinds, capacities = [], {}
+        kinds, capacities = {}, {}
         for digest in sorted({digest for known in everyone for digest in known}):
             given = [known[digest] for known in everyone if digest in known]
             profiles = [planner.Profile.from_json(profile) for profile, _, _ in given]
@@ -195,7 +173,7 @@ class Portfolio:
                 for index, channels in wanted.items():
                     capacity[index] = max(channels, capacity.get(index, 0))
             profile = self._resize(digest, _mean(profiles), capacity)
-            kinds.append(planner.Kind(digest, profile, max(count for _, count, _ in given)))
+            kinds[digest] = planner.Kind(digest, profile, max(count for _, count, _ in given))
             capacities[digest] = capacity
         return kinds, capacities
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from ds_adacc import planner
+from ds_adacc.decision import Decision
+from ds_adacc.observe import Held
 from ds_adacc.planner import human_bytes
-from ds_adacc.portfolio import Decision, Portfolio
+from ds_adacc.portfolio import Portfolio
 
 
-def decision_table(decision: Decision, portfolio: Portfolio, observed: int | None) -> str:
+def decision_table(decision: Decision, portfolio: Portfolio, held: Held | None) -> str:
     """Blocks found; per saved value its role, shape, choice, bytes and milliseconds; planned and observed bytes."""
     lines = [f"plan ({decision.reason}):"]
-    for kind, policy in zip(decision.kinds, decision.solution.policies, strict=True):
-        lines += _kind_table(kind, policy, portfolio)
-    return "\n".join([*lines, *_summary(decision, observed)])
+    policies = decision.policies
+    for kind in decision.kinds:
+        lines += _kind_table(kind, policies[kind.name], portfolio)
+    return "\n".join([*lines, *_summary(decision, held)])
 
 
 def _kind_table(kind: planner.Kind, policy: planner.Policy, portfolio: Portfolio) -> list[str]:
@@ -66,16 +69,16 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _summary(decision: Decision, observed: int | None) -> list[str]:
-    solution = decision.solution
-    held = sum(kind.count * nbytes for kind, nbytes in zip(decision.kinds, solution.held, strict=True))
-    seen = human_bytes(observed) if observed is not None else "not seen"
+def _summary(decision: Decision, held: Held | None) -> list[str]:
+    seen = human_bytes(held.observed) if held is not None else "not seen"
+    if held is not None and held.planned != decision.held:
+        seen += f" where {human_bytes(held.planned)} was planned, as other calls ran in that step"
     budget = human_bytes(decision.budget) if decision.budget < 1 << 60 else "none"
-    fraction = solution.peak / decision.without if decision.without else 1.0
-    optimal = "optimal" if solution.proven_optimal else "not proven optimal"
+    fraction = decision.peak / decision.without if decision.without else 1.0
+    optimal = "optimal" if decision.proven_optimal else "not proven optimal"
     return [
-        f"  held between forward and backward: planned {human_bytes(held)}, observed {seen}",
-        f"  planned peak {human_bytes(solution.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
+        f"  held between forward and backward: planned {human_bytes(decision.held)}, observed {seen}",
+        f"  planned peak {human_bytes(decision.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
         f"checkpointing), budget {budget}",
-        f"  added per step {1000 * solution.added_seconds:.1f} ms; solved in {solution.solve_seconds:.3f} s, {optimal}",
+        f"  added per step {1000 * decision.added_seconds:.1f} ms; solved in {decision.solve_seconds:.3f} s, {optimal}",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from ds_adacc.call import Call
 from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
+from ds_adacc.decision import Decision
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker, measure
-from ds_adacc.observe import Observation
+from ds_adacc.observe import Held, Observation
 from ds_adacc.plan import bind
-from ds_adacc.portfolio import Decision, Kind, Portfolio
+from ds_adacc.portfolio import Kind, Portfolio
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 from ds_adacc.reach import Reach, identity, name_of, reach, with_modules
@@ -45,7 +46,7 @@ class Runtime:
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
         self.observation: Observation | None = Observation()
         self.decision: Decision | None = None
-        self.observed_held_bytes: int | None = None
+        self.held: Held | None = None
         self.tracking = False
         self.calls = 0
         self.recordings = 0
@@ -54,6 +55,8 @@ class Runtime:
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
         self._device: torch.device | None = None
         self._inside = False
+        self._together: set[str] = set()
+        self._waiting: list[frozenset[str]] = []
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
@@ -100,6 +103,8 @@ class Runtime:
         kwargs: Any,
     ) -> Any:
         plan = record.plan
+        if plan is not None:
+            self._together.add(record.kind)
         if plan is None or (plan.is_trivial and self.observation is None and not self.tracking):
             return function(*args, **kwargs)
         call = Call(plan, tensors)
@@ -138,6 +143,7 @@ class Runtime:
         if kind.policy is None and self.observation is None:
             self.observation = Observation()
         record.kind = recording.digest
+        self._together.add(record.kind)
         self._note_outliers(record, kind, captured.tensors)
         self._bind(record, recording, kind)
         block.add(signature, record)
@@ -245,29 +251,39 @@ class Runtime:
 
     def _advance(self) -> None:
         """Without an engine's step boundary: a forward that follows a backward begins a new step."""
+        if self.observation is None:
+            self._together.clear()
         if self.observation is None or self.observation.held_bytes is None:
             return
+        self.end_backward()
         if self.portfolio.undecided:
             self.plan_new_kinds()
         else:
             self.report()
 
+    def end_backward(self) -> None:
+        """A forward and its backward have ended: the kinds that ran were alive together."""
+        if not self._together.isdisjoint(self.portfolio.undecided):
+            self._waiting.append(frozenset(self._together))
+        self._together = set()
+
     def plan_new_kinds(self) -> None:
-        """Have policies made for the kinds that have none yet. The first of them must fit the budget."""
+        """Have policies made for the kinds that have none yet, and those alive with them. The first must fit."""
         first = self.decision is None
         reason = "first step recorded" if first else "new shapes recorded"
-        self.decide(self.portfolio.undecided, reason, must_fit=first)
+        groups, self._waiting = self._waiting, []
+        self.decide(groups, reason, must_fit=first)
 
-    def decide(self, digests: Sequence[str], reason: str, must_fit: bool = True) -> Decision:
-        """Have policies made for these kinds, with the other ranks, and put them in force here."""
-        self._count_calls(digests)
-        decision = self.portfolio.decide(digests, self._device, reason, must_fit)
+    def decide(self, groups: Sequence[Collection[str]], reason: str, must_fit: bool = True) -> Decision:
+        """Have policies made for these groups of kinds, with the other ranks, and put them in force here."""
+        self._count_calls({digest for group in groups for digest in group})
+        decision = self.portfolio.decide(groups, self._device, reason, must_fit)
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.records()})
         self.observation = Observation()
-        self.observed_held_bytes = None
+        self.held = None
         return decision
 
     def rebind(self, digest: str) -> None:
@@ -285,22 +301,24 @@ class Runtime:
 
     def report(self) -> None:
         """Once the first step under a new plan has been observed: say what was planned and what was seen."""
-        if self.decision is not None and self.observation is not None and self.observation.held_bytes is not None:
-            self.observed_held_bytes = self.observation.held_bytes
+        seen = self.observation
+        if self.decision is not None and seen is not None and seen.held_bytes is not None:
+            self.held = Held(self.portfolio.held_bytes(seen.held_calls), seen.held_bytes)
             self.observation = None
             self._log.info("%s", self.describe())
 
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""
         assert self.decision is not None
-        return decision_table(self.decision, self.portfolio, self.observed_held_bytes)
+        return decision_table(self.decision, self.portfolio, self.held)
 
-    def _count_calls(self, digests: Sequence[str]) -> None:
+    def _count_calls(self, digests: Collection[str]) -> None:
         for digest in digests:
             kind = self.portfolio.kinds[digest]
             blocks = sum(any(record.kind == digest for record in block.records()) for block in self.blocks())
             seen = self.observation.most_alive[digest] if self.observation else 0
-            kind.count = seen or max(kind.count, blocks)
+            # A kind that has a policy may have run before the observation began.
+            kind.count = seen if seen and kind.policy is None else max(kind.count, seen, blocks)
 
 
 def _nothing() -> None:

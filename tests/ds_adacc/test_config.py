@@ -24,7 +24,8 @@ ALL_ROLES = (
     "'dropout_mask', 'statistic', 'other'"
 )
 ALL_KEYS = (
-    "'enabled', 'blocks', 'memory_budget', 'codecs', 'group_size', 'zscore_threshold', 'rectifier', 'solver', 'backend'"
+    "'enabled', 'blocks', 'memory_budget', 'codecs', 'group_size', 'scale', 'rounding', 'zscore_threshold', "
+    "'rectifier', 'solver', 'backend'"
 )
 
 
@@ -42,6 +43,8 @@ def test_defaults():
         memory_budget="auto",
         codecs="paper",
         group_size=128,
+        scale="extreme",
+        rounding="nearest",
         zscore_threshold=3.0,
         rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=["linear", "layernorm", "gelu"]),
         solver=SolverConfig(max_seconds=1.0),
@@ -59,6 +62,8 @@ def test_every_key():
         "memory_budget": "12GiB",
         "codecs": {"linear": ["group", "outlier"], "key": "channel", "other": []},
         "group_size": 64,
+        "scale": "paper",
+        "rounding": "stochastic",
         "zscore_threshold": 4,
         "rectifier": {"enabled": False, "max_interval": 1, "drift": 0.5, "roles": []},
         "solver": {"max_seconds": 0.25},
@@ -68,6 +73,7 @@ def test_every_key():
     assert config.blocks == ("GPTBlock", "T5Block")
     assert config.codecs == {"linear": ("group", "outlier"), "key": ("channel",), "other": ()}
     assert (config.group_size, config.zscore_threshold, config.backend) == (64, 4.0, "reference")
+    assert (config.scale, config.rounding) == ("paper", "stochastic")
     assert config.rectifier == RectifierConfig(enabled=False, max_interval=1, drift=0.5, roles=())
     assert config.solver.max_seconds == 0.25
 
@@ -229,6 +235,12 @@ def test_presets_name_codecs_that_exist():
             {"backend": "referense"},
             "adacc.backend = 'referense': unknown backend; did you mean 'reference'? "
             "(valid: 'auto', 'reference', 'cpu', 'cuda')",
+        ),
+        ({"scale": "max"}, "adacc.scale = 'max': unknown scale (valid: 'extreme', 'paper')"),
+        (
+            {"rounding": "stochastc"},
+            "adacc.rounding = 'stochastc': unknown rounding; did you mean 'stochastic'? "
+            "(valid: 'nearest', 'stochastic')",
         ),
         (
             {"blocks": "GPTBlock"},

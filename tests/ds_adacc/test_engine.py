@@ -98,7 +98,7 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
         train(adacc, model, (9, 9, 9))
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
     decision = adacc.runtime.decision
-    assert adacc.observed_held_bytes == 3 * decision.solution.held[0]
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes == 3 * decision.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "dropout_mask", "planned peak", "observed", "solved in"):
         assert word in table
 
@@ -140,8 +140,60 @@ def test_policies_survive_json():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
     adacc = stepped(model)
     train(adacc, model, (9,))
-    (policy,) = adacc.runtime.decision.solution.policies
+    (policy,) = adacc.runtime.decision.policies.values()
     assert type(policy).from_json(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+class Meeting(nn.Module):
+    """Two kinds of blocks that run together, one of them at a length of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.readers = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.writers = nn.ModuleList(zoo.BertBlock() for _ in range(2))
+
+    def forward(self, x):
+        y = x[:, :5].contiguous()
+        for block in self.readers:
+            x = block(x)
+        for block in self.writers:
+            y = block(y)
+        return x.sum() + y.sum()
+
+
+def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
+    adacc = stepped(model := Meeting())
+    decisions = []
+    for time in (9, 9, 12, 12):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
+        adacc.end_step()
+        if adacc.runtime.decision not in decisions:
+            decisions.append(adacc.runtime.decision)
+    first, second = decisions
+    assert [len(decision.groups) for decision in decisions] == [1, 1]
+    assert [sorted(kind.count for kind in decision.kinds) for decision in decisions] == [[2, 2], [2, 2]]
+    assert len(set(first.policies) & set(second.policies)) == 1
+    assert second.peak <= second.budget == first.budget
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes == second.held
+
+
+def test_micro_batches_of_a_step_have_the_whole_budget_each():
+    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
+    for time in (9, 12):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
+        adacc.runtime.end_backward()
+    adacc.end_step()
+    decision = adacc.runtime.decision
+    assert [[kind.count for kind in group.kinds] for group in decision.groups] == [[3], [3]]
+    assert decision.without < sum(group.solution.peak for group in decision.groups)
+
+
+def test_the_table_of_a_step_with_other_calls_says_so(caplog):
+    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        train(adacc, model, (9, 9, 7, 9))
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.decision.held
+    assert "as other calls ran in that step" in caplog.text
 
 
 def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
@@ -162,4 +214,4 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9))
     assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
-    assert adacc.runtime.decision.solution.policies[0].replays
+    assert next(iter(adacc.runtime.decision.policies.values())).replays

@@ -91,6 +91,7 @@ def step(runtime, blocks):
     for block in blocks:
         x = runtime.checkpoint(block, x)
     x.sum().backward()
+    runtime.end_backward()
     if runtime.portfolio.undecided:
         runtime.plan_new_kinds()
     else:
@@ -107,7 +108,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.decide(tuple(runtime.portfolio.kinds), "again")
+    runtime.decide([tuple(runtime.portfolio.kinds)], "again")
     return runtime.decision.kinds[0].count
 
 

@@ -104,10 +104,10 @@ def account(engine):
         return None
     decision = adacc.runtime.decision
     return {
-        "policies": [policy.to_json() for policy in decision.solution.policies],
+        "policies": [policy.to_json() for policy in decision.policies.values()],
         "kinds": [kind.name for kind in decision.kinds],
         "counts": [kind.count for kind in decision.kinds],
-        "planned": sum(k.count * held for k, held in zip(decision.kinds, decision.solution.held, strict=True)),
+        "planned": decision.held,
         "observed": adacc.observed_held_bytes,
         "tracked_to": adacc.rectifier.interval if adacc.rectifier else None,
     }
