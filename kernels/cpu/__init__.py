@@ -9,7 +9,7 @@ from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .memory import KINDS
 from .sums import add_runs, sum_runs
-from .workers import WORKERS
+from .team import TEAM
 
 __all__ = [
     "AsymmetricCodec",
@@ -49,6 +49,6 @@ def channel_sums(x: Tensor) -> Tensor:
         return torch.zeros(channels, dtype=torch.float64)
     runs = -(-rows // RUN)
     sums = torch.empty((runs, channels), dtype=torch.float64)
-    WORKERS.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
-    WORKERS.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
+    TEAM.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
+    TEAM.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
     return sums[0]

@@ -12,7 +12,7 @@ from ..reference.bits import patterns
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
-from .workers import WORKERS
+from .team import TEAM
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
 SLACK = 512  # bytes that the allocator may add to a thread's buffers
@@ -91,7 +91,7 @@ class CompiledGroups(CompiledInt4):
         count, length, seed = self._groups(x.shape), self._length(x.shape), self._seed()
         separated = (rows_and_channels(x.shape)[1], *outliers)
         described = (KINDS[x.dtype], x, x.numel(), length, self.method, seed, codes, scales, *(offsets or [0]))
-        WORKERS.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
+        TEAM.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._check_payload(payload, self._sizes(shape), shape)
@@ -103,7 +103,7 @@ class CompiledGroups(CompiledInt4):
         codes, scales, *offsets = payload
         rejoined = (rows_and_channels(x.shape)[1], *outliers)
         described = (KINDS[x.dtype], x, x.numel(), self._length(x.shape), codes, scales, *(offsets or [0]))
-        WORKERS.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
+        TEAM.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
 
 
 class GroupCodec(CompiledGroups, reference.GroupCodec):
@@ -182,14 +182,14 @@ class ChannelCodec(CompiledInt4, reference.ChannelCodec):
     def _compress(self, x: Tensor) -> Payload:
         codes, scales = self._room(x)
         described = (*self._described(x), METHODS[self.scale], self._seed(), codes, scales)
-        WORKERS.run(channelwise.compress_channels, self._tiles(x.shape), x.numel(), 1, *described)
+        TEAM.run(channelwise.compress_channels, self._tiles(x.shape), x.numel(), 1, *described)
         return codes, scales
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._check_payload(payload, self._sizes(shape), shape)
         x = fresh(shape, dtype)
         described = (*self._described(x), *payload)
-        WORKERS.run(channelwise.decompress_channels, self._tiles(shape), x.numel(), 1, *described)
+        TEAM.run(channelwise.decompress_channels, self._tiles(shape), x.numel(), 1, *described)
         return x
 
     def _described(self, x: Tensor) -> tuple[int | Tensor, ...]:
@@ -226,7 +226,7 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         size = -(-count // (bits.SLICES * bits.BLOCK)) * bits.BLOCK
         ends = torch.empty((-(-count // size), 2), dtype=torch.int64)
         described = (flat.itemsize, flat, count, size, value, packed, ends)
-        WORKERS.run(bits.compress_bits, len(ends), count, 1, *described)
+        TEAM.run(bits.compress_bits, len(ends), count, 1, *described)
         lows, highs = zip(*ends.tolist(), strict=True)
         return min(lows), max(highs)
 
@@ -236,5 +236,5 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         x = fresh(shape, dtype)
         low, high = patterns(values).tolist()
         described = (x.itemsize, x, x.numel(), low, high, packed)
-        WORKERS.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
+        TEAM.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
         return x

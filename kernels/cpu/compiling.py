@@ -16,7 +16,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     file, delete `__pycache__`.
     """
     try:
-        return numba.njit(cache=True, no_cfunc_wrapper=True, **COMMON)(function)
+        return numba.njit(cache=True, **COMMON)(function)
     except RuntimeError as error:
         raise RuntimeError(f"set NUMBA_CACHE_DIR to a writable folder, for compiled kernels: {error}") from error
 

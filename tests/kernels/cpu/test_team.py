@@ -1,4 +1,4 @@
-"""The pool: who computes, under threads, forks, errors and at exit; and the cache on disk."""
+"""The team: who computes, under threads, forks, errors and at exit; and the cache on disk."""
 
 import os
 import signal
@@ -7,11 +7,14 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from ds_adacc.kernels import CODECS, make_codec
-from ds_adacc.kernels.cpu import workers
-from ds_adacc.kernels.cpu.workers import WORKERS, Workers
+from ds_adacc.kernels.cpu import codecs, team
+from ds_adacc.kernels.cpu.compiling import kernel
+from ds_adacc.kernels.cpu.memory import array_at
+from ds_adacc.kernels.cpu.team import TEAM, Team
 
 SIZE = (1037, 1024)  # several parts
 
@@ -40,57 +43,77 @@ def threads():
     torch.set_num_threads(before)
 
 
+@kernel
+def mark(first: int, last: int, seen: int, parts: int) -> None:
+    """Count each item, and write `last` where a part begins."""
+    counts, ends = array_at(seen, last, np.int64), array_at(parts, first + 1, np.int64)
+    for i in range(first, last):
+        counts[i] += 1
+    ends[first] = last
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("items", [1, 2, 7, 100])
 @pytest.mark.parametrize("step", [1, 2])
 def test_items_are_covered_once_and_cut_at_steps(threads, count, items, step):
     threads(count)
-    seen = []
-    WORKERS.run(lambda first, last, mark: seen.append((first, last, mark)), items, 1 << 24, step, "mark")
-    seen.sort()
-    assert [i for first, last, _ in seen for i in range(first, last)] == list(range(items))
-    assert all(first % step == 0 and mark == "mark" for first, _, mark in seen)
-    assert len(seen) > 1 or count == 1 or items <= step
+    seen, ends = torch.zeros(items, dtype=torch.int64), torch.zeros(items, dtype=torch.int64)
+    TEAM.run(mark, items, 1 << 24, step, seen, ends)
+    assert seen.tolist() == [1] * items
+    starts = ends.nonzero().flatten().tolist()
+    assert all(start % step == 0 for start in starts)
+    assert [*starts[1:], items] == ends[starts].tolist()
+    assert len(starts) > 1 or count == 1 or items <= step
 
 
-def callers(count, elements):
-    """The threads that compute the parts of a job, when each waits until as many have come as torch has."""
-    torch.set_num_threads(count)
-    barrier, names = threading.Barrier(count), set()
+@pytest.fixture
+def teams(monkeypatch):
+    """The sizes of the teams that were called."""
+    sizes, parallel = [], TEAM._parallel
 
-    def kernel(first, last):
-        if threading.get_ident() not in names:
-            names.add(threading.get_ident())
-            barrier.wait(10)
+    def called(function, argument, threads, flags):
+        sizes.append(threads)
+        parallel(function, argument, threads, flags)
 
-    Workers().run(kernel, 64, elements, 1)
-    return names
-
-
-def test_as_many_threads_work_as_torch_has(threads):
-    assert len(callers(3, 1 << 24)) == 3
-    assert threading.get_ident() in callers(2, 1 << 24)
-    assert callers(1, 1 << 24) == {threading.get_ident()}
+    monkeypatch.setattr(TEAM, "_parallel", called)
+    return sizes
 
 
-def test_small_tensors_wake_nobody(threads):
+def test_as_many_threads_work_as_torch_has(kit, threads, teams):
+    for count in (3, 2, 1):
+        threads(count)
+        assert is_right(sample(kit, "group", 0), "group")
+    assert teams == [3, 3, 2, 2]
+
+
+def test_small_tensors_wake_nobody(threads, teams):
     threads(4)
-    pool, seen = Workers(), []
-    pool.run(lambda first, last: seen.append((first, last, threading.get_ident())), 64, 2 * workers.PART - 1, 1)
-    assert seen == [(0, 64, threading.get_ident())]
-    assert pool._started == 0
+    build("group").compress(torch.ones(2 * team.PART - 1))
+    assert teams == []
 
 
-def test_an_error_in_any_part_is_raised(threads):
-    threads(2)
+@pytest.mark.parametrize("count", [1, 2])
+def test_without_openmp_the_caller_works_alone(kit, threads, monkeypatch, count):
+    threads(count)
+    alone = Team()
+    monkeypatch.setattr(alone, "_parallel", None)
+    monkeypatch.setattr(codecs, "TEAM", alone)
+    assert is_right(sample(kit, "group", 0), "group")
 
-    def kernel(first, last):
-        if first <= 40 < last:
-            raise MemoryError("part")
 
+@kernel
+def fail(first: int, last: int, bad: int) -> None:
+    if first <= bad < last:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_in_any_part_is_raised(threads, count):
+    threads(count)
     for _ in range(20):
-        with pytest.raises(MemoryError, match="part"):
-            WORKERS.run(kernel, 64, 1 << 24, 1)
+        with pytest.raises(MemoryError, match=r"fail failed in 1 of \d+ parts"):
+            TEAM.run(fail, 64, 1 << 24, 1, 40)
+    TEAM.run(fail, 64, 1 << 24, 1, 64)
 
 
 def test_nothing_is_kept_alive(kit, threads):
@@ -153,7 +176,7 @@ def equal_bytes(x, y):
     return x.numpy().tobytes() == y.numpy().tobytes()
 
 
-def test_a_forked_child_has_threads_of_its_own(kit, threads):
+def test_a_forked_child_works_alone(kit, threads):
     threads(2)
     tensors = {name: sample(kit, name, 0) for name in CODECS}
     assert all(is_right(x, name) for name, x in tensors.items())
@@ -162,7 +185,7 @@ def test_a_forked_child_has_threads_of_its_own(kit, threads):
     if child == 0:
         signal.alarm(60)
         same = all(all(map(equal_bytes, build(name).compress(x), expected[name])) for name, x in tensors.items())
-        os._exit(0 if same and WORKERS._started == 1 else 1)
+        os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert all(is_right(x, name) for name, x in tensors.items())
 
@@ -222,6 +245,6 @@ def test_two_processes_fill_one_cache_and_others_use_it(tmp_path):
         assert process.communicate(timeout=240) == ("right at exit\n", "")
         assert process.returncode == 0
     written = indices(tmp_path)
-    assert {name.split(".")[0] for name in written} == {"channelwise", "bits"}
+    assert {name.split(".")[0] for name in written} == {"channelwise", "bits", "team"}
     assert fresh(tmp_path).communicate(timeout=240) == ("right at exit\n", "")
     assert indices(tmp_path) == written
