@@ -34,7 +34,7 @@ from ds_adacc import planner  # noqa: E402
 from ds_adacc.config import load  # noqa: E402
 from ds_adacc.runtime import Runtime  # noqa: E402
 
-BUDGETS = ("0.66", "0.4", "0.28", "smallest")
+BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
 WARM_UP = 1
 
 

@@ -57,7 +57,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         return asdict(solve(kinds, question["budget"], max_seconds=question["max_seconds"]))
     except InfeasibleBudget as error:
-        return {"infeasible": (error.budget, error.smallest)}
+        return {"infeasible": (error.budget, error.smallest, error.proven)}
     except NoSolutionInTime as error:
         return {"no_solution": str(error)}
 

@@ -21,7 +21,6 @@ from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import CodecCost, Kind, Profile
 from ds_adacc.planner.program import BlockProgram
-from ds_adacc.planner.simulate import peak_bytes
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
@@ -65,7 +64,7 @@ def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution
 
 
 def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
-    """The smallest peak in bytes that any policies reach, to the granule; a budget of as much is feasible.
+    """The smallest peak in bytes that any policies reach, rounded up to the granule; a budget of as much is feasible.
 
     The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
     argument.
@@ -73,16 +72,17 @@ def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
     check_request(kinds, max_seconds)
     program = _Program(kinds)
     program.minimise_peak(max_seconds)
-    return peak_bytes(kinds, program.policies())
+    return program.peak_bytes()
 
 
 def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float) -> Solution:
     """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
     program = _Program(kinds)
-    program.minimise_peak(max_seconds)
+    status = program.minimise_peak(max_seconds)
     solution = evaluate(kinds, program.policies(), started, proven_optimal=False)
     if solution.peak > budget:
-        raise InfeasibleBudget(budget, solution.peak)
+        proven = status == mip.OptimizationStatus.OPTIMAL
+        raise InfeasibleBudget(budget, program.peak_bytes(), proven)
     return solution
 
 
@@ -125,6 +125,10 @@ class _Program:
         if status not in _FOUND + _INFEASIBLE:
             raise RuntimeError(f"CBC ended with status {status.name}")
         return status
+
+    def peak_bytes(self) -> int:
+        """The peak found, as the model rounds it up."""
+        return round(self._peak.x) * self._granule
 
     def policies(self) -> tuple[Policy, ...]:
         """The solution found, one policy per kind."""

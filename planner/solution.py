@@ -32,18 +32,23 @@ class Solution:
 
 
 class InfeasibleBudget(ValueError):
-    """No policy fits; `budget` was asked for, `smallest` bytes would do (both in bytes)."""
+    """No policy fits; `budget` was asked for, `smallest` bytes would do (both in bytes).
 
-    def __init__(self, budget: int, smallest: int) -> None:
+    `proven` is False if time ran out before it was certain that nothing smaller would.
+    """
+
+    def __init__(self, budget: int, smallest: int, proven: bool = True) -> None:
+        which = "that fits" if proven else "found in the time allowed"
         super().__init__(
             f"a budget of {budget} bytes ({human_bytes(budget)}) for activations is too small; "
-            f"the smallest that fits is {smallest} bytes ({human_bytes(smallest)})"
+            f"the smallest {which} is {smallest} bytes ({human_bytes(smallest)})"
         )
         self.budget = budget
         self.smallest = smallest
+        self.proven = proven
 
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.budget, self.smallest)
+    def __reduce__(self) -> tuple[type, tuple[int, int, bool]]:
+        return type(self), (self.budget, self.smallest, self.proven)
 
 
 class NoSolutionInTime(RuntimeError):

@@ -22,8 +22,9 @@ from .memory import array_at
 
 PART = 1 << 16  # elements; less is not worth another thread
 PARTS_A_THREAD = 4  # so that a thread that is held up leaves its share to the others
-NEXT, DONE, SIZE, ITEMS, KERNEL, ARGUMENTS = range(6)  # the fields of a job, int64
+NEXT, DONE, SIZE, ITEMS, KERNEL, ARGUMENTS = range(6)  # the fields of a job
 ROOM = 14  # arguments a kernel may have beside `first` and `last`
+Job = ctypes.c_int64 * (ARGUMENTS + ROOM)
 
 
 @intrinsic
@@ -96,13 +97,11 @@ class Team:
         threads = torch.get_num_threads()
         wanted = min(threads * PARTS_A_THREAD, elements // PART) if self._parallel and threads > 1 else 1
         size = max(step, -(-items // (max(wanted, 1) * step)) * step)
-        job = np.zeros(ARGUMENTS + ROOM, np.int64)
-        job[SIZE], job[ITEMS], job[KERNEL] = size, items, self._address(function, 2 + len(arguments))
-        job[ARGUMENTS : ARGUMENTS + len(arguments)] = addresses(arguments)
+        job = Job(0, 0, size, items, self._address(function, 2 + len(arguments)), *addresses(arguments))
         if wanted > 1 and self._parallel:
-            self._parallel(self._address(work, 1), job.ctypes.data, threads, 0)
+            self._parallel(self._address(work, 1), ctypes.addressof(job), threads, 0)
         else:
-            work(job.ctypes.data)
+            work(ctypes.addressof(job))
         parts = -(-items // size)
         if job[DONE] != parts:
             raise MemoryError(f"{function.__name__} failed in {parts - job[DONE]} of {parts} parts")

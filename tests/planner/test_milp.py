@@ -1,5 +1,8 @@
 """The solver's promises, on blocks larger than brute force can take."""
 
+import pickle
+
+import mip
 import pytest
 from ds_adacc.planner import (
     BlockGraph,
@@ -12,6 +15,7 @@ from ds_adacc.planner import (
     Profile,
     Value,
     added_seconds,
+    milp,
     peak_bytes,
     recompute_all,
     retain_all,
@@ -66,6 +70,29 @@ def test_smallest_peak_is_the_edge_of_the_feasible(gpt):
     with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {smallest} bytes .*MiB") as caught:
         solve([gpt], smallest - 1, max_seconds=60)
     assert (caught.value.budget, caught.value.smallest) == (smallest - 1, smallest)
+
+
+def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
+    """16 MiB are 2^17 granules of 128 bytes: both codecs take as many of them."""
+    graph = BlockGraph((Value("a", "", 16 * MIB, None, True),), (), (Event("a", (0,), 0),))
+    slow, fast = (CodecCost(n, 2 * MIB + b, s, s, 0.1, 0) for n, b, s in (("slow", 1, 1.0), ("fast", 99, 0.1)))
+    kind = Kind("rounded", Profile(graph, (), ((slow, fast),)), 4)
+    smallest = smallest_peak([kind], 60)
+    solution = solve([kind], smallest, max_seconds=60)
+    assert solution.policies[0].stores == ("fast",)
+    assert solution.proven_optimal
+    assert solution.peak <= smallest
+
+
+def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(gpt, monkeypatch):
+    search = milp._Program.minimise_peak
+    monkeypatch.setattr(
+        milp._Program, "minimise_peak", lambda *given: (search(*given), mip.OptimizationStatus.FEASIBLE)[1]
+    )
+    with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is") as caught:
+        solve([gpt], 1, max_seconds=60)
+    assert not caught.value.proven
+    assert not pickle.loads(pickle.dumps(caught.value)).proven
 
 
 def test_kinds_share_one_budget(gpt):
