@@ -2,10 +2,10 @@
 
     python benchmarks/strategies.py --out benchmarks/results
 
-Time: the strategies take turns in one process, two steps each, of which the second counts: the first leaves the
-allocator as this strategy leaves it. A strategy's figure is the median over rounds of its step's time over that of no
-checkpointing in the same round. Memory: a process for each strategy; peak resident memory
-(CUDA: the allocator's) above the level before training. A step is forward, loss and backward.
+Time: the strategies take turns in one process, each beside no checkpointing, two steps at a time, of which the second
+counts: the first leaves the allocator as this strategy leaves it. A strategy's figure is the median of the pairwise
+ratios. Memory: a process for each strategy; peak resident memory (CUDA: the allocator's) above the level before
+training. A step is forward, loss and backward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from ds_adacc.config import load  # noqa: E402
 from ds_adacc.runtime import Runtime  # noqa: E402
 
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
-WARM_UP = 1
 
 
 def strategies():
@@ -137,15 +136,19 @@ def measure_times(args):
     exact = todo[0].gradient()
     for strategy in todo:
         rows[strategy.name] = {"gradient_error": float((strategy.gradient() - exact).norm() / exact.norm())}
-    times = {strategy.name: [] for strategy in todo}
-    for round_ in range(WARM_UP + args.rounds):
+    pairs = {strategy.name: [] for strategy in todo}
+    for _ in range(args.rounds):
         for strategy in todo:
-            took = seconds(strategy, device)
-            if round_ >= WARM_UP:
-                times[strategy.name].append(took)
+            base = seconds(todo[0], device)
+            pairs[strategy.name].append((seconds(strategy, device), base))
     for strategy in todo:
-        ratios = [a / b for a, b in zip(times[strategy.name], times["none"], strict=True)]
-        rows[strategy.name] |= {"time": statistics.median(ratios), "seconds": statistics.median(times[strategy.name])}
+        took = pairs[strategy.name]
+        ratios = sorted(mine / base for mine, base in took)
+        rows[strategy.name] |= {
+            "time": statistics.median(ratios),
+            "time_range": (ratios[0], ratios[-1]),
+            "seconds": statistics.median(mine for mine, _ in took),
+        }
         if strategy.runtime is not None:
             decision = strategy.runtime.decision
             rows[strategy.name] |= {
@@ -182,13 +185,16 @@ def child_memory(args, name):
 
 
 def table(rows):
-    lines = ["| strategy | time | peak | planned peak | gradient error |", "|---|---|---|---|---|"]
+    lines = ["| strategy | time | (range) | peak | planned peak | gradient error |", "|---|---|---|---|---|---|"]
     for name, row in rows.items():
         if "infeasible" in row:
-            lines.append(f"| {name} | infeasible | | | |")
+            lines.append(f"| {name} | infeasible | | | | |")
             continue
         planned = f"{row['planned_peak']:.2f}" if "planned_peak" in row else ""
-        cells = f"{row['time']:.2f} | {row['peak']:.2f} | {planned} | {row['gradient_error']:.3f}"
+        low, high = row["time_range"]
+        cells = (
+            f"{row['time']:.2f} | {low:.2f}-{high:.2f} | {row['peak']:.2f} | {planned} | {row['gradient_error']:.3f}"
+        )
         lines.append(f"| {name} | {cells} |")
     return "\n".join(lines)
 

@@ -213,7 +213,7 @@ class RectifierConfig(_Part):
 
 
 class SolverConfig(_Part):
-    """`max_seconds`: how long the search for a plan may take."""
+    """`max_seconds`: how long one search for a plan may take."""
 
     max_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 

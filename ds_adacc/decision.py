@@ -1,49 +1,54 @@
-"""Policies for kinds of blocks under a budget: kinds that run together share it, others have it whole."""
+"""Policies for kinds of blocks under a budget: kinds that are alive together share it, others have it whole."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.budget import budget_bytes, peak_without
+from ds_adacc.budget import peak_without
 from ds_adacc.config import AdaccConfig
 
-_UNLIMITED = 1 << 62
+Together = frozenset[str]  # the names of kinds whose calls are alive at once
 
 
 @dataclass(frozen=True)
 class Group:
-    """Kinds whose calls are alive together, with the solution for them."""
+    """Kinds that hang together, as some sets of them are alive together, and the solution for all of them.
+
+    `shortfall` says why the budget may not be kept.
+    """
 
     kinds: tuple[planner.Kind, ...]
+    together: tuple[Together, ...]
     solution: planner.Solution
+    shortfall: str = ""
 
     @property
     def held(self) -> int:
-        """Bytes that all calls hold between forward and backward."""
-        return sum(kind.count * nbytes for kind, nbytes in zip(self.kinds, self.solution.held, strict=True))
+        """Bytes that all calls of the largest set hold between forward and backward."""
+        each = {k.name: k.count * held for k, held in zip(self.kinds, self.solution.held, strict=True)}
+        return max(sum(each[name] for name in names) for names in self.together)
 
 
 @dataclass(frozen=True)
 class Decision:
     """What one planning gave, the same on every rank.
 
-    `budget` and `without` (the peak without checkpointing) are in bytes, of whichever group takes the most; `shortfall`
-    says why the budget is not kept.
+    `budget` and `without` (the peak without checkpointing) are in bytes.
     """
 
     groups: tuple[Group, ...]
     budget: int
     without: int
     reason: str
-    shortfall: str = ""
 
     @property
     def policies(self) -> dict[str, planner.Policy]:
         """By the name of the kind."""
-        pairs = ((kind, policy) for group in self.groups for kind, policy in _pairs(group))
-        return {kind.name: policy for kind, policy in pairs}
+        pairs = [zip(group.kinds, group.solution.policies, strict=True) for group in self.groups]
+        return {kind.name: policy for of_group in pairs for kind, policy in of_group}
 
     @property
     def kinds(self) -> tuple[planner.Kind, ...]:
@@ -56,12 +61,12 @@ class Decision:
 
     @property
     def held(self) -> int:
-        """Bytes held between forward and backward."""
+        """Bytes held between forward and backward, where they are most."""
         return max(group.held for group in self.groups)
 
     @property
     def added_seconds(self) -> float:
-        """What the choices add to a step."""
+        """What the choices add to one forward and backward of the slowest group."""
         return max(group.solution.added_seconds for group in self.groups)
 
     @property
@@ -75,63 +80,79 @@ class Decision:
 
 def decide(
     kinds: Mapping[str, planner.Kind],
-    groups: Iterable[Collection[str]],
-    available: int,
+    together: Sequence[Together],
+    budget: int,
     config: AdaccConfig,
-    reason: str,
-    standing: int | None,
-    must_fit: bool,
-) -> Decision:
-    """Policies for these kinds, by name. `groups` names those that are alive together; groups that overlap are one.
+    settled: Mapping[str, planner.Policy],
+    forgiven: tuple[type[Exception], ...],
+) -> tuple[Group, ...]:
+    """Solve for each group of kinds that hang together. `kinds` are by name, the budget is in bytes.
 
-    `standing`: the budget in bytes from an earlier decision, in place of the configured one. `available`: bytes that
-    the device has. Raises planner.InfeasibleBudget with the smallest budget that all groups would fit, and
-    planner.NoSolutionInTime where there is an earlier decision to stay with. With `must_fit` false neither is raised:
-    all that can be is recomputed instead.
+    Raises planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they
+    are among the `forgiven`, the group's policies are those `settled` before; what has none is recomputed.
     """
-    members = [tuple(kinds[name] for name in names) for names in joined(groups)]
-    without = max(peak_without(group) for group in members)
-    if config.forces_compression and config.memory_budget.kind == "auto":
-        budget = _UNLIMITED
-    else:
-        budget = budget_bytes(config.memory_budget, without, available) if standing is None else standing
-    solved: list[Group] = []
+    groups: list[Group] = []
     unfit: list[planner.InfeasibleBudget] = []
-    shortfall = ""
-    for group in members:
+    for names in components(together):
+        members, sets = tuple(kinds[name] for name in sorted(names)), tuple(s for s in together if s <= names)
+        shortfall = ""
         try:
-            solved.append(Group(group, _solve(group, budget, config)))
-            continue
+            solution = _solve(members, sets, budget, config)
         except planner.InfeasibleBudget as error:
             unfit.append(error)
             shortfall = str(error)
         except planner.NoSolutionInTime as error:
-            if must_fit and standing is not None:
+            if planner.NoSolutionInTime not in forgiven:
                 raise
             shortfall = f"adacc.solver.max_seconds: {error}"
-        solved.append(Group(group, _recompute(group, config)))
-    if unfit and must_fit:
+        if shortfall:
+            solution = _settle(members, sets, settled)
+        groups.append(Group(members, sets, solution, shortfall))
+    if unfit and planner.InfeasibleBudget not in forgiven:
         raise max(unfit, key=lambda error: error.smallest)
-    return Decision(tuple(solved), budget, without, reason, shortfall)
+    return tuple(groups)
 
 
-def joined(groups: Iterable[Collection[str]]) -> list[tuple[str, ...]]:
-    """The groups with those that overlap made one, in order."""
-    apart: list[set[str]] = []
-    for group in groups:
-        overlapping = [known for known in apart if known & set(group)]
-        apart = [known for known in apart if known not in overlapping] + [set(group).union(*overlapping)]
-    return sorted(tuple(sorted(names)) for names in apart if names)
+def most_without(kinds: Mapping[str, planner.Kind], together: Iterable[Together]) -> int:
+    """Peak bytes without checkpointing, of the set that takes the most."""
+    return max(peak_without([kinds[name] for name in names]) for names in together)
 
 
-def _pairs(group: Group) -> Iterable[tuple[planner.Kind, planner.Policy]]:
-    return zip(group.kinds, group.solution.policies, strict=True)
+def components(together: Iterable[Collection[str]]) -> list[Together]:
+    """The names that hang together, as sets that overlap do, in order."""
+    apart: list[Together] = []
+    for names in together:
+        overlapping = [known for known in apart if known & set(names)]
+        apart = [known for known in apart if known not in overlapping] + [frozenset(names).union(*overlapping)]
+    return sorted(apart, key=sorted)
 
 
-def _solve(kinds: Sequence[planner.Kind], budget: int, config: AdaccConfig) -> planner.Solution:
+def largest(together: Iterable[Together]) -> tuple[Together, ...]:
+    """The sets that are part of no other, in order."""
+    distinct = set(together) - {frozenset()}
+    return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))
+
+
+def _solve(
+    kinds: Sequence[planner.Kind], together: Sequence[Together], budget: int, config: AdaccConfig
+) -> planner.Solution:
     solver = planner.compress_all if config.forces_compression else planner.solve_isolated
-    return solver(kinds, budget, max_seconds=config.solver.max_seconds)
+    return solver(kinds, budget, max_seconds=config.solver.max_seconds, together=together)
 
 
-def _recompute(kinds: Sequence[planner.Kind], config: AdaccConfig) -> planner.Solution:
-    return planner.recompute_all(kinds, _UNLIMITED, max_seconds=config.solver.max_seconds)
+def _settle(
+    kinds: Sequence[planner.Kind], together: Sequence[Together], settled: Mapping[str, planner.Policy]
+) -> planner.Solution:
+    policies = [
+        settled[kind.name]
+        if kind.name in settled and _is_possible(settled[kind.name], kind.profile)
+        else planner.recompute_policy(kind.profile)
+        for kind in kinds
+    ]
+    return planner.evaluate(kinds, policies, time.perf_counter(), proven_optimal=False, together=together)
+
+
+def _is_possible(policy: planner.Policy, profile: planner.Profile) -> bool:
+    """Whether the codecs of the policy are still on offer."""
+    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in profile.codecs]
+    return all(store in names for store, names in zip(policy.stores, offers, strict=True))

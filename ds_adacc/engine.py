@@ -66,8 +66,8 @@ class Adacc:
         if not self._served:
             self._warn_of_no_calls()
             return
-        if runtime.ranks.any(bool(runtime.portfolio.undecided)):
-            runtime.plan_new_kinds()
+        if runtime.ranks.any(runtime.waiting):
+            runtime.plan_waiting()
         else:
             runtime.report()
         if self.rectifier is not None:

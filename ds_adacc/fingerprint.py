@@ -44,6 +44,9 @@ class _Same(weakref.ref):
         value = self()
         return value is not None and isinstance(other, _Same) and other() is value
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return self._address
 

@@ -60,7 +60,7 @@ class CodecMaker:
         if device not in self._backends:
             backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
             if reason:
-                get_logger().warning("codecs on %s run as plain PyTorch, which is slow: %s", device, reason)
+                get_logger().warning("codecs on %s are slower than need be: %s", device, reason)
             self._backends[device] = backend
         return self._backends[device]
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pickle
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ds_adacc import planner
-from ds_adacc.budget import available_bytes
+from ds_adacc.budget import available_bytes, budget_bytes
 from ds_adacc.config import AdaccConfig
-from ds_adacc.decision import Decision, decide
+from ds_adacc.decision import Decision, Together, components, decide, largest, most_without
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
+
+_UNLIMITED = 1 << 62
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Kind:
     """Blocks with the same program, hence the same profile and policy.
 
     `count` is how many calls are alive at once; `capacity` the number of outlier channels kept raw for each value that
-    the outlier codec may hold. `policy` is None until one has been agreed.
+    the outlier codec may hold. `policy` is None until one has been agreed; `agreed` is what it was agreed for.
     """
 
     recording: Recording
@@ -34,6 +36,12 @@ class Kind:
     count: int = 1
     capacity: dict[int, int] = field(default_factory=dict)
     policy: planner.Policy | None = None
+    agreed: planner.Kind | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What one call holds between forward and backward by the policy in force; 0 before there is one."""
+        return self.policy.held_bytes(self.agreed.profile) if self.policy and self.agreed else 0
 
     @property
     def outlier_values(self) -> list[int]:
@@ -71,14 +79,14 @@ class Portfolio:
         self._codecs = codecs
         self._ranks = ranks
         self._limit: int | None = None
-        self._groups: list[tuple[str, ...]] = []
-        self._agreed: dict[str, tuple[planner.Policy, dict[int, int]]] = {}
+        self._together: tuple[Together, ...] = ()
+        self._agreed: dict[str, tuple[planner.Kind, planner.Policy, dict[int, int]]] = {}
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
         """A new kind, with the policy that was agreed on other ranks' word if there is one."""
         kind = self.kinds[digest] = Kind(recording, profile)
         if digest in self._agreed:
-            kind.policy, kind.capacity = self._agreed[digest]
+            kind.agreed, kind.policy, kind.capacity = self._agreed[digest]
         return kind
 
     def keep(self, digests: Collection[str]) -> None:
@@ -90,27 +98,31 @@ class Portfolio:
         return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
 
     def decide(
-        self, groups: Sequence[Collection[str]], device: torch.device | None, reason: str, must_fit: bool = True
+        self, together: Collection[Together], device: torch.device | None, reason: str, must_fit: bool = True
     ) -> Decision:
-        """Agree on policies for these kinds and put them in force. Every rank must call, each with its own kinds.
+        """Agree on policies for the kinds named, and those that hang together with them, and put them in force.
 
-        `groups` names the kinds whose calls are alive together. A budget that is a fraction or "auto" is taken at the
-        first decision, and stands from then on, in bytes. On a rank that has run no block yet `device` is None:
-        others' memory decides. All raise what the first rank raises: planner.InfeasibleBudget, and from the second
-        decision on planner.NoSolutionInTime, on every rank. Where there is no policy to stay with, or `must_fit` is
-        false, everything that can be is recomputed, with a warning.
+        Every rank must call, with what is `together` on it. A budget that is a fraction or "auto" is taken at the
+        first decision, and stands from then on, in bytes. On a rank that has run no block yet `device` is None: others'
+        memory decides. All raise what the first rank raises: planner.InfeasibleBudget, and from the second decision on
+        planner.NoSolutionInTime, on every rank. With `must_fit` false neither is raised: policies in force then stay,
+        and what has none is recomputed, with a warning.
         """
-        rows_of_kinds = {digest: self._row(digest) for group in groups for digest in group}
-        available = None if device is None else available_bytes(device, self._recomputed(groups))
-        everyone = self._ranks.gather((rows_of_kinds, groups, available))
-        decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, reason, must_fit))
-        if decision.shortfall:
-            text = "everything that can be is recomputed, with a planned peak of %s: %s"
-            get_logger().warning(text, planner.human_bytes(decision.peak), decision.shortfall)
-        self._limit = decision.budget if self._limit is None else self._limit
+        new = {names for sets in self._ranks.gather(list(together)) for names in sets}
+        known = largest((*self._together, *new))
+        touched = {name for names in components(known) if any(names & s for s in new) for name in names}
+        rows_of_kinds = {digest: self._row(digest) for digest in sorted(touched & self.kinds.keys())}
+        available = None if device is None else available_bytes(device, self._recomputed(known))
+        everyone = self._ranks.gather((rows_of_kinds, available))
+        present = frozenset(digest for given, _ in everyone for digest in given)
+        sets = largest(names & present for names in known)
+        decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, sets, reason, must_fit))
         for group in decision.groups:
-            names = tuple(kind.name for kind in group.kinds)
-            self._groups = [known for known in self._groups if not set(known) & set(names)] + [names]
+            if group.shortfall:
+                text = "what has no policy yet is recomputed as far as it can be, with a planned peak of %s: %s"
+                get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
+        self._limit = decision.budget if self._limit is None else self._limit
+        self._together = largest((*(names for names in known if not names & touched), *sets))
         self._put_in_force(decision, capacities)
         return decision
 
@@ -118,20 +130,30 @@ class Portfolio:
         policies = decision.policies
         for kind in decision.kinds:
             policy, capacity = policies[kind.name], capacities[kind.name]
-            self._agreed[kind.name] = policy, capacity
+            self._agreed[kind.name] = kind, policy, capacity
             if kind.name in self.kinds:
                 known = self.kinds[kind.name]
-                known.policy, known.capacity, known.profile = policy, capacity, kind.profile
+                known.agreed, known.policy, known.capacity, known.profile = kind, policy, capacity, kind.profile
+
+    def is_planned(self, names: Together) -> bool:
+        """Whether these kinds have been planned for together, or keep the budget together as it is."""
+        kinds = [self.kinds[name] for name in names]
+        if any(kind.policy is None for kind in kinds):
+            return False
+        if any(names <= known for known in self._together):
+            return True
+        peak = planner.peak_bytes([kind.agreed for kind in kinds], [kind.policy for kind in kinds])
+        return self._limit is not None and peak <= self._limit
+
+    def partners(self, digests: Sequence[str]) -> list[Together]:
+        """The sets alive together that these kinds hang together with; on every rank the same."""
+        sets = (*self._together, *(frozenset((digest,)) for digest in digests))
+        reached = [names for names in components(sets) if not names.isdisjoint(digests)]
+        return [names for names in largest(sets) if any(names <= component for component in reached)]
 
     def held_bytes(self, calls: Mapping[str, int]) -> int:
         """Bytes that so many calls of each kind hold by the policies in force."""
-        kinds = self.kinds
-        return sum(count * kinds[d].policy.held_bytes(kinds[d].profile) for d, count in calls.items())
-
-    def partners(self, digests: Sequence[str]) -> list[tuple[str, ...]]:
-        """The groups that these kinds share a budget with, as far as this rank has met their kinds."""
-        shared = [group for group in self._groups if set(group) & set(digests)]
-        return [tuple(digest for digest in group if digest in self.kinds) for group in shared]
+        return sum(count * self.kinds[digest].held_bytes for digest, count in calls.items())
 
     def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
         """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
@@ -143,22 +165,30 @@ class Portfolio:
         kind = self.kinds[digest]
         return kind.profile.to_json(), kind.count, kind.capacity
 
-    def _recomputed(self, groups: Sequence[Collection[str]]) -> int:
+    def _recomputed(self, together: Iterable[Together]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
-        return max((self._recomputed_group(group) for group in groups if group), default=0)
-
-    def _recomputed_group(self, digests: Collection[str]) -> int:
-        kinds = [planner.Kind(d, self.kinds[d].profile, self.kinds[d].count) for d in digests]
-        return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds])
+        own = {digest: planner.Kind(digest, kind.profile, kind.count) for digest, kind in self.kinds.items()}
+        sets = [[own[name] for name in names if name in own] for names in together]
+        return max((_recomputed_peak(kinds) for kinds in sets if kinds), default=0)
 
     def _attempt(
-        self, everyone: Sequence[Any], reason: str, must_fit: bool
+        self, everyone: Sequence[Any], together: Sequence[Together], reason: str, must_fit: bool
     ) -> tuple[Decision, dict[str, dict[int, int]]]:
         """The decision, and the capacities agreed."""
-        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _, _ in everyone])
-        groups = [group for _, groups, _ in everyone for group in groups]
-        available = min(free for _, _, free in everyone if free is not None)
-        return decide(kinds, groups, available, self._config, reason, self._limit, must_fit), capacities
+        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
+        without = most_without(kinds, together)
+        budget = self._budget(without, min(free for _, free in everyone if free is not None))
+        forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
+        if must_fit:
+            forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
+        settled = {digest: policy for digest, (_, policy, _) in self._agreed.items()}
+        groups = decide(kinds, together, budget, self._config, settled, forgiven)
+        return Decision(groups, budget, without, reason), capacities
+
+    def _budget(self, without: int, available: int) -> int:
+        if self._config.forces_compression and self._config.memory_budget.kind == "auto":
+            return _UNLIMITED
+        return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
 
     def _merge(
         self, everyone: Sequence[Mapping[str, Any]]
@@ -189,6 +219,10 @@ class Portfolio:
                 replace(cost, nbytes=nbytes) if cost.codec == "outlier" else cost for cost in codecs[index]
             )
         return replace(profile, codecs=tuple(codecs))
+
+
+def _recomputed_peak(kinds: Sequence[planner.Kind]) -> int:
+    return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds])
 
 
 def on_first(ranks: Ranks, work: Callable[[], Any]) -> Any:

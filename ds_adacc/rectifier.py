@@ -99,14 +99,14 @@ class Rectifier:
 
     def _replan(self, verdict: Verdict) -> bool:
         portfolio = self._runtime.portfolio
-        groups = portfolio.partners(verdict.drifted)
-        digests = [digest for group in groups for digest in group]
+        together = portfolio.partners(verdict.drifted)
+        digests = sorted(portfolio.kinds.keys() & {digest for names in together for digest in names})
         before = {digest: portfolio.kinds[digest].capacity for digest in digests}
         for digest in digests:
             portfolio.kinds[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
         old = {digest: portfolio.kinds[digest].policy for digest in digests}
         try:
-            self._runtime.decide(groups, f"step {self.steps}: {verdict.reason}")
+            self._runtime.decide(together, f"step {self.steps}: {verdict.reason}")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             for digest in digests:
                 portfolio.kinds[digest].capacity = before[digest]

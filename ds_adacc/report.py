@@ -72,7 +72,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def _summary(decision: Decision, held: Held | None) -> list[str]:
     seen = human_bytes(held.observed) if held is not None else "not seen"
     if held is not None and held.planned != decision.held:
-        seen += f" where {human_bytes(held.planned)} was planned, as other calls ran in that step"
+        seen += f" where {human_bytes(held.planned)} was planned for the calls of that step"
     budget = human_bytes(decision.budget) if decision.budget < 1 << 60 else "none"
     fraction = decision.peak / decision.without if decision.without else 1.0
     optimal = "optimal" if decision.proven_optimal else "not proven optimal"
@@ -80,5 +80,6 @@ def _summary(decision: Decision, held: Held | None) -> list[str]:
         f"  held between forward and backward: planned {human_bytes(decision.held)}, observed {seen}",
         f"  planned peak {human_bytes(decision.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
         f"checkpointing), budget {budget}",
-        f"  added per step {1000 * decision.added_seconds:.1f} ms; solved in {decision.solve_seconds:.3f} s, {optimal}",
+        f"  added per forward and backward {1000 * decision.added_seconds:.1f} ms; "
+        f"solved in {decision.solve_seconds:.3f} s, {optimal}",
     ]

@@ -16,7 +16,7 @@ from ds_adacc.call import Call
 from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
-from ds_adacc.decision import Decision
+from ds_adacc.decision import Decision, Together
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker, measure
 from ds_adacc.observe import Held, Observation
@@ -56,7 +56,9 @@ class Runtime:
         self._device: torch.device | None = None
         self._inside = False
         self._together: set[str] = set()
-        self._waiting: list[frozenset[str]] = []
+        self._waiting: set[Together] = set()
+        self._fitting: set[Together] = set()
+        self._began_late = False
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
@@ -104,7 +106,7 @@ class Runtime:
     ) -> Any:
         plan = record.plan
         if plan is not None:
-            self._together.add(record.kind)
+            self._note_call(record.kind)
         if plan is None or (plan.is_trivial and self.observation is None and not self.tracking):
             return function(*args, **kwargs)
         call = Call(plan, tensors)
@@ -140,10 +142,8 @@ class Runtime:
         record = Record(state=found.state)
         recording = self._learn(block, signature, record, captured.recording)
         kind = self._kind(recording, captured)
-        if kind.policy is None and self.observation is None:
-            self.observation = Observation()
         record.kind = recording.digest
-        self._together.add(record.kind)
+        self._note_call(record.kind)
         self._note_outliers(record, kind, captured.tensors)
         self._bind(record, recording, kind)
         block.add(signature, record)
@@ -151,6 +151,12 @@ class Runtime:
         self._note_device(captured.tensors)
         self._hand_over(record, captured, tensors)
         return captured.output
+
+    def _note_call(self, digest: str) -> None:
+        self._together.add(digest)
+        if self.observation is None and self.portfolio.kinds[digest].policy is None:
+            self.observation = Observation()
+            self._began_late = not self._stepped
 
     def _note_device(self, tensors: Sequence[torch.Tensor]) -> None:
         if self._device is None or self._device.type == "cpu":
@@ -255,29 +261,40 @@ class Runtime:
             self._together.clear()
         if self.observation is None or self.observation.held_bytes is None:
             return
+        if self._began_late:
+            self._began_late, self.observation = False, Observation()
+            self._together.clear()
+            return
         self.end_backward()
-        if self.portfolio.undecided:
-            self.plan_new_kinds()
+        if self.waiting:
+            self.plan_waiting()
         else:
             self.report()
 
     def end_backward(self) -> None:
         """A forward and its backward have ended: the kinds that ran were alive together."""
-        if not self._together.isdisjoint(self.portfolio.undecided):
-            self._waiting.append(frozenset(self._together))
+        together = frozenset(self._together)
         self._together = set()
+        if together and together not in self._fitting:
+            planned = self.portfolio.is_planned(together)
+            (self._fitting if planned else self._waiting).add(together)
 
-    def plan_new_kinds(self) -> None:
-        """Have policies made for the kinds that have none yet, and those alive with them. The first must fit."""
+    @property
+    def waiting(self) -> bool:
+        """Whether kinds have run together that are not planned for."""
+        return bool(self._waiting)
+
+    def plan_waiting(self) -> None:
+        """Have policies made for the kinds that wait for one. The first must fit."""
         first = self.decision is None
-        reason = "first step recorded" if first else "new shapes recorded"
-        groups, self._waiting = self._waiting, []
-        self.decide(groups, reason, must_fit=first)
+        new = "new shapes recorded" if self.portfolio.undecided else "blocks ran together that had not before"
+        self.decide(self._waiting, "first step recorded" if first else new, must_fit=first)
 
-    def decide(self, groups: Sequence[Collection[str]], reason: str, must_fit: bool = True) -> Decision:
-        """Have policies made for these groups of kinds, with the other ranks, and put them in force here."""
-        self._count_calls({digest for group in groups for digest in group})
-        decision = self.portfolio.decide(groups, self._device, reason, must_fit)
+    def decide(self, together: Collection[Together], reason: str, must_fit: bool = True) -> Decision:
+        """Have policies made for these kinds, with the other ranks, and put them in force here."""
+        self._count_calls({digest for names in together for digest in names} & self.portfolio.kinds.keys())
+        decision = self.portfolio.decide(together, self._device, reason, must_fit)
+        self._waiting, self._fitting = set(), set()
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)

@@ -64,13 +64,15 @@ def choose_backend(device: torch.device) -> tuple[str, str]:
     On a CUDA device the kernels are compiled, or taken from the disk, before it returns.
     """
     if device.type == "cpu":
-        return "cpu", ""
+        from .cpu.team import TEAM
+
+        return "cpu", TEAM.limit
     if device.type != "cuda":
         return "reference", ""
     from . import cuda
 
     if reason := cuda.missing():
-        return "reference", reason
+        return "reference", f"they run as plain PyTorch: {reason}"
     cuda.warm_up(device)
     return "cuda", ""
 

@@ -17,7 +17,7 @@ from ds_adacc.planner.milp import smallest_peak, solve
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import RETAIN, CodecCost, Kind, Profile
 from ds_adacc.planner.simulate import Simulation, added_seconds, peak_bytes, simulate
-from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, human_bytes
+from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate, human_bytes
 
 __all__ = [
     "RETAIN",
@@ -36,6 +36,7 @@ __all__ = [
     "added_seconds",
     "compress_all",
     "compress_policy",
+    "evaluate",
     "human_bytes",
     "peak_bytes",
     "recompute_all",

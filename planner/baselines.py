@@ -9,37 +9,41 @@ from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import RETAIN, Kind, Profile
 from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_budget, check_request, evaluate
+from ds_adacc.planner.together import Together
 
 
-def retain_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+def retain_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
     """Keep every saved value ("Baseline" in the paper, section 4.1); replay only for what cannot be stored.
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(retain_policy, kinds, budget, max_seconds)
+    return _apply(retain_policy, kinds, budget, max_seconds, together)
 
 
-def recompute_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+def recompute_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
     """Keep block inputs and what cannot be rebuilt, replay the rest ("Megatron-LM" in the paper).
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(recompute_policy, kinds, budget, max_seconds)
+    return _apply(recompute_policy, kinds, budget, max_seconds, together)
 
 
-def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
     """Compress each saved value with the first codec on offer, keep the rest ("Quantization" in the paper).
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(compress_policy, kinds, budget, max_seconds)
+    return _apply(compress_policy, kinds, budget, max_seconds, together)
 
 
-def _apply(plan: Callable[[Profile], Policy], kinds: Sequence[Kind], budget: int, max_seconds: float) -> Solution:
+def _apply(
+    plan: Callable[[Profile], Policy], kinds: Sequence[Kind], budget: int, max_seconds: float, together: Together
+) -> Solution:
     check_request(kinds, max_seconds)
     check_budget(budget)
     started = time.perf_counter()
-    solution = evaluate(kinds, [plan(kind.profile) for kind in kinds], started, proven_optimal=False)
+    policies = [plan(kind.profile) for kind in kinds]
+    solution = evaluate(kinds, policies, started, proven_optimal=False, together=together)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak)
     return solution

@@ -18,19 +18,22 @@ from ds_adacc.planner.milp import solve
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Kind, Profile
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_budget, check_request
+from ds_adacc.planner.together import Together, groups_of
 
 _START_SECONDS = 60.0
 
 
-def solve_isolated(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+def solve_isolated(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
     """As `solve`, and as reproducible, but in a process of its own (about 0.3 s to start).
 
     Raises what `solve` raises, and RuntimeError with the child's last words if it dies.
     """
     check_request(kinds, max_seconds)
     check_budget(budget)
+    groups_of(kinds, together)
     rows = [{"name": kind.name, "profile": kind.profile.to_json(), "count": kind.count} for kind in kinds]
-    question = json.dumps({"kinds": rows, "budget": budget, "max_seconds": max_seconds})
+    sets = None if together is None else [sorted(names) for names in together]
+    question = json.dumps({"kinds": rows, "budget": budget, "max_seconds": max_seconds, "together": sets})
     child = subprocess.run(
         [sys.executable, "-m", "ds_adacc.planner.isolated"],
         input=question,
@@ -55,7 +58,8 @@ def _read(answer: dict[str, Any]) -> Solution:
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     kinds = [Kind(row["name"], Profile.from_json(row["profile"]), row["count"]) for row in question["kinds"]]
     try:
-        return asdict(solve(kinds, question["budget"], max_seconds=question["max_seconds"]))
+        request = {"max_seconds": question["max_seconds"], "together": question["together"]}
+        return asdict(solve(kinds, question["budget"], **request))
     except InfeasibleBudget as error:
         return {"infeasible": (error.budget, error.smallest, error.proven)}
     except NoSolutionInTime as error:

@@ -29,6 +29,7 @@ from ds_adacc.planner.solution import (
     check_request,
     evaluate,
 )
+from ds_adacc.planner.together import Together, groups_of
 
 _QUANTUM_SECONDS = 1e-7
 # granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
@@ -37,8 +38,11 @@ _FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
 
-def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution:
+def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
     """The policies that add the least time with a peak of at most `budget` bytes (paper, equations 4 to 8).
+
+    `together` are the sets of kinds, by name, whose calls are alive at once: each has the whole budget, a kind in
+    several has one policy for all. None: all share it.
 
     Times count to 0.1 microseconds; among equals a small quantization error is preferred, then few bytes held.
     `max_seconds` bounds the search; the best policy found by then comes back with `proven_optimal` False. The
@@ -50,36 +54,36 @@ def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float) -> Solution
     check_request(kinds, max_seconds)
     check_budget(budget)
     started = time.perf_counter()
-    plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, proven_optimal=True)
+    plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, True, together)
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
-    program = _Program(kinds)
+    program = _Program(kinds, together)
     status = program.minimise_seconds(budget, max_seconds)
     if status in _INFEASIBLE:
-        return _smallest(kinds, budget, started, max_seconds)
-    solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL)
+        return _smallest(kinds, budget, started, max_seconds, together)
+    solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL, together)
     if solution.peak > budget:
         raise RuntimeError(f"the model took a policy {solution.peak - budget} bytes over the budget: a planner bug")
     return solution
 
 
-def smallest_peak(kinds: Sequence[Kind], max_seconds: float) -> int:
+def smallest_peak(kinds: Sequence[Kind], max_seconds: float, together: Together = None) -> int:
     """The smallest peak in bytes that any policies reach, rounded up to the granule; a budget of as much is feasible.
 
     The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
     argument.
     """
     check_request(kinds, max_seconds)
-    program = _Program(kinds)
+    program = _Program(kinds, together)
     program.minimise_peak(max_seconds)
     return program.peak_bytes()
 
 
-def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float) -> Solution:
+def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float, together: Together) -> Solution:
     """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
-    program = _Program(kinds)
+    program = _Program(kinds, together)
     status = program.minimise_peak(max_seconds)
-    solution = evaluate(kinds, program.policies(), started, proven_optimal=False)
+    solution = evaluate(kinds, program.policies(), started, False, together)
     if solution.peak > budget:
         proven = status == mip.OptimizationStatus.OPTIMAL
         raise InfeasibleBudget(budget, program.peak_bytes(), proven)
@@ -89,7 +93,7 @@ def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: f
 class _Program:
     """The model over all kinds, with the peak as a variable: held under the budget, or itself to be minimised."""
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
+    def __init__(self, kinds: Sequence[Kind], together: Together) -> None:
         self._kinds = kinds
         self._granule = _granule(kinds)
         self._model = _model()
@@ -97,11 +101,14 @@ class _Program:
         memories = [BlockMemory(block, self._granule) for block in self._blocks]
         self._held = self._total(memory.held() for memory in memories)
         self._peak = self._model.add_var()
-        self._model += self._held <= self._peak
-        for memory in memories:
-            others = self._held - memory.held()
-            for alive in memory.inner():
-                self._model += others + alive <= self._peak
+        inner = [memory.inner() for memory in memories]
+        for group in groups_of(kinds, together):
+            held = mip.xsum(kinds[place].count * memories[place].held() for place in group)
+            self._model += held <= self._peak
+            for place in group:
+                others = held - memories[place].held()
+                for alive in inner[place]:
+                    self._model += others + alive <= self._peak
 
     def minimise_peak(self, max_seconds: float) -> mip.OptimizationStatus:
         """Find policies of the smallest peak; NoSolutionInTime as in `_optimise`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import RETAIN, CodecCost, Kind, Profile
+from ds_adacc.planner.together import Together, groups_of
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,18 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     return Simulation(policy.held_bytes(profile), inner_peak, timeline, backward.seconds())
 
 
-def peak_bytes(kinds: Sequence[Kind], policies: Sequence[Policy]) -> int:
+def peak_bytes(kinds: Sequence[Kind], policies: Sequence[Policy], together: Together = None) -> int:
     """The most bytes of activations: what all calls hold, plus what one call's backward takes beyond its share.
 
-    The paper's M_act (equation 8), with the transient that it leaves out. ValueError if a policy does not fit.
+    The paper's M_act (equation 8), with the transient that it leaves out; of the kinds alive together, whichever
+    take the most. ValueError if a policy does not fit.
     """
     runs = [(kind.count, simulate(kind.profile, policy)) for kind, policy in zip(kinds, policies, strict=True)]
+    return max(_peak([runs[place] for place in group]) for group in groups_of(kinds, together))
+
+
+def _peak(runs: Sequence[tuple[int, Simulation]]) -> int:
+    """The same of calls that are all alive together, so many of each."""
     transient = max(run.inner_peak - run.held for _, run in runs)
     return sum(count * run.held for count, run in runs) + max(0, transient)
 

@@ -11,15 +11,16 @@ from ds_adacc.planner.graph import check_count
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Kind
 from ds_adacc.planner.simulate import added_seconds, chosen_codecs, peak_bytes
+from ds_adacc.planner.together import Together
 
 
 @dataclass(frozen=True)
 class Solution:
     """One policy per kind, with what the simulator says of them.
 
-    `peak` is in bytes over all calls, `held` in bytes per call of each kind, `added_seconds` per training step,
-    `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the planner's own
-    time. `proven_optimal` says that no policy within the budget adds less time.
+    `peak` is in bytes over all calls alive together, `held` in bytes per call of each kind, `added_seconds` over one
+    run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the
+    planner's own time. `proven_optimal` says that no policy within the budget adds less time.
     """
 
     policies: tuple[Policy, ...]
@@ -68,11 +69,17 @@ def check_budget(budget: int) -> None:
     check_count("budget", budget)
 
 
-def evaluate(kinds: Sequence[Kind], policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
+def evaluate(
+    kinds: Sequence[Kind],
+    policies: Sequence[Policy],
+    started: float,
+    proven_optimal: bool,
+    together: Together = None,
+) -> Solution:
     """The solution of these policies, judged by the simulator; `started` is a reading of `time.perf_counter()`."""
     return Solution(
         policies=tuple(policies),
-        peak=peak_bytes(kinds, policies),
+        peak=peak_bytes(kinds, policies, together),
         held=tuple(policy.held_bytes(kind.profile) for kind, policy in zip(kinds, policies, strict=True)),
         added_seconds=added_seconds(kinds, policies),
         error=sum(kind.count * _error(kind, policy) for kind, policy in zip(kinds, policies, strict=True)),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def _call(typing, function, first, last, arguments):  # noqa: ANN001
         entry = builder.inttoptr(address, kind.as_pointer())
         fields = builder.inttoptr(rest, number.as_pointer())
         places = [builder.gep(fields, [ir.Constant(number, i)]) for i in range(ROOM)]
-        room = [builder.alloca(byte), builder.alloca(byte)]  # for what a kernel returns and raises
+        room = [cgutils.alloca_once(builder, byte) for _ in range(2)]  # for what a kernel returns and raises
         return builder.call(entry, [*room, first, last, *map(builder.load, places)])
 
     return types.int32(types.int64, types.int64, types.int64, types.int64), generate
@@ -80,7 +81,7 @@ class Team:
     """Runs kernels on as many threads as torch's operators have.
 
     Any number of threads may call at once: each has a team of its own, as with torch. In a forked child, whose team did
-    not survive the fork, and where torch comes without OpenMP, the caller works alone.
+    not survive the fork, the caller works alone; also where torch comes without OpenMP, as `limit` then says.
     """
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class Team:
         """Call the kernel `function(first, last, *arguments)` so that range(items) is covered.
 
         The cuts are multiples of `step`; `elements` is what the items are in all. Tensors among the arguments are
-        passed as their addresses. Raises MemoryError if the kernel does.
+        passed as their addresses. Raises MemoryError if the kernel fails: it can do so only for want of room.
         """
         threads = torch.get_num_threads()
         wanted = min(threads * PARTS_A_THREAD, elements // PART) if self._parallel and threads > 1 else 1
@@ -106,10 +107,17 @@ class Team:
         if job[DONE] != parts:
             raise MemoryError(f"{function.__name__} failed in {parts - job[DONE]} of {parts} parts")
 
+    @property
+    def limit(self) -> str:
+        """What keeps kernels from running on several threads, or ""."""
+        return "" if self._parallel else "they run on one thread, as this torch has no OpenMP with GOMP_parallel"
+
     def _address(self, function: Callable[..., None], count: int) -> int:
         """The address of a kernel of so many integers, compiled if need be."""
         known = self._addresses.get((function, count))
         if known is None:
+            if count > 2 + ROOM:
+                raise ValueError(f"{function.__name__} takes {count} arguments; a kernel may have {2 + ROOM}")
             compiled = function.get_compile_result(types.void(*[types.int64] * count))
             name = compiled.fndesc.llvm_cfunc_wrapper_name if function is work else compiled.fndesc.llvm_func_name
             known = self._addresses[function, count] = compiled.library.get_pointer_to_function(name)
@@ -120,13 +128,18 @@ class Team:
 
 
 def _parallel() -> Callable[[int, int, int, int], None] | None:
-    """GOMP_parallel(function, argument, threads, flags) of the OpenMP that torch is linked to, or None."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    parallel = getattr(ctypes.CDLL(str(library)), "GOMP_parallel", None) if library.exists() else None
-    if parallel is not None:
-        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        parallel.restype = None
-    return parallel
+    """GOMP_parallel(function, argument, threads, flags) of the OpenMP that torch runs on, or None.
+
+    A preloaded OpenMP comes before the one that torch is linked to, for torch as well.
+    """
+    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library in (None, *([str(linked)] if linked.exists() else [])):
+        parallel = getattr(ctypes.CDLL(library), "GOMP_parallel", None)
+        if parallel is not None:
+            parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            parallel.restype = None
+            return parallel
+    return None
 
 
 def addresses(arguments: tuple[Any, ...]) -> list[int]:

@@ -4,27 +4,34 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.decision import decide, joined
+from ds_adacc.decision import components, decide, largest, most_without
 
 MIB = 1 << 20
 
 
+def sets(*names):
+    return [frozenset(each) for each in names]
+
+
 @pytest.mark.parametrize(
-    ("groups", "expected"),
+    ("together", "expected"),
     [
         ([], []),
-        ([()], []),
-        ([("b", "a"), ("c",)], [("a", "b"), ("c",)]),
-        ([("a", "b"), ("c", "d"), ("b", "c"), ("e",)], [("a", "b", "c", "d"), ("e",)]),
-        ([("a",), ("a",)], [("a",)]),
+        (["ba", "c"], ["ab", "c"]),
+        (["ab", "cd", "bc", "e"], ["abcd", "e"]),
+        (["a", "a"], ["a"]),
     ],
 )
-def test_overlapping_groups_are_one(groups, expected):
-    assert joined(groups) == expected
+def test_sets_that_overlap_hang_together(together, expected):
+    assert components(sets(*together)) == sets(*expected)
+
+
+def test_sets_within_others_say_nothing():
+    assert largest(sets("c", "a", "ab", "", "ab", "bc")) == tuple(sets("ab", "bc"))
 
 
 def kind(name, mebibytes):
-    """Three values of this size in a row, each recomputable from the one before, all saved."""
+    """Four calls of three values of this size in a row, each recomputable from the one before, all saved."""
     size = mebibytes * MIB
     values = tuple(planner.Value(f"x{i}", "other", size, i - 1 if i else None, True) for i in range(3))
     ops = tuple(planner.Op(f"op{i}", (i,), (i + 1,), True) for i in range(2))
@@ -33,35 +40,66 @@ def kind(name, mebibytes):
     return planner.Kind(name, planner.Profile(graph, (0.001, 0.001), ((), (), ())), 4)
 
 
-def decided(sizes, groups, budget, standing=None, must_fit=True):
-    section = {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 10.0}}
+BOTH = (planner.InfeasibleBudget, planner.NoSolutionInTime)
+
+
+def decided(sizes, together, budget, settled=(), forgiven=()):
     kinds = {name: kind(name, size) for name, size in sizes.items()}
-    return decide(kinds, groups, 1 << 40, load({"adacc": section}), "test", standing, must_fit)
+    config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
+    return decide(kinds, sets(*together), budget * MIB, config, dict(settled), forgiven)
 
 
 def test_kinds_that_never_run_together_have_the_whole_budget_each():
-    apart = decided({"a": 1, "b": 1}, [("a",), ("b",)], "12MiB")
-    assert [group.solution.added_seconds for group in apart.groups] == [0, 0]
-    together = decided({"a": 1, "b": 1}, [("a", "b")], "12MiB")
-    assert together.peak <= together.budget == 12 * MIB < together.without
-    assert together.added_seconds > 0
+    apart = decided({"a": 1, "b": 1}, ["a", "b"], 12)
+    assert [group.solution.added_seconds for group in apart] == [0, 0]
+    (both,) = decided({"a": 1, "b": 1}, ["ab"], 12)
+    assert both.solution.added_seconds > 0
+    assert both.solution.peak <= 12 * MIB
 
 
-def test_a_fraction_is_of_the_group_that_takes_the_most():
-    decision = decided({"a": 1, "b": 3}, [("a",), ("b",)], 0.5)
-    assert decision.without == max(decided({n: s}, [(n,)], 1.0).without for n, s in (("a", 1), ("b", 3)))
-    assert decision.budget == decision.without // 2
+def test_a_kind_with_two_partners_has_one_policy_that_fits_beside_either():
+    (group,) = decided({"a": 1, "b": 1, "c": 1}, ["ab", "ac"], 18)
+    held = dict(zip("abc", group.solution.held, strict=True))
+    assert group.held == 4 * max(held["a"] + held["b"], held["a"] + held["c"])
+    assert group.solution.peak <= 18 * MIB < 4 * sum(held.values())
+
+
+def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
+    kinds = {name: kind(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
+    assert most_without(kinds, sets("a", "b")) == 36 * MIB
+    assert most_without(kinds, sets("ac", "b")) == 36 * MIB
+    assert most_without(kinds, sets("ab", "ac")) == 48 * MIB
 
 
 def test_the_error_names_what_all_groups_would_fit():
     with pytest.raises(planner.InfeasibleBudget) as error:
-        decided({"a": 1, "b": 3}, [("a",), ("b",)], "1MiB")
-    assert decided({"a": 1, "b": 3}, [("a",), ("b",)], f"{error.value.smallest}B").peak <= error.value.smallest
+        decided({"a": 1, "b": 3}, ["a", "b"], 1)
+    smallest = error.value.smallest // MIB
+    assert max(group.solution.peak for group in decided({"a": 1, "b": 3}, ["a", "b"], smallest)) == smallest * MIB
 
 
-def test_what_need_not_fit_is_recomputed_and_the_rest_planned():
-    decision = decided({"a": 1, "b": 3}, [("a",), ("b",)], 1.0, standing=12 * MIB, must_fit=False)
-    small, large = decision.groups
-    assert small.solution.added_seconds == 0
-    assert large.solution.peak > decision.budget
-    assert "too small" in decision.shortfall
+def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recomputed():
+    retain = planner.Policy(("retain", "retain", "retain"), ())
+    small, large = decided({"a": 1, "b": 1, "c": 9}, ["a", "bc"], 12, {"a": retain, "b": retain}, BOTH)
+    assert (small.solution.added_seconds, small.shortfall) == (0, "")
+    assert large.solution.policies == (retain, planner.recompute_policy(kind("c", 9).profile))
+    assert large.solution.peak > 12 * MIB
+    assert "too small" in large.shortfall
+
+
+def test_a_settled_policy_whose_codec_is_no_longer_on_offer_is_recomputed():
+    gone = planner.Policy(("retain", "group", "retain"), ())
+    (group,) = decided({"a": 9}, ["a"], 12, {"a": gone}, BOTH)
+    assert group.solution.policies == (planner.recompute_policy(kind("a", 9).profile),)
+
+
+@pytest.mark.parametrize("forgiven", [(), (planner.InfeasibleBudget,)])
+def test_out_of_time_is_raised_unless_forgiven(monkeypatch, forgiven):
+    def late(*_, **__):
+        raise planner.NoSolutionInTime("no policy was found in 1 seconds")
+
+    monkeypatch.setattr(planner, "solve_isolated", late)
+    with pytest.raises(planner.NoSolutionInTime):
+        decided({"a": 1}, ["a"], 12, forgiven=forgiven)
+    (group,) = decided({"a": 1}, ["a"], 12, forgiven=(planner.NoSolutionInTime,))
+    assert group.shortfall == "adacc.solver.max_seconds: no policy was found in 1 seconds"

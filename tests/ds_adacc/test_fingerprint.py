@@ -52,6 +52,16 @@ def test_what_a_block_holds_may_be_replaced(name):
     assert work.recordings == 2
 
 
+@pytest.mark.parametrize("held", [np.arange(3.0), torch.ones(2, 2).to_sparse(), {1, 2}], ids=type)
+def test_a_number_may_change_beside_what_has_an_equality_of_its_own(held):
+    work, block = recomputing(), zoo.HolderBlock()
+    block.held = held
+    for number in (1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0):
+        block.number = number
+        same_bits(work, block, batch())
+    assert work.recordings == 3
+
+
 def test_parameters_may_be_replaced_and_frozen_and_hooks_added():
     work, block = recomputing(), zoo.HolderBlock()
     for _ in range(2):

@@ -92,8 +92,8 @@ def step(runtime, blocks):
         x = runtime.checkpoint(block, x)
     x.sum().backward()
     runtime.end_backward()
-    if runtime.portfolio.undecided:
-        runtime.plan_new_kinds()
+    if runtime.waiting:
+        runtime.plan_waiting()
     else:
         runtime.report()
 
@@ -108,7 +108,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.decide([tuple(runtime.portfolio.kinds)], "again")
+    runtime.decide([frozenset(runtime.portfolio.kinds)], "again")
     return runtime.decision.kinds[0].count
 
 
@@ -134,3 +134,44 @@ def test_kinds_that_no_record_uses_are_forgotten():
     runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.records()[0].kind]
     recount(runs)
     assert set(runs.portfolio.kinds) == {runs.records()[0].kind}
+
+
+class Halved(nn.Module):
+    """Its work on the half that is the same at every length."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.outer(nn.functional.gelu(self.inner(x[:2].clone())))
+
+
+def forwards(runtime, blocks, lengths):
+    """Forward and backward of all blocks for each length, without an engine; the decisions met on the way."""
+    decisions = []
+    for length in lengths:
+        x = torch.randn(length, 4, requires_grad=True)
+        sum(runtime.checkpoint(block, x).sum() for block in blocks).backward()
+        if runtime.decision is not None and runtime.decision not in decisions:
+            decisions.append(runtime.decision)
+    return decisions
+
+
+def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too():
+    runs = Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}))
+    first, second = forwards(runs, [Numbered(), Halved()], (2, 2, 3, 3, 3))
+    assert [len(group.together[0]) for group in first.groups] == [2]
+    assert all(len(names) == 2 for group in second.groups for names in group.together)
+
+
+def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
+    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
+    block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
+    step(runs, [block])
+    (kind,) = runs.portfolio.kinds.values()
+    planned = kind.held_bytes
+    assert "token" in kind.policy.stores
+    kind.narrow([() for _ in kind.profile.codecs])
+    step(runs, [block])
+    assert runs.held.planned == runs.held.observed == planned

@@ -174,7 +174,8 @@ def test_solver_is_silent(gpt, capfd):
 
 def test_isolated_gives_the_same(gpt):
     budget = spread(gpt, 3)[1]
-    solution, isolated = solve([gpt], budget, max_seconds=60), solve_isolated([gpt], budget, max_seconds=60)
+    kinds, request = [gpt, Kind("few", gpt.profile, 2)], {"max_seconds": 60, "together": [{"few"}, {gpt.name}]}
+    solution, isolated = solve(kinds, budget, **request), solve_isolated(kinds, budget, **request)
     assert (isolated.policies, isolated.peak, isolated.held) == (solution.policies, solution.peak, solution.held)
     with pytest.raises(InfeasibleBudget) as caught:
         solve_isolated([gpt], 1, max_seconds=60)

@@ -99,35 +99,38 @@ def outcomes(profile):
     return [r for r in results if not any(o != r and all(a <= b for a, b in zip(o, r, strict=True)) for o in results)]
 
 
-def all_outcomes(kinds):
+def all_outcomes(kinds, together):
     """(peak, added microseconds) of every combination."""
     for combination in itertools.product(*(outcomes(kind.profile) for kind in kinds)):
-        held = sum(kind.count * run[1] for kind, run in zip(kinds, combination, strict=True))
-        seconds = sum(kind.count * run[0] for kind, run in zip(kinds, combination, strict=True))
-        yield held + max(0, max(run[2] for run in combination)), seconds
+        runs = {kind.name: (kind.count, *run) for kind, run in zip(kinds, combination, strict=True)}
+        peaks = []
+        for names in together or [runs]:
+            held = sum(runs[name][0] * runs[name][2] for name in names)
+            peaks.append(held + max(0, max(runs[name][3] for name in names)))
+        yield max(peaks), sum(count * seconds for count, seconds, _, _ in runs.values())
 
 
-def check(kinds, slack):
+def check(kinds, slack, together=None):
     """`slack`: bytes that the model may lose to rounding; none if the sizes have a common divisor that is not small."""
 
     def quickest(budget):
         return min((seconds for peak, seconds in reachable if peak <= budget), default=math.inf)
 
-    reachable = sorted(all_outcomes(kinds))
+    reachable = sorted(all_outcomes(kinds, together))
     smallest, largest = reachable[0][0], reachable[-1][0]
-    found = smallest_peak(kinds, 60)
+    found = smallest_peak(kinds, 60, together)
     assert smallest <= found <= smallest + slack
     for budget in (found, (2 * smallest + largest) // 3, (smallest + 2 * largest) // 3):
         if budget >= found:
-            solution = solve(kinds, budget, max_seconds=60)
+            solution = solve(kinds, budget, max_seconds=60, together=together)
             assert solution.peak <= budget
-            assert solution.peak == peak_bytes(kinds, solution.policies)
+            assert solution.peak == peak_bytes(kinds, solution.policies, together)
             microseconds = round(solution.added_seconds / MICROSECOND, 3)
             assert quickest(budget) <= microseconds <= quickest(budget - slack)
             assert solution.proven_optimal or slack
     if smallest > 0:
         with pytest.raises(InfeasibleBudget, match=f"is {found} bytes") as caught:
-            solve(kinds, smallest - 1, max_seconds=60)
+            solve(kinds, smallest - 1, max_seconds=60, together=together)
         assert (caught.value.budget, caught.value.smallest) == (smallest - 1, found)
 
 
@@ -135,6 +138,20 @@ def check(kinds, slack):
 @given(kinds=kinds(SMALL))
 def test_optimum_equals_brute_force(kinds):
     check(kinds, slack=0)
+
+
+@st.composite
+def gatherings(draw):
+    """Two kinds, and which of them are alive together: never, or now and then."""
+    one, other = (Kind(name, draw(profiles(SMALL)), draw(st.integers(1, 3))) for name in "ab")
+    return [one, other], draw(st.sampled_from([["a", "b"], ["b", "ab"], ["a", "b", "ab"]]))
+
+
+@THOROUGH
+@given(gathering=gatherings())
+def test_optimum_equals_brute_force_where_not_all_are_alive_together(gathering):
+    kinds, together = gathering
+    check(kinds, slack=0, together=together)
 
 
 @THOROUGH

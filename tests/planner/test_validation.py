@@ -4,7 +4,20 @@ import json
 from dataclasses import replace
 
 import pytest
-from ds_adacc.planner import BlockGraph, CodecCost, Event, Kind, Op, Policy, Profile, Value, smallest_peak, solve
+from ds_adacc.planner import (
+    BlockGraph,
+    CodecCost,
+    Event,
+    Kind,
+    Op,
+    Policy,
+    Profile,
+    Value,
+    recompute_all,
+    smallest_peak,
+    solve,
+    solve_isolated,
+)
 
 X = Value("x", "block input", 4, None, True)
 Y = Value("y", "", 4, 0, True)
@@ -129,6 +142,21 @@ def test_kind(block):
 def test_request(block, kinds, budget, max_seconds, message):
     with pytest.raises(ValueError, match=message):
         solve([Kind("block", block, 1)] * kinds, budget, max_seconds=max_seconds)
+
+
+@pytest.mark.parametrize(
+    ("together", "message"),
+    [
+        ([["a"], ["c"]], r"together names 'c'; the kinds are \['a', 'b'\]"),
+        ([["a"]], "together has no set with kind 'b'"),
+        ([["a", "b"], []], "together has an empty set"),
+    ],
+)
+def test_together(block, together, message):
+    kinds = [Kind(name, block, 1) for name in "ab"]
+    for planner in (solve, solve_isolated, recompute_all):
+        with pytest.raises(ValueError, match=message):
+            planner(kinds, 100, max_seconds=1.0, together=together)
 
 
 def test_smallest_peak_request(block):

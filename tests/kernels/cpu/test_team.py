@@ -1,5 +1,6 @@
 """The team: who computes, under threads, forks, errors and at exit; and the cache on disk."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -79,7 +81,30 @@ def teams(monkeypatch):
     return sizes
 
 
-def test_as_many_threads_work_as_torch_has(kit, threads, teams):
+pthread_self = ctypes.CDLL(None).pthread_self
+pthread_self.argtypes, pthread_self.restype = [], ctypes.c_uint64
+
+
+@numba.njit
+def tell(first: int, last: int, threads: int, waste: int) -> None:
+    """Write which thread has each item, after some milliseconds of work."""
+    names, sums = array_at(threads, last, np.uint64), array_at(waste, last, np.float64)
+    for i in range(first, last):
+        names[i] = pthread_self()
+        for j in range(1_000_000):
+            sums[i] += np.sin(j)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_many_threads_work_as_torch_has(threads, count):
+    threads(count)
+    names, waste = torch.zeros(24, dtype=torch.int64), torch.zeros(24, dtype=torch.float64)
+    TEAM.run(tell, 24, 1 << 24, 1, names, waste)
+    assert len(set(names.tolist())) == count
+    assert threading.get_ident() in names.tolist()
+
+
+def test_codecs_work_on_the_team(kit, threads, teams):
     for count in (3, 2, 1):
         threads(count)
         assert is_right(sample(kit, "group", 0), "group")
@@ -97,6 +122,7 @@ def test_without_openmp_the_caller_works_alone(kit, threads, monkeypatch, count)
     threads(count)
     alone = Team()
     monkeypatch.setattr(alone, "_parallel", None)
+    assert "one thread" in alone.limit and TEAM.limit == ""
     monkeypatch.setattr(codecs, "TEAM", alone)
     assert is_right(sample(kit, "group", 0), "group")
 
@@ -114,6 +140,11 @@ def test_an_error_in_any_part_is_raised(threads, count):
         with pytest.raises(MemoryError, match=r"fail failed in 1 of \d+ parts"):
             TEAM.run(fail, 64, 1 << 24, 1, 40)
     TEAM.run(fail, 64, 1 << 24, 1, 64)
+
+
+def test_a_kernel_with_too_many_arguments_is_named():
+    with pytest.raises(ValueError, match="mark takes 17 arguments; a kernel may have 16"):
+        TEAM.run(mark, 1, 1, 1, *range(15))
 
 
 def test_nothing_is_kept_alive(kit, threads):
