@@ -31,6 +31,19 @@ class Group:
         each = {k.name: k.count * held for k, held in zip(self.kinds, self.solution.held, strict=True)}
         return max(sum(each[name] for name in names) for names in self.together)
 
+    @property
+    def added_seconds(self) -> float:
+        """What the choices add to one forward and backward of the slowest set."""
+        pairs = zip(self.kinds, self.solution.policies, strict=True)
+        each = {kind.name: planner.added_seconds([kind], [policy]) for kind, policy in pairs}
+        return max(sum(each[name] for name in names) for names in self.together)
+
+    def unfit(self, budget: int) -> list[Together]:
+        """The sets whose predicted peak is above so many bytes."""
+        pairs = {k.name: (k, policy) for k, policy in zip(self.kinds, self.solution.policies, strict=True)}
+        chosen = [(names, [pairs[name] for name in sorted(names)]) for names in self.together]
+        return [names for names, of_set in chosen if planner.peak_bytes(*zip(*of_set, strict=True)) > budget]
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -66,8 +79,8 @@ class Decision:
 
     @property
     def added_seconds(self) -> float:
-        """What the choices add to one forward and backward of the slowest group."""
-        return max(group.solution.added_seconds for group in self.groups)
+        """What the choices add to one forward and backward of the slowest set."""
+        return max(group.added_seconds for group in self.groups)
 
     @property
     def solve_seconds(self) -> float:
@@ -89,7 +102,8 @@ def decide(
     """Solve for each group of kinds that hang together. `kinds` are by name, the budget is in bytes.
 
     Raises planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they
-    are among the `forgiven`, the group's policies are those `settled` before; what has none is recomputed.
+    are among the `forgiven`, the group's policies are those `settled` before; a kind that has none, or one whose codecs
+    are on offer no more, is recomputed.
     """
     groups: list[Group] = []
     unfit: list[planner.InfeasibleBudget] = []

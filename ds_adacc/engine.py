@@ -129,20 +129,34 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
+    engine.backward = _then(engine.backward, runtime.end_backward)
+    engine.step = _then_if_stepped(engine)
+    get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+
+
+def _then(original: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        after()
+        return result
+
+    return both
+
+
+def _then_if_stepped(engine: Any) -> Callable[..., Any]:
+    """`engine.step`, which is no optimizer step in the midst of gradient accumulation."""
     original = engine.step
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        boundary = engine.is_gradient_accumulation_boundary()
+        before = engine.global_steps
         result = original(*args, **kwargs)
-        if boundary:
+        if engine.global_steps != before:
             engine.adacc.end_step()
-        else:
-            runtime.end_backward()
         return result
 
-    engine.step = step
-    get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+    return step
 
 
 def _summary(blocks: dict[str, nn.Module]) -> str:

@@ -21,6 +21,7 @@ from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 
 _UNLIMITED = 1 << 62
+_REMEMBERED = 256  # kinds whose policies stand for when they come back
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Portfolio:
         self._ranks = ranks
         self._limit: int | None = None
         self._together: tuple[Together, ...] = ()
+        self._unfit: tuple[Together, ...] = ()
         self._agreed: dict[str, tuple[planner.Kind, planner.Policy, dict[int, int]]] = {}
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
@@ -87,6 +89,7 @@ class Portfolio:
         kind = self.kinds[digest] = Kind(recording, profile)
         if digest in self._agreed:
             kind.agreed, kind.policy, kind.capacity = self._agreed[digest]
+            kind.count = kind.agreed.count
         return kind
 
     def keep(self, digests: Collection[str]) -> None:
@@ -119,34 +122,46 @@ class Portfolio:
         decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, sets, reason, must_fit))
         for group in decision.groups:
             if group.shortfall:
-                text = "what has no policy yet is recomputed as far as it can be, with a planned peak of %s: %s"
+                text = "what has no policy that can stay is recomputed if possible, with a planned peak of %s: %s"
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
-        self._together = largest((*(names for names in known if not names & touched), *sets))
         self._put_in_force(decision, capacities)
+        self._remember((*(names for names in known if not names & touched), *sets), decision)
         return decision
+
+    def _remember(self, together: Iterable[Together], decision: Decision) -> None:
+        """Keep the sets to be planned for from now on: not those that nothing fits, which would spoil the others."""
+        unfit = {names for group in decision.groups if group.shortfall for names in group.unfit(decision.budget)}
+        live = frozenset(self._agreed)
+        self._unfit = largest(names for names in (*self._unfit, *unfit) if names <= live)
+        self._together = largest(names & live for names in set(together) - unfit)
 
     def _put_in_force(self, decision: Decision, capacities: Mapping[str, dict[int, int]]) -> None:
         policies = decision.policies
         for kind in decision.kinds:
             policy, capacity = policies[kind.name], capacities[kind.name]
+            self._agreed.pop(kind.name, None)
             self._agreed[kind.name] = kind, policy, capacity
             if kind.name in self.kinds:
                 known = self.kinds[kind.name]
                 known.agreed, known.policy, known.capacity, known.profile = kind, policy, capacity, kind.profile
+        for oldest in list(self._agreed)[:-_REMEMBERED]:
+            del self._agreed[oldest]
 
     def is_planned(self, names: Together) -> bool:
         """Whether these kinds have been planned for together, or keep the budget together as it is."""
         kinds = [self.kinds[name] for name in names]
         if any(kind.policy is None for kind in kinds):
             return False
-        if any(names <= known for known in self._together):
+        if any(names <= known for known in (*self._together, *self._unfit)):
             return True
         peak = planner.peak_bytes([kind.agreed for kind in kinds], [kind.policy for kind in kinds])
         return self._limit is not None and peak <= self._limit
 
     def partners(self, digests: Sequence[str]) -> list[Together]:
-        """The sets alive together that these kinds hang together with; on every rank the same."""
+        """The sets that these kinds hang together with, on every rank the same; none for a kind that nothing fits."""
+        lost = frozenset().union(*self._unfit) - frozenset().union(*self._together)
+        digests = [digest for digest in digests if digest not in lost]
         sets = (*self._together, *(frozenset((digest,)) for digest in digests))
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]

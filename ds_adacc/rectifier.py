@@ -100,19 +100,21 @@ class Rectifier:
     def _replan(self, verdict: Verdict) -> bool:
         portfolio = self._runtime.portfolio
         together = portfolio.partners(verdict.drifted)
+        if not together:
+            return False
         digests = sorted(portfolio.kinds.keys() & {digest for names in together for digest in names})
         before = {digest: portfolio.kinds[digest].capacity for digest in digests}
         for digest in digests:
             portfolio.kinds[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
         old = {digest: portfolio.kinds[digest].policy for digest in digests}
         try:
-            self._runtime.decide(together, f"step {self.steps}: {verdict.reason}")
+            decision = self._runtime.decide(together, f"step {self.steps}: {verdict.reason}")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             for digest in digests:
                 portfolio.kinds[digest].capacity = before[digest]
             self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, error)
             return False
-        changed = sum(_differences(old[d], portfolio.kinds[d].policy) for d in digests)
+        changed = sum(_differences(old[d], decision.policies.get(d)) for d in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
         return True
 

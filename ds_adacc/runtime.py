@@ -144,11 +144,11 @@ class Runtime:
         kind = self._kind(recording, captured)
         record.kind = recording.digest
         self._note_call(record.kind)
+        self._note_device(captured.tensors)
         self._note_outliers(record, kind, captured.tensors)
         self._bind(record, recording, kind)
         block.add(signature, record)
         self._tracked.add(record.kind)
-        self._note_device(captured.tensors)
         self._hand_over(record, captured, tensors)
         return captured.output
 
@@ -288,13 +288,18 @@ class Runtime:
         """Have policies made for the kinds that wait for one. The first must fit."""
         first = self.decision is None
         new = "new shapes recorded" if self.portfolio.undecided else "blocks ran together that had not before"
-        self.decide(self._waiting, "first step recorded" if first else new, must_fit=first)
+        waiting, self._waiting = self._waiting, set()
+        try:
+            self.decide(waiting, "first step recorded" if first else new, must_fit=first)
+        except planner.InfeasibleBudget:
+            self.observation = Observation()  # a smaller batch may follow
+            raise
 
     def decide(self, together: Collection[Together], reason: str, must_fit: bool = True) -> Decision:
         """Have policies made for these kinds, with the other ranks, and put them in force here."""
         self._count_calls({digest for names in together for digest in names} & self.portfolio.kinds.keys())
         decision = self.portfolio.decide(together, self._device, reason, must_fit)
-        self._waiting, self._fitting = set(), set()
+        self._fitting = set()
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)
@@ -319,9 +324,12 @@ class Runtime:
     def report(self) -> None:
         """Once the first step under a new plan has been observed: say what was planned and what was seen."""
         seen = self.observation
-        if self.decision is not None and seen is not None and seen.held_bytes is not None:
+        if self.decision is None or seen is None or seen.held_bytes is None:
+            return
+        # Without an engine, a kind that has yet to be planned for is looked out for.
+        self.observation = Observation() if self.portfolio.undecided and not self._stepped else None
+        if self.held is None:
             self.held = Held(self.portfolio.held_bytes(seen.held_calls), seen.held_bytes)
-            self.observation = None
             self._log.info("%s", self.describe())
 
     def describe(self) -> str:

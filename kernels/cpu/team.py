@@ -110,7 +110,7 @@ class Team:
     @property
     def limit(self) -> str:
         """What keeps kernels from running on several threads, or ""."""
-        return "" if self._parallel else "they run on one thread, as this torch has no OpenMP with GOMP_parallel"
+        return "" if self._parallel else "they run on one thread, as torch has no OpenMP team here (GOMP_parallel)"
 
     def _address(self, function: Callable[..., None], count: int) -> int:
         """The address of a kernel of so many integers, compiled if need be."""

@@ -136,33 +136,65 @@ def test_kinds_that_no_record_uses_are_forgotten():
     assert set(runs.portfolio.kinds) == {runs.records()[0].kind}
 
 
-class Halved(nn.Module):
-    """Its work on the half that is the same at every length."""
+class Doubled(nn.Module):
+    """Runs one block on all of its input, then another, by way of the runtime, on as much of it at every length."""
 
-    def __init__(self):
+    def __init__(self, checkpoint):
         super().__init__()
-        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.long, self.short, self.checkpoint = Numbered(), Numbered(), checkpoint
 
-    def forward(self, x):
-        return self.outer(nn.functional.gelu(self.inner(x[:2].clone())))
+    def forward(self, x, short_first=True):
+        calls = [(self.short, x[:2].clone()), (self.long, x)]
+        return sum(self.checkpoint(block, part).sum() for block, part in (calls if short_first else calls[::-1]))
 
 
-def forwards(runtime, blocks, lengths):
-    """Forward and backward of all blocks for each length, without an engine; the decisions met on the way."""
+def without_engine():
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}))
+
+
+def run(runtime, model, lengths):
+    """A step for each length; the decisions met on the way."""
     decisions = []
     for length in lengths:
-        x = torch.randn(length, 4, requires_grad=True)
-        sum(runtime.checkpoint(block, x).sum() for block in blocks).backward()
+        model(torch.randn(length, 4, requires_grad=True)).backward()
         if runtime.decision is not None and runtime.decision not in decisions:
             decisions.append(runtime.decision)
     return decisions
 
 
 def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too():
-    runs = Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}))
-    first, second = forwards(runs, [Numbered(), Halved()], (2, 2, 3, 3, 3))
-    assert [len(group.together[0]) for group in first.groups] == [2]
-    assert all(len(names) == 2 for group in second.groups for names in group.together)
+    runs = without_engine()
+    first, second = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
+    assert [len(names) for names in first.groups[0].together] == [2]
+    assert [len(names) for names in second.groups[0].together] == [2, 2]
+    assert len(second.kinds) == 3
+
+
+def test_without_an_engine_a_shape_that_never_runs_twice_in_a_row_is_planned_once(caplog):
+    runs, block = without_engine(), Numbered()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
+    assert len(decisions) == 2
+    assert not runs.portfolio.undecided
+    assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 2
+
+
+def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
+    runs = Runtime(load({"adacc": {"memory_budget": "2MiB", "codecs": "none"}}))
+    block = nn.Sequential(nn.Linear(4, 4096), nn.GELU(), nn.Linear(4096, 4))
+    with pytest.raises(planner.InfeasibleBudget):
+        run(runs, lambda x: runs.checkpoint(block, x).sum(), (200, 200))
+    (decision,) = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3))
+    assert decision.peak <= decision.budget
+
+
+def test_a_kind_that_comes_back_counts_as_before():
+    runs = runtime()
+    step(runs, [block := Numbered()] * 6)
+    ((digest, kind),) = runs.portfolio.kinds.items()
+    runs.portfolio.keep(())
+    assert runs.portfolio.add(digest, kind.recording, kind.profile).count == 6
+    assert block is not None
 
 
 def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
