@@ -60,7 +60,7 @@ def _through(runtime: Runtime, module: nn.Module, name: str) -> Callable[..., An
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         run = types.MethodType(original, self) if own is None else own
-        return runtime.run(runtime.block_of(self, name), self, run, args, kwargs)
+        return runtime.run(runtime.blocks.of_module(self, name), self, run, args, kwargs)
 
     forward.covered = (own,)  # type: ignore[attr-defined]
     return forward

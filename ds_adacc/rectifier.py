@@ -61,7 +61,7 @@ class Rectifier:
     def _count(self) -> dict[str, dict[int, int]]:
         """Outlier channels by kind and value on this rank: the most of any block. Waits for the device."""
         counts: dict[str, dict[int, int]] = {}
-        for record in self._runtime.records():
+        for record in self._runtime.blocks.records():
             recording = self._runtime.portfolio.kinds[record.kind].recording
             most = counts.setdefault(record.kind, {})
             for index, (_, count) in record.outliers.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -24,12 +22,11 @@ from ds_adacc.plan import bind
 from ds_adacc.portfolio import Kind, Portfolio
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
-from ds_adacc.reach import Reach, identity, name_of, reach, with_modules
+from ds_adacc.reach import Reach, reach, with_modules
+from ds_adacc.registry import Registry
 from ds_adacc.report import decision_table
 from ds_adacc.signature import ambient, describe, flatten, refusal
 from ds_adacc.tracking import Tracker
-
-_FUNCTIONS = 1024
 
 
 class Runtime:
@@ -43,6 +40,7 @@ class Runtime:
         self.config = config
         self.codecs = CodecMaker(config)
         self.ranks = ranks or Ranks()
+        self.blocks = Registry()
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
         self.observation: Observation | None = Observation()
         self.decision: Decision | None = None
@@ -51,8 +49,6 @@ class Runtime:
         self.calls = 0
         self.recordings = 0
         self._stepped = stepped
-        self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
-        self._functions: OrderedDict[Hashable, Block] = OrderedDict()
         self._device: torch.device | None = None
         self._inside = False
         self._together: set[str] = set()
@@ -68,7 +64,7 @@ class Runtime:
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`; what its backward needs is held as the plan says."""
         owner = with_modules(function, args, kwargs)
-        return self.run(self._block(owner), owner, function, args, kwargs)
+        return self.run(self.blocks.of(owner), owner, function, args, kwargs)
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The same for a block already known, whose tensors and numbers `owner` reaches."""
@@ -221,26 +217,6 @@ class Runtime:
         """At a tracking step the first block of each kind is recorded and proven anew, while little else is held."""
         return self.tracking and record.plan is not None and record.kind not in self._tracked
 
-    def _block(self, function: Callable[..., Any]) -> Block:
-        if isinstance(function, nn.Module):
-            return self.block_of(function, type(function).__name__)
-        key = identity(function)
-        block = self._functions.get(key)
-        if block is None:
-            block = self._functions[key] = Block(name_of(function))
-            if len(self._functions) > _FUNCTIONS:
-                self._functions.popitem(last=False)
-        else:
-            self._functions.move_to_end(key)
-        return block
-
-    def block_of(self, module: nn.Module, name: str) -> Block:
-        """The block that `module` is, named `name` if it is new."""
-        block = self._modules.get(module)
-        if block is None:
-            block = self._modules[module] = Block(name)
-        return block
-
     def _fall_back(self, block: Block, reason: str) -> None:
         name = block.name.split(" ")[-1]
         if (name, reason) not in self._warned:
@@ -248,12 +224,6 @@ class Runtime:
             self._log.warning("block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 
     # -- steps
-
-    def blocks(self) -> list[Block]:
-        return [*self._modules.values(), *self._functions.values()]
-
-    def records(self) -> list[Record]:
-        return [record for block in self.blocks() for record in block.records() if record.plan is not None]
 
     def _advance(self) -> None:
         """Without an engine's step boundary: a forward that follows a backward begins a new step."""
@@ -303,14 +273,14 @@ class Runtime:
         self.decision = decision
         for kind in decision.kinds:
             self.rebind(kind.name)
-        self.portfolio.keep({record.kind for record in self.records()})
+        self.portfolio.keep({record.kind for record in self.blocks.records()})
         self.observation = Observation()
         self.held = None
         return decision
 
     def rebind(self, digest: str) -> None:
         """Put the kind's policy in force for its records, with the outlier channels last seen."""
-        for record in self.records():
+        for record in self.blocks.records():
             if record.kind == digest and record.plan is not None:
                 self._bind(record, record.plan.recording, self.portfolio.kinds[digest])
 
@@ -340,7 +310,7 @@ class Runtime:
     def _count_calls(self, digests: Collection[str]) -> None:
         for digest in digests:
             kind = self.portfolio.kinds[digest]
-            blocks = sum(any(record.kind == digest for record in block.records()) for block in self.blocks())
+            blocks = sum(any(record.kind == digest for record in block.records()) for block in self.blocks.all())
             seen = self.observation.most_alive[digest] if self.observation else 0
             # A kind that has a policy may have run before the observation began.
             kind.count = seen if seen and kind.policy is None else max(kind.count, seen, blocks)

@@ -25,13 +25,14 @@ class Plan(NamedTuple):
     """The sizes of a payload and the launches that make it and undo it.
 
     `compress` takes the pointers of the tensor, codes and parameters, and the seed if rounding is stochastic;
-    `decompress` those of codes, parameters and tensor. Outliers are put in as the codec says.
+    `decompress` those of codes, parameters and tensor. Outliers, of shape `raw`, are put in as the codec says.
     """
 
     code_bytes: int
     groups: int
     compress: Callable[..., None]
     decompress: Callable[..., None]
+    raw: tuple[int, int] = (0, 0)
 
 
 class _Int4(Planned):
@@ -177,11 +178,11 @@ class OutlierCodec(_Int4, reference.OutlierCodec):
 
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan(x.shape, x.dtype, x.device)
-        rows, capacity = rows_and_channels(x.shape)[0], self.channels.numel()
-        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
-        raw = torch.empty(rows, capacity, dtype=x.dtype, device=x.device)
-        indices = torch.empty(capacity, dtype=torch.int32, device=x.device)
+        device = x.device
+        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=device)
+        scales = torch.empty(plan.groups, dtype=torch.float32, device=device)
+        raw = x.new_empty(plan.raw)
+        indices = torch.empty(plan.raw[1], dtype=torch.int32, device=device)
         if not plan.code_bytes:
             indices.copy_(self.channels)
         outputs = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
@@ -197,9 +198,10 @@ class OutlierCodec(_Int4, reference.OutlierCodec):
         return x
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        capacity = self.channels.numel()
-        numbers = rows_and_channels(shape)[1], capacity, power_of_two(capacity, 1, BLOCK)
-        return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
+        (rows, width), capacity = rows_and_channels(shape), self.channels.numel()
+        numbers = width, capacity, power_of_two(capacity, 1, BLOCK)
+        plan = self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
+        return plan._replace(raw=(rows, capacity))
 
 
 class BitsPlan(NamedTuple):

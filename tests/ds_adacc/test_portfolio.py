@@ -131,9 +131,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.records()[0].kind]
+    runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.blocks.records()[0].kind]
     recount(runs)
-    assert set(runs.portfolio.kinds) == {runs.records()[0].kind}
+    assert set(runs.portfolio.kinds) == {runs.blocks.records()[0].kind}
 
 
 class Doubled(nn.Module):

@@ -93,7 +93,7 @@ def test_codecs_keep_the_channels_last_seen():
     training.inject(40.0)
     training.run(3)
     (norm,) = training.norms()
-    record = training.runtime.records()[1]
+    record = training.runtime.blocks.records()[1]
     assert record.outliers[norm][0][0] == CHANNEL
     assert int(record.outliers[norm][1]) == 1
 

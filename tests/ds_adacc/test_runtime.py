@@ -21,7 +21,7 @@ def runtime(**section):
 
 
 def records_of(runtime):
-    return [record for block in runtime.blocks() for record in block.records()]
+    return [record for block in runtime.blocks.all() for record in block.records()]
 
 
 def stack(layers=3, make=zoo.GPTBlock):
