@@ -181,7 +181,7 @@ class OutlierCodec(_Int4, reference.OutlierCodec):
         device = x.device
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(plan.groups, dtype=torch.float32, device=device)
-        raw = x.new_empty(plan.raw)
+        raw = x.new_empty(*plan.raw)
         indices = torch.empty(plan.raw[1], dtype=torch.int32, device=device)
         if not plan.code_bytes:
             indices.copy_(self.channels)

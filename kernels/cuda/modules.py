@@ -93,12 +93,13 @@ class DeviceKernel:
         if not hasattr(self._thread, "bound"):
             self._set_device(self._index)  # a new thread has no context until a CUDA call makes it current
             self._thread.bound = True
-        # All are 64 bits wide, so that an array is the kernel's parameter buffer; its size follows it.
-        buffer = array("q", (*args, 8 * len(args)))
+        # All are 64 bits wide, so that an array has room for the kernel's parameters, after what tells where they are.
+        size = 8 * len(args)
+        buffer = array("q", (BUFFER_POINTER, 0, BUFFER_SIZE, 0, BUFFER_END, *args, size))
         address = buffer.buffer_info()[0]
-        extra = array("q", (BUFFER_POINTER, address, BUFFER_SIZE, address + 8 * len(args), BUFFER_END))
+        buffer[1], buffer[3] = address + 40, address + 40 + size
         stream = torch.cuda.current_stream(self._index).cuda_stream
-        self._launch_kernel(self._pointer, blocks, 1, 1, threads, 1, 1, 0, stream, 0, extra.buffer_info()[0])
+        self._launch_kernel(self._pointer, blocks, 1, 1, threads, 1, 1, 0, stream, 0, address)
 
 
 def cached_cubin(source: str, major: int, minor: int) -> bytes:
