@@ -1,4 +1,4 @@
-"""Retain, compress or recompute: the choice for each saved value of a block that costs the least time in a budget.
+"""Retain, compress, recompute or offload: the choice for each saved value of each block that costs the least time.
 
 Plain numbers in, plain numbers out; needs python-mip, knows neither torch nor the codecs themselves.
 """
@@ -11,15 +11,29 @@ from ds_adacc.planner.baselines import (
     retain_all,
     retain_policy,
 )
+from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
-from ds_adacc.planner.isolated import solve_isolated
+from ds_adacc.planner.heuristics import dynamic_programming, greedy
+from ds_adacc.planner.isolated import mix_isolated
 from ds_adacc.planner.milp import smallest_peak, solve
+from ds_adacc.planner.mix import mix
+from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import RETAIN, CodecCost, Kind, Profile
-from ds_adacc.planner.simulate import Simulation, added_seconds, peak_bytes, simulate
-from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate, human_bytes
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Kind, Profile
+from ds_adacc.planner.simulate import Simulation, simulate
+from ds_adacc.planner.solution import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Solution,
+    evaluate,
+    evaluate_mix,
+    gradient_error,
+    human_bytes,
+)
 
 __all__ = [
+    "OFFLOAD",
     "RETAIN",
     "BlockGraph",
     "CodecCost",
@@ -28,7 +42,10 @@ __all__ = [
     "Kind",
     "NoSolutionInTime",
     "Op",
+    "Point",
+    "Policies",
     "Policy",
+    "Problem",
     "Profile",
     "Simulation",
     "Solution",
@@ -36,8 +53,16 @@ __all__ = [
     "added_seconds",
     "compress_all",
     "compress_policy",
+    "dynamic_programming",
     "evaluate",
+    "evaluate_mix",
+    "frontier",
+    "gradient_error",
+    "greedy",
+    "held_bytes",
     "human_bytes",
+    "mix",
+    "mix_isolated",
     "peak_bytes",
     "recompute_all",
     "recompute_policy",
@@ -46,5 +71,4 @@ __all__ = [
     "simulate",
     "smallest_peak",
     "solve",
-    "solve_isolated",
 ]

@@ -7,43 +7,41 @@ from collections.abc import Callable, Sequence
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import RETAIN, Kind, Profile
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_budget, check_request, evaluate
-from ds_adacc.planner.together import Together
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate
 
 
-def retain_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
+def retain_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """Keep every saved value ("Baseline" in the paper, section 4.1); replay only for what cannot be stored.
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(retain_policy, kinds, budget, max_seconds, together)
+    return _apply(retain_policy, problem, budget, max_seconds)
 
 
-def recompute_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
+def recompute_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """Keep block inputs and what cannot be rebuilt, replay the rest ("Megatron-LM" in the paper).
 
     Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
     """
-    return _apply(recompute_policy, kinds, budget, max_seconds, together)
+    return _apply(recompute_policy, problem, budget, max_seconds)
 
 
-def compress_all(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
+def compress_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """Compress each saved value with the first codec on offer, keep the rest ("Quantization" in the paper).
 
-    Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
+    Whatever it does to the gradient. Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes;
+    ValueError for a bad argument.
     """
-    return _apply(compress_policy, kinds, budget, max_seconds, together)
+    return _apply(compress_policy, problem, budget, max_seconds)
 
 
-def _apply(
-    plan: Callable[[Profile], Policy], kinds: Sequence[Kind], budget: int, max_seconds: float, together: Together
-) -> Solution:
-    check_request(kinds, max_seconds)
-    check_budget(budget)
+def _apply(plan: Callable[[Profile], Policy], problem: Problem, budget: int, max_seconds: float) -> Solution:
+    check_request(budget, max_seconds)
     started = time.perf_counter()
-    policies = [plan(kind.profile) for kind in kinds]
-    solution = evaluate(kinds, policies, started, proven_optimal=False, together=together)
+    policies = [plan(kind.profile) for kind in problem.kinds]
+    solution = evaluate(problem, policies, started, proven_optimal=False)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak)
     return solution
@@ -51,26 +49,26 @@ def _apply(
 
 def retain_policy(profile: Profile) -> Policy:
     """Keep every saved value that can be stored."""
-    return _cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
+    return cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
 
 
 def recompute_policy(profile: Profile) -> Policy:
     """Keep block inputs and what cannot be rebuilt, replay the rest."""
     rebuildable = profile.graph.rebuildable_ops
     values = profile.graph.values
-    return _cover(profile.graph, [None if value.producer in rebuildable else RETAIN for value in values])
+    return cover(profile.graph, [None if value.producer in rebuildable else RETAIN for value in values])
 
 
 def compress_policy(profile: Profile) -> Policy:
     """Compress each saved value with the first codec on offer, keep the rest."""
     stores: list[str | None] = []
     for value, offers in zip(profile.graph.values, profile.codecs, strict=True):
-        first = offers[0].codec if offers else RETAIN
+        first = next((offer.codec for offer in offers if offer.codec != OFFLOAD), RETAIN)
         stores.append(first if value.storable else None)
-    return _cover(profile.graph, stores)
+    return cover(profile.graph, stores)
 
 
-def _cover(graph: BlockGraph, wanted: Sequence[str | None]) -> Policy:
+def cover(graph: BlockGraph, wanted: Sequence[str | None]) -> Policy:
     """Follow backward's requests: store a value as `wanted`, or else replay its producer."""
     stores: list[str | None] = [None] * len(graph.values)
     replays: set[int] = set()

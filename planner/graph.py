@@ -29,17 +29,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """One recorded operator: `inputs` and `outputs` index values, `replayable` was proven when recording."""
+    """One recorded operator: `inputs` and `outputs` index values, `replayable` was proven when recording.
+
+    `workspace_bytes` is what a replay allocates besides its outputs.
+    """
 
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     replayable: bool
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Event:
-    """One step of backward: the values it unpacks (distinct) and the bytes of gradients alive meanwhile."""
+    """One step of backward: the values it unpacks (distinct).
+
+    `gradient_bytes` are those of the gradients alive meanwhile, and of the workspace of the step itself.
+    """
 
     name: str
     values: tuple[int, ...]
@@ -90,7 +97,7 @@ class BlockGraph:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BlockGraph:
         """The graph of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
-        ops = (Op(o["name"], tuple(o["inputs"]), tuple(o["outputs"]), o["replayable"]) for o in data["ops"])
+        ops = (Op(**{**o, "inputs": tuple(o["inputs"]), "outputs": tuple(o["outputs"])}) for o in data["ops"])
         events = (Event(e["name"], tuple(e["values"]), e["gradient_bytes"]) for e in data["events"])
         return cls(tuple(Value(**value) for value in data["values"]), tuple(ops), tuple(events))
 
@@ -100,6 +107,7 @@ class BlockGraph:
 
     def _check_op(self, index: int) -> None:
         op = self.ops[index]
+        check_count(f"workspace_bytes of op {op.name!r}", op.workspace_bytes)
         self._check_indices(f"op {op.name!r}", (*op.inputs, *op.outputs))
         for value in op.inputs:
             producer = self.values[value].producer

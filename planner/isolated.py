@@ -1,4 +1,4 @@
-"""`solve` in a child process.
+"""Planning in a child process.
 
 CBC sets the OpenMP thread count of its process to one, which slows every later operator and changes the bits of
 reductions; it installs handlers for SIGABRT, SIGFPE and SIGSEGV; and python-mip leaks about 34 KB a model. None of it
@@ -10,30 +10,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ds_adacc.planner.milp import solve
+from ds_adacc.planner.mix import mix
 from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import Kind, Profile
-from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_budget, check_request
-from ds_adacc.planner.together import Together, groups_of
+from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
 
 _START_SECONDS = 60.0
 
 
-def solve_isolated(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
-    """As `solve`, and as reproducible, but in a process of its own (about 0.3 s to start).
+def mix_isolated(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """As `mix`, and as reproducible, but in a process of its own (about 0.3 s to start).
 
-    Raises what `solve` raises, and RuntimeError with the child's last words if it dies.
+    Raises what `mix` raises, and RuntimeError with the child's last words if it dies.
     """
-    check_request(kinds, max_seconds)
-    check_budget(budget)
-    groups_of(kinds, together)
-    rows = [{"name": kind.name, "profile": kind.profile.to_json(), "count": kind.count} for kind in kinds]
-    sets = None if together is None else [sorted(names) for names in together]
-    question = json.dumps({"kinds": rows, "budget": budget, "max_seconds": max_seconds, "together": sets})
+    check_request(budget, max_seconds)
+    question = json.dumps({"problem": _told(problem), "budget": budget, "max_seconds": max_seconds})
     child = subprocess.run(
         [sys.executable, "-m", "ds_adacc.planner.isolated"],
         input=question,
@@ -46,24 +41,41 @@ def solve_isolated(kinds: Sequence[Kind], budget: int, *, max_seconds: float, to
     return _read(json.loads(child.stdout.splitlines()[-1]))
 
 
+def _told(problem: Problem) -> dict[str, Any]:
+    return {
+        "kinds": [{**vars(kind), "profile": kind.profile.to_json()} for kind in problem.kinds],
+        "together": [sorted(names) for names in problem.together],
+        "order": problem.order,
+        "max_gradient_error": problem.max_gradient_error,
+    }
+
+
+def _heard(told: dict[str, Any]) -> Problem:
+    kinds = tuple(Kind(**{**kind, "profile": Profile.from_json(kind["profile"])}) for kind in told["kinds"])
+    together = tuple(frozenset(names) for names in told["together"])
+    return Problem(kinds, together, tuple(told["order"]), told["max_gradient_error"])
+
+
 def _read(answer: dict[str, Any]) -> Solution:
     if "infeasible" in answer:
         raise InfeasibleBudget(*answer["infeasible"])
     if "no_solution" in answer:
         raise NoSolutionInTime(answer["no_solution"])
-    policies = tuple(Policy.from_json(policy) for policy in answer.pop("policies"))
+    distinct = [Policy.from_json(policy) for policy in answer.pop("distinct")]
+    policies = tuple(tuple(distinct[number] for number in of_kind) for of_kind in answer.pop("policies"))
     return Solution(policies=policies, held=tuple(answer.pop("held")), **answer)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    kinds = [Kind(row["name"], Profile.from_json(row["profile"]), row["count"]) for row in question["kinds"]]
     try:
-        request = {"max_seconds": question["max_seconds"], "together": question["together"]}
-        return asdict(solve(kinds, question["budget"], **request))
+        solution = mix(_heard(question["problem"]), question["budget"], max_seconds=question["max_seconds"])
     except InfeasibleBudget as error:
         return {"infeasible": (error.budget, error.smallest, error.proven)}
     except NoSolutionInTime as error:
         return {"no_solution": str(error)}
+    distinct = list(dict.fromkeys(policy for of_kind in solution.policies for policy in of_kind))
+    numbers = [[distinct.index(policy) for policy in of_kind] for of_kind in solution.policies]
+    return {**asdict(solution), "policies": numbers, "distinct": [policy.to_json() for policy in distinct]}
 
 
 if __name__ == "__main__":

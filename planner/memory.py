@@ -1,9 +1,9 @@
 """The bytes of one kind of block in the MILP: what is held, and what is alive at each event of its backward.
 
-A value has a full-size copy (retained, decompressed or rebuilt) and, if compressed, a payload. Both go after the
-last use. From the first event that lists a value its copy is there however it came about; before, only if
-something else needed it earlier. This leaves few cases where memory depends on a product of choices. Those become
-variables, bounded from below only: memory never pays.
+A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. Both go after
+the last use. From the first event that lists a value its copy is there however it came about; before, only if something
+else needed it earlier. This leaves few cases where memory depends on a product of choices. Those become variables,
+bounded from below only: memory never pays.
 """
 
 from __future__ import annotations
@@ -14,48 +14,54 @@ from ds_adacc.planner.program import BlockProgram, Expr
 
 
 class BlockMemory:
-    """Memory of one block as expressions, in granules of so many bytes, each size rounded up to whole ones."""
+    """Memory of one block as expressions, in the profile's unit of bytes."""
 
-    def __init__(self, program: BlockProgram, granule: int) -> None:
+    def __init__(self, program: BlockProgram) -> None:
         self._program = program
         self._schedule = program.schedule
         self._graph = program.profile.graph
-        self._granule = granule
         self._anys: dict[frozenset, mip.Var] = {}
+        self._used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
 
     def held(self) -> mip.LinExpr:
         """What one call holds between forward and backward (paper, equation 8)."""
         parts: list[Expr] = []
         for index, value in enumerate(self._graph.values):
-            parts.append(self._size(value.nbytes) * self._program.retained(index))
-            parts.extend(self._size(offer.nbytes) * var for offer, var in self._program.compressions(index))
+            parts.append(value.nbytes * self._program.retained(index))
+            parts.extend(offer.nbytes * var for offer, var in self._program.compressions(index))
         return mip.xsum(parts)
 
-    def inner(self) -> list[mip.LinExpr]:
-        """Per event, what is alive at it, with the largest workspace of the codecs chosen."""
-        workspace = self._workspace()
-        used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
-        rows: dict[tuple, mip.LinExpr] = {}
-        for time, event in enumerate(self._graph.events):
-            alive = mip.xsum(self._alive(value, time) for value in used)
-            row = alive + workspace + self._size(event.gradient_bytes)
-            key = _key(alive)[1:]
-            if key not in rows or rows[key].const < row.const:
-                rows[key] = row
-        return list(rows.values())
+    def fetched(self) -> mip.LinExpr:
+        """What one call has in host memory."""
+        return mip.xsum(value.nbytes * self._program.offloaded(i) for i, value in enumerate(self._graph.values))
 
-    def _size(self, nbytes: int) -> int:
-        return -(-nbytes // self._granule)
+    def at(self, time: int) -> mip.LinExpr:
+        """What is alive at an event, with the largest workspace of the codecs and operators at work."""
+        for earlier in (time - 1, time):
+            self._program.ran_by_all(earlier)
+        alive = mip.xsum(self._alive(value, time) for value in self._used)
+        return alive + self._workspace(time) + self._graph.events[time].gradient_bytes
 
-    def _workspace(self) -> mip.Var:
+    def _workspace(self, time: int) -> Expr:
+        needs = [
+            offer.workspace_bytes * (chosen + self._copy(value, time) - 1)
+            for value in self._used
+            for offer, chosen in self._program.compressions(value)
+            if offer.workspace_bytes
+        ]
+        for op, times in self._schedule.times.items():
+            if self._graph.ops[op].workspace_bytes and time in times:
+                now = self._program.ran_by(op, time) - self._program.ran_by(op, time - 1)
+                needs.append(self._graph.ops[op].workspace_bytes * now)
+        if not needs:
+            return 0
         reserve = self._program.model.add_var()
-        for value in range(len(self._graph.values)):
-            for offer, chosen in self._program.compressions(value):
-                self._program.model += reserve >= self._size(offer.workspace_bytes) * chosen
+        for need in needs:
+            self._program.model += reserve >= need
         return reserve
 
     def _alive(self, value: int, time: int) -> Expr:
-        full = self._size(self._graph.values[value].nbytes)
+        full = self._graph.values[value].nbytes
         return (full * self._copy(value, time) if full else 0) + self._payload(value, time)
 
     def _copy(self, value: int, time: int) -> Expr:
@@ -69,9 +75,9 @@ class BlockMemory:
         return self._any([self._runs_from(op, time) for op in self._schedule.late_readers(value, time)])
 
     def _copy_before_first_event(self, value: int, time: int) -> Expr:
-        """Its event is still to come: the copy is there if retained, read already, or made with another."""
+        """Its event is still to come: the copy is there if kept whole, read already, or made with another."""
         program = self._program
-        reasons = [program.retained(value)]
+        reasons = [program.whole(value)]
         reasons += [program.ran_by(op, time) for op in self._schedule.early_readers(value, time)]
         reasons += [ran - program.compressed(value) for ran in self._made_along(value, time)]
         return self._any(reasons)
@@ -82,9 +88,9 @@ class BlockMemory:
         early = self._schedule.early_readers(value, time)
         made_along = self._made_along(value, time)
         if not early and not made_along:
-            return program.retained(value)
+            return program.whole(value)
         had = [ran - program.stored(value) for ran in made_along]
-        had += [program.retained(value)] if self._graph.values[value].storable else []
+        had += [program.whole(value)] if self._graph.values[value].storable else []
         runs_now = [op for op in early if time in self._schedule.times[op]]
         reasons = [program.ran_by(op, time) - program.ran_by(op, time - 1) for op in runs_now]
         for late in self._schedule.late_readers(value, time):
@@ -93,7 +99,7 @@ class BlockMemory:
         return self._any(reasons)
 
     def _payload(self, value: int, time: int) -> Expr:
-        """Granules of the compressed form still held."""
+        """Bytes of the compressed form still held."""
         late = self._schedule.late_readers(value, time)
         if value in self._schedule.first:
             certain = time <= self._schedule.last[value]
@@ -103,7 +109,7 @@ class BlockMemory:
             waiting = self._program.compressions(value)
         else:
             waiting = self._compressions_for(late, value, time) if late else []
-        return mip.xsum(self._size(offer.nbytes) * waits for offer, waits in waiting)
+        return mip.xsum(offer.nbytes * waits for offer, waits in waiting)
 
     def _compressions_for(self, readers: list[int], value: int, time: int) -> list[tuple[CodecCost, mip.Var]]:
         """Per codec, its cost and whether its payload waits for one of `readers`."""

@@ -1,202 +1,133 @@
-"""The planner proper: one mixed-integer program over all kinds of blocks, solved by CBC (paper, section 3.3).
-
-CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that tolerances
-never add up to one: the greatest common divisor of all sizes where that will do. Else sizes are rounded up, which is
-always safe, and costs at most a 2^17th of the largest size for each value held.
+"""The paper's planner: one mixed-integer program over all kinds of blocks, one policy a kind (section 3.3).
 
 The first search in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about
-34 KB; `solve_isolated` keeps both out of the training process.
+34 KB; `isolated` keeps both out of the training process.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
 
 import mip
 from ds_adacc.planner.baselines import retain_policy
-from ds_adacc.planner.memory import BlockMemory
+from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, share
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import CodecCost, Kind, Profile
-from ds_adacc.planner.program import BlockProgram
-from ds_adacc.planner.solution import (
-    InfeasibleBudget,
-    NoSolutionInTime,
-    Solution,
-    check_budget,
-    check_request,
-    evaluate,
-)
-from ds_adacc.planner.together import Together, groups_of
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate
 
-_QUANTUM_SECONDS = 1e-7
-# granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
-_LARGEST = 2**17
-_FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
-_INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+_EXACT_VALUES = 200
+_GAP = 1e-3  # for more values, of the time added: below what can be measured
 
 
-def solve(kinds: Sequence[Kind], budget: int, *, max_seconds: float, together: Together = None) -> Solution:
-    """The policies that add the least time with a peak of at most `budget` bytes (paper, equations 4 to 8).
+def solve(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """One policy a kind, which together add the least time with a peak of at most `budget` bytes (equations 4 to 8).
 
-    `together` are the sets of kinds, by name, whose calls are alive at once: each has the whole budget, a kind in
-    several has one policy for all. None: all share it.
-
-    Times count to 0.1 microseconds; among equals a small quantization error is preferred, then few bytes held.
-    `max_seconds` bounds the search; the best policy found by then comes back with `proven_optimal` False. The
-    same input gives the same policies, unless time runs out.
+    Times count to 0.1 microseconds, and with more than 200 values to a thousandth of their sum. Among equals a small
+    quantization error is preferred, then few bytes held. `max_seconds` bounds the search; the best policies found by
+    then come back with `proven_optimal` False. The same input gives the same policies, unless time runs out. Backward
+    may take the blocks in any order.
 
     Raises InfeasibleBudget if no policy fits (after a second search, as long at most, for what would),
     NoSolutionInTime if the search ended with nothing, ValueError for a bad argument.
     """
-    check_request(kinds, max_seconds)
-    check_budget(budget)
+    check_request(budget, max_seconds)
     started = time.perf_counter()
-    plain = evaluate(kinds, [retain_policy(kind.profile) for kind in kinds], started, True, together)
+    plain = evaluate(problem, [retain_policy(kind.profile) for kind in problem.kinds], started, True)
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
-    program = _Program(kinds, together)
-    status = program.minimise_seconds(budget, max_seconds)
-    if status in _INFEASIBLE:
-        return _smallest(kinds, budget, started, max_seconds, together)
-    solution = evaluate(kinds, program.policies(), started, status == mip.OptimizationStatus.OPTIMAL, together)
+    program = _Program(problem)
+    with contextlib.suppress(InfeasibleBudget):
+        program.expect(greedy(problem, budget, max_seconds=max_seconds))
+    optimal = program.minimise_seconds(budget, max_seconds)
+    if optimal is None:
+        return _smallest(problem, budget, started, max_seconds)
+    solution = evaluate(problem, program.policies(), started, optimal)
     if solution.peak > budget:
         raise RuntimeError(f"the model took a policy {solution.peak - budget} bytes over the budget: a planner bug")
     return solution
 
 
-def smallest_peak(kinds: Sequence[Kind], max_seconds: float, together: Together = None) -> int:
+def smallest_peak(problem: Problem, max_seconds: float) -> int:
     """The smallest peak in bytes that any policies reach, rounded up to the granule; a budget of as much is feasible.
 
     The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
     argument.
     """
-    check_request(kinds, max_seconds)
-    program = _Program(kinds, together)
+    check_request(0, max_seconds)
+    program = _Program(problem)
     program.minimise_peak(max_seconds)
     return program.peak_bytes()
 
 
-def _smallest(kinds: Sequence[Kind], budget: int, started: float, max_seconds: float, together: Together) -> Solution:
+def _smallest(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
     """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
-    program = _Program(kinds, together)
-    status = program.minimise_peak(max_seconds)
-    solution = evaluate(kinds, program.policies(), started, False, together)
+    program = _Program(problem)
+    optimal = program.minimise_peak(max_seconds)
+    solution = evaluate(problem, program.policies(), started, False)
     if solution.peak > budget:
-        proven = status == mip.OptimizationStatus.OPTIMAL
-        raise InfeasibleBudget(budget, program.peak_bytes(), proven)
+        raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))
     return solution
 
 
 class _Program:
     """The model over all kinds, with the peak as a variable: held under the budget, or itself to be minimised."""
 
-    def __init__(self, kinds: Sequence[Kind], together: Together) -> None:
-        self._kinds = kinds
-        self._granule = _granule(kinds)
-        self._model = _model()
-        self._blocks = [BlockProgram(self._model, kind.profile) for kind in kinds]
-        memories = [BlockMemory(block, self._granule) for block in self._blocks]
-        self._held = self._total(memory.held() for memory in memories)
+    def __init__(self, problem: Problem) -> None:
+        self._kinds = problem.kinds
+        self._granule = granule_of([kind.profile for kind in problem.kinds])
+        values = sum(len(kind.profile.graph.values) for kind in problem.kinds)
+        self._model = empty_model(0.0 if values <= _EXACT_VALUES else _GAP)
+        bound = problem.max_gradient_error
+        self._blocks = [Watched(self._model, kind, self._granule, bound) for kind in problem.kinds]
         self._peak = self._model.add_var()
-        inner = [memory.inner() for memory in memories]
-        for group in groups_of(kinds, together):
-            held = mip.xsum(kinds[place].count * memories[place].held() for place in group)
-            self._model += held <= self._peak
+        held = [block.memory.held() for block in self._blocks]
+        for group in problem.groups:
+            everyone = mip.xsum(problem.kinds[place].count * held[place] for place in group)
+            fetch = self._most([self._blocks[place].memory.fetched() for place in group])
+            self._model += everyone + fetch <= self._peak
             for place in group:
-                others = held - memories[place].held()
-                for alive in inner[place]:
-                    self._model += others + alive <= self._peak
+                self._blocks[place].watch(everyone - held[place] + fetch, mip.xsum([self._peak]))
+        self._held = self._total(held)
 
-    def minimise_peak(self, max_seconds: float) -> mip.OptimizationStatus:
-        """Find policies of the smallest peak; NoSolutionInTime as in `_optimise`."""
+    def expect(self, guess: Solution) -> None:
+        """What the solution may be like."""
+        for block, policies in zip(self._blocks, guess.policies, strict=True):
+            block.expect(policies[0])
+
+    def minimise_peak(self, max_seconds: float) -> bool | None:
+        """Find policies of the smallest peak; as `optimise`."""
         self._model.objective = mip.minimize(self._peak)
-        return self._optimise(max_seconds)
+        return optimise(self._model, self._blocks, max_seconds)
 
-    def minimise_seconds(self, budget: int, max_seconds: float) -> mip.OptimizationStatus:
+    def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
         """Find policies of the least time, error and held bytes adding less than half a quantum to that."""
         # peaks are whole granules: half of one keeps an exact fit clear of CBC's tolerances
         self._peak.ub = budget // self._granule + 0.5
-        quanta = self._total(_quanta(block) for block in self._blocks)
-        error = self._total(_error(block) for block in self._blocks)
-        self._model.objective = mip.minimize(quanta + _share(error, 0.45) + _share(self._held, 0.045))
-        return self._optimise(max_seconds)
-
-    def _optimise(self, max_seconds: float) -> mip.OptimizationStatus:
-        """Run CBC for at most this long; NoSolutionInTime if that gives neither a solution nor a proof of none."""
-        status = self._model.optimize(max_seconds=max_seconds)
-        if status == mip.OptimizationStatus.NO_SOLUTION_FOUND:
-            raise NoSolutionInTime(f"no policy was found in {max_seconds:.3g} seconds; allow more")
-        if status not in _FOUND + _INFEASIBLE:
-            raise RuntimeError(f"CBC ended with status {status.name}")
-        return status
+        quanta = self._total([block.program.quanta() for block in self._blocks])
+        error = self._total([block.program.error() for block in self._blocks])
+        self._model.objective = mip.minimize(quanta + share(error, 0.45) + share(self._held, 0.045))
+        return optimise(self._model, self._blocks, max_seconds)
 
     def peak_bytes(self) -> int:
         """The peak found, as the model rounds it up."""
         return round(self._peak.x) * self._granule
 
-    def policies(self) -> tuple[Policy, ...]:
+    def policies(self) -> list[Policy]:
         """The solution found, one policy per kind."""
-        return tuple(block.policy() for block in self._blocks)
+        return [block.program.policy() for block in self._blocks]
 
-    def _total(self, expressions: Iterable[mip.LinExpr]) -> mip.LinExpr:
+    def _total(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
         """The sum over all calls of all kinds."""
         return mip.xsum(kind.count * expr for kind, expr in zip(self._kinds, expressions, strict=True))
 
-
-def _model() -> mip.Model:
-    """An empty model: silent, reproducible, with no gap allowed between the answer and the optimum."""
-    model = mip.Model(solver_name=mip.CBC)
-    model.verbose = 0
-    model.threads = 1
-    model.seed = 1
-    model.max_mip_gap = 0.0
-    model.max_mip_gap_abs = 1e-9
-    # without an integer variable CBC prints, whatever `verbose` says
-    model.add_var(var_type=mip.BINARY)
-    return model
-
-
-def _granule(kinds: Sequence[Kind]) -> int:
-    """Bytes to a unit of the model: the greatest common divisor of all sizes, or what multiple `_LARGEST` asks for."""
-    sizes = [size for kind in kinds for size in _sizes(kind.profile)]
-    step = math.gcd(*sizes) or 1
-    return step * max(1, math.ceil(max(sizes, default=0) / (step * _LARGEST)))
-
-
-def _sizes(profile: Profile) -> Iterator[int]:
-    yield from (value.nbytes for value in profile.graph.values)
-    yield from (event.gradient_bytes for event in profile.graph.events)
-    for offer in itertools.chain.from_iterable(profile.codecs):
-        yield from (offer.nbytes, offer.workspace_bytes)
-
-
-def _quanta(block: BlockProgram) -> mip.LinExpr:
-    """What one call adds to the step, in quanta of time (paper, equation 4)."""
-    replays = (_round(block.profile.op_seconds[op]) * block.runs(op) for op in block.schedule.times)
-    codecs = (_round(offer.seconds) * chosen for _, offer, chosen in _compressions(block))
-    return mip.xsum(itertools.chain(replays, codecs))
-
-
-def _error(block: BlockProgram) -> mip.LinExpr:
-    """Relative error times bytes, summed over the values that one call compresses."""
-    values = block.profile.graph.values
-    return mip.xsum(offer.error * values[value].nbytes * chosen for value, offer, chosen in _compressions(block))
-
-
-def _compressions(block: BlockProgram) -> Iterator[tuple[int, CodecCost, mip.Var]]:
-    for value in range(len(block.profile.graph.values)):
-        for offer, chosen in block.compressions(value):
-            yield value, offer, chosen
-
-
-def _round(seconds: float) -> int:
-    return round(seconds / _QUANTUM_SECONDS)
-
-
-def _share(expression: mip.LinExpr, most: float) -> mip.LinExpr:
-    """A sum over binaries, scaled so that it is at most `most`."""
-    total = sum(expression.expr.values())
-    return expression * (most / total) if total else expression
+    def _most(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
+        """A bound on the largest of several sums over binaries, 0 if all of them are empty."""
+        present = [expression for expression in expressions if expression.expr]
+        if not present:
+            return mip.xsum([])
+        most = self._model.add_var()
+        for expression in present:
+            self._model += most >= expression
+        return mip.xsum([most])

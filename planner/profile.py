@@ -10,6 +10,7 @@ from typing import Any
 from ds_adacc.planner.graph import BlockGraph, check_count
 
 RETAIN = "retain"
+OFFLOAD = "offload"
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,9 @@ class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
 
     `nbytes` is the payload in bytes, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
-    what a compression or decompression needs besides. Raises ValueError for a negative or non-finite number.
+    what a compression or decompression needs besides, `gradient_error` the relative error of the block's gradient when
+    this value alone is compressed so. For `OFFLOAD` the payload is in host memory, `nbytes` is 0, and the seconds are
+    those of the transfers. Raises ValueError for a negative or non-finite number.
     """
 
     codec: str
@@ -26,13 +29,14 @@ class CodecCost:
     decompress_seconds: float
     error: float
     workspace_bytes: int
+    gradient_error: float = 0.0
 
     def __post_init__(self) -> None:
         if self.codec == RETAIN:
             raise ValueError(f"a codec is named {RETAIN!r}: the name is taken by values kept as they are")
         for field in ("nbytes", "workspace_bytes"):
             check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
-        for field in ("compress_seconds", "decompress_seconds", "error"):
+        for field in ("compress_seconds", "decompress_seconds", "error", "gradient_error"):
             _check_number(f"{field} of codec {self.codec!r}", getattr(self, field))
 
     @property
@@ -45,6 +49,7 @@ class CodecCost:
 class Profile:
     """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
 
+    `hiding_seconds` are those of one call's forward and backward, behind which transfers to and from the host can hide.
     Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
     one is offered for a value that cannot be stored.
     """
@@ -52,10 +57,13 @@ class Profile:
     graph: BlockGraph
     op_seconds: tuple[float, ...]
     codecs: tuple[tuple[CodecCost, ...], ...]
+    hiding_seconds: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
         _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
+        for which, seconds in zip(("forward", "backward"), self.hiding_seconds, strict=True):
+            _check_number(f"hiding_seconds of {which}", seconds)
         for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
             _check_number(f"op_seconds of op {op.name!r}", seconds)
         for value, offers in zip(self.graph.values, self.codecs, strict=True):
@@ -83,21 +91,36 @@ class Profile:
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
         """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
         codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
-        return cls(BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"]), tuple(codecs))
+        graph, seconds = BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"])
+        return cls(graph, seconds, tuple(codecs), tuple(data["hiding_seconds"]))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of block: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1."""
+    """A kind of block: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1.
+
+    A block that is called more than once has one policy for its `calls_per_block`, a divisor of `count`.
+    """
 
     name: str
     profile: Profile
     count: int
+    calls_per_block: int = 1
 
     def __post_init__(self) -> None:
-        check_count(f"count of kind {self.name!r}", self.count)
-        if self.count == 0:
-            raise ValueError(f"count of kind {self.name!r} is 0; leave the kind out or give at least 1")
+        for field in ("count", "calls_per_block"):
+            check_count(f"{field} of kind {self.name!r}", getattr(self, field))
+            if getattr(self, field) == 0:
+                raise ValueError(f"{field} of kind {self.name!r} is 0; leave the kind out or give at least 1")
+        if self.count % self.calls_per_block:
+            raise ValueError(
+                f"calls_per_block of {self.name!r} is {self.calls_per_block}; it must divide its {self.count} calls"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, each of which may have a policy of its own."""
+        return self.count // self.calls_per_block
 
 
 def _check_length(what: str, length: int, of: str, expected: int) -> None:

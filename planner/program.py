@@ -1,41 +1,56 @@
 """What may be chosen for one kind of block, and what must then run: the first half of the MILP.
 
 The choices are binaries: how each value is stored. All else follows from them. "Op o has run by event t" is held from
-below by the requests for its outputs (the paper's dependency constraints, section 3.3, one per event), and from above
-by their sum, so that no op runs early, or for nothing. Where `Schedule` settles a question, there is no variable.
+below by the requests for its outputs (the paper's dependency constraints, section 3.3), and from above by their sum, so
+that no op runs early, or for nothing. By the last event is always asked; by an earlier one only where `ran_by_all` is
+told to. Where `Schedule` settles a question, there is no variable.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+from collections.abc import Iterator
 
 import mip
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import RETAIN, CodecCost, Profile
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 from ds_adacc.planner.schedule import Schedule
 
 Expr = mip.LinExpr | mip.Var | float
 
+_QUANTUM_SECONDS = 1e-7
+
 
 class BlockProgram:
-    """Choices and replays of one kind of block, added to `model` with their constraints."""
+    """Choices and replays of one kind of block, added to `model` with their constraints.
 
-    def __init__(self, model: mip.Model, profile: Profile) -> None:
+    `max_gradient_error` bounds the root of the sum of squares of what the compressed values do to the gradient.
+    """
+
+    def __init__(self, model: mip.Model, profile: Profile, max_gradient_error: float | None = None) -> None:
         self.model = model
         self.profile = profile
         self.schedule = Schedule.of(profile.graph)
         self.choices: dict[tuple[int, str], mip.Var] = {}
         self._ran: dict[tuple[int, int], mip.Var] = {}
-        self._add_choices()
-        self._add_replays()
-        for op, times in self.schedule.times.items():
-            for time in times:
-                self._run_on_request(op, time)
+        self._add_choices(max_gradient_error)
+        for op in sorted(self.schedule.times, reverse=True):
+            self._run_on_request(op, self.schedule.times[op][-1])
         self._store_the_rest()
+        if max_gradient_error is not None:
+            self._bound_gradient_error(max_gradient_error)
 
     def retained(self, value: int) -> Expr:
         """Whether a value is kept as it is."""
         return self.choices.get((value, RETAIN), 0)
+
+    def offloaded(self, value: int) -> Expr:
+        """Whether a value is kept in host memory."""
+        return self.choices.get((value, OFFLOAD), 0)
+
+    def whole(self, value: int) -> mip.LinExpr:
+        """Whether backward finds a value as it was, without decompression or replay."""
+        return self.retained(value) + mip.xsum([self.offloaded(value)])
 
     def compressed(self, value: int) -> mip.LinExpr:
         """Whether a value is kept in compressed form."""
@@ -43,17 +58,24 @@ class BlockProgram:
 
     def stored(self, value: int) -> mip.LinExpr:
         """Whether a value is kept in any form."""
-        return self.retained(value) + self.compressed(value)
+        return self.whole(value) + self.compressed(value)
 
     def compressions(self, value: int) -> list[tuple[CodecCost, mip.Var]]:
         """Per codec on offer for a value, its cost and whether it is chosen."""
-        offers = self.profile.codecs[value]
-        return [(offer, self.choices[value, offer.codec]) for offer in offers if (value, offer.codec) in self.choices]
+        return [(offer, chosen) for offer, chosen in self._offers(value) if offer.codec != OFFLOAD]
 
     def ran_by(self, op: int, time: int) -> Expr:
-        """Whether an op has been replayed by the end of an event."""
+        """Whether an op has been replayed by the end of an event, of which `ran_by_all` was told."""
         latest = self.schedule.latest_run(op, time)
         return 0 if latest is None else self._ran[op, latest]
+
+    def ran_by_all(self, time: int) -> None:
+        """Let `ran_by` be asked for this event."""
+        for op in sorted(self.schedule.times, reverse=True):  # readers before what they read
+            latest = self.schedule.latest_run(op, time)
+            if latest is not None and (op, latest) not in self._ran:
+                self._run_on_request(op, latest)
+                self.model += self._ran[op, latest] <= self.runs(op)
 
     def runs(self, op: int) -> mip.Var:
         """Whether an op is replayed at all."""
@@ -67,36 +89,74 @@ class BlockProgram:
                 stores[value] = store
         return Policy(tuple(stores), tuple(sorted(op for op in self.schedule.times if self.runs(op).x > 0.5)))
 
-    def _add_choices(self) -> None:
+    def quanta(self) -> mip.LinExpr:
+        """What one call adds to the step, in quanta of 0.1 microseconds (paper, equation 4)."""
+        replays = (_round(self.profile.op_seconds[op]) * self.runs(op) for op in self.schedule.times)
+        codecs = (_round(offer.seconds) * chosen for _, offer, chosen in self._all() if offer.codec != OFFLOAD)
+        return mip.xsum(itertools.chain(replays, codecs, self._stalls()))
+
+    def error(self) -> mip.LinExpr:
+        """Relative error times bytes, summed over the values that one call compresses."""
+        values = self.profile.graph.values
+        return mip.xsum(offer.error * values[value].nbytes * chosen for value, offer, chosen in self._all())
+
+    def _offers(self, value: int) -> list[tuple[CodecCost, mip.Var]]:
+        offers = self.profile.codecs[value]
+        return [(offer, self.choices[value, offer.codec]) for offer in offers if (value, offer.codec) in self.choices]
+
+    def _all(self) -> Iterator[tuple[int, CodecCost, mip.Var]]:
+        for value in range(len(self.profile.graph.values)):
+            for offer, chosen in self._offers(value):
+                yield value, offer, chosen
+
+    def _stalls(self) -> list[mip.Var]:
+        """Transfers out, and back, beyond what the block's own compute hides."""
+        moved = [(offer, chosen) for _, offer, chosen in self._all() if offer.codec == OFFLOAD]
+        stalls = []
+        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.hiding_seconds, strict=True):
+            if moved:
+                stalls.append(self.model.add_var())
+                transfers = mip.xsum(_round(getattr(offer, field)) * chosen for offer, chosen in moved)
+                self.model += stalls[-1] >= transfers - _round(hidden)
+        return stalls
+
+    def _add_choices(self, max_gradient_error: float | None) -> None:
         for index, value in enumerate(self.profile.graph.values):
             if value.storable and self.schedule.used(index):
-                for store in (RETAIN, *(offer.codec for offer in self.profile.codecs[index])):
+                offers = self.profile.codecs[index]
+                fine = (o for o in offers if max_gradient_error is None or o.gradient_error <= max_gradient_error)
+                for store in (RETAIN, *(offer.codec for offer in fine)):
                     self.choices[index, store] = self.model.add_var(var_type=mip.BINARY)
                 self.model += self.stored(index) <= 1
 
-    def _add_replays(self) -> None:
-        for op, times in self.schedule.times.items():
-            for time in times:
-                self._ran[op, time] = self.model.add_var(var_type=mip.BINARY)
-            for before, after in pairwise(times):
-                self.model += self._ran[op, before] <= self._ran[op, after]
+    def _bound_gradient_error(self, bound: float) -> None:
+        squares = [((offer.gradient_error / bound) ** 2, var) for _, offer, var in self._all() if offer.gradient_error]
+        if squares:
+            self.model += mip.xsum(square * chosen for square, chosen in squares) <= 1
 
     def _run_on_request(self, op: int, time: int) -> None:
         """An op has run by an event if and only if an output that is not stored was requested by then."""
-        ran = self._ran[op, time]
-        served = []
-        for value in self.profile.graph.ops[op].outputs:
-            requests: list[Expr] = [self.ran_by(p, time) for p in self.schedule.early_readers(value, time)]
-            if value in self.schedule.first and self.schedule.first[value] <= time:
-                requests = [1]
-            for request in requests:
+        ran = self._ran[op, time] = self.model.add_var(var_type=mip.BINARY)
+        requests = {value: self._requests(value, time) for value in self.profile.graph.ops[op].outputs}
+        asked = {value: by for value, by in requests.items() if by}
+        for value, by in asked.items():
+            for request in by:
                 self.model += ran >= request - self.stored(value)
-            if requests:
-                serves = self.model.add_var(var_type=mip.BINARY)
-                self.model += serves <= 1 - self.stored(value)
-                self.model += serves <= mip.xsum(requests)
-                served.append(serves)
+        served = [self._serves(value, by, ran, alone=len(asked) == 1) for value, by in asked.items()]
         self.model += ran <= mip.xsum(served)
+
+    def _requests(self, value: int, time: int) -> list[Expr]:
+        """What may have asked for a value by the end of an event; the constant 1 if an event surely has."""
+        if value in self.schedule.first and self.schedule.first[value] <= time:
+            return [1]
+        return [self.ran_by(op, time) for op in self.schedule.early_readers(value, time)]
+
+    def _serves(self, value: int, requests: list[Expr], ran: mip.Var, alone: bool) -> mip.Var:
+        """Whether the op runs for the sake of this output; if it is the only one, that is whether it runs."""
+        serves = ran if alone else self.model.add_var(var_type=mip.BINARY)
+        self.model += serves <= 1 - self.stored(value)
+        self.model += serves <= mip.xsum(requests)
+        return serves
 
     def _store_the_rest(self) -> None:
         """Store what is used but cannot be rebuilt (equation 6 is a case of it), and nothing that is not used."""
@@ -109,3 +169,7 @@ class BlockProgram:
                 self.model += self.stored(index) >= reader
             if index not in self.schedule.first and readers and value.storable:
                 self.model += self.stored(index) <= mip.xsum(readers)
+
+
+def _round(seconds: float) -> int:
+    return round(seconds / _QUANTUM_SECONDS)

@@ -1,44 +1,55 @@
 """Carry a policy out on paper, event by event, and watch the bytes: the judge of every planner.
 
-Forward holds the stored values of every call of every kind. Backward then takes the calls one by one. Within a
-call, an event asks for its values: a retained one is there; a compressed one is decompressed at its first request;
-any other is rebuilt by replaying its producer, whose inputs are requested in turn and whose other missing outputs
-come alive with it. Stored payloads and rebuilt copies alike go at the end of the event that uses them last.
+Within one call's backward an event asks for its values: a retained one is there; a compressed one is decompressed at
+its first request; any other is rebuilt by replaying its producer, whose inputs are requested in turn and whose other
+missing outputs come alive with it. Stored payloads and rebuilt copies alike go at the end of the event that uses them
+last. An offloaded value is fetched back before the call's backward begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import RETAIN, CodecCost, Kind, Profile
-from ds_adacc.planner.together import Together, groups_of
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 
 
 @dataclass(frozen=True)
 class Simulation:
     """One call of a block.
 
-    `held` bytes from forward to backward; `inner_peak`, the most bytes within its backward, codec workspace included;
-    `timeline`, the bytes at each event, without workspace; `seconds` that its replays and codecs add.
+    `held` bytes from forward to backward; `timeline`, the bytes alive at each event of backward, with the largest
+    workspace of the codecs and operators at work; `seconds` that replays, codecs and transfers add; `fetched` bytes
+    that come back from the host, while the backward of the call before runs.
     """
 
     held: int
-    inner_peak: int
     timeline: tuple[int, ...]
     seconds: float
+    fetched: int = 0
+
+    @property
+    def inner_peak(self) -> int:
+        """The most bytes within the call's backward."""
+        return max(self.timeline, default=0)
+
+    @property
+    def transient(self) -> int:
+        """What backward needs beyond what the call holds."""
+        return max(0, self.inner_peak - self.held)
 
 
 @dataclass
 class _Backward:
-    """The backward of one call: when each value was rebuilt and last used, and which ops were replayed."""
+    """The backward of one call: when each value was rebuilt and last used, and when each op was replayed."""
 
     profile: Profile
     policy: Policy
     rebuilt: dict[int, int] = field(default_factory=dict)
     last_use: dict[int, int] = field(default_factory=dict)
-    replayed: set[int] = field(default_factory=set)
+    replayed: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> None:
         for time, event in enumerate(self.profile.graph.events):
@@ -53,37 +64,71 @@ class _Backward:
             store = self.policy.stores[value]
             if store is None:
                 pending.extend(self._replay(self.profile.graph.values[value].producer, time))
-            elif store != RETAIN:
+            elif store not in (RETAIN, OFFLOAD):
                 self.rebuilt.setdefault(value, time)
 
     def _replay(self, op: int, time: int) -> tuple[int, ...]:
         """Run `op` unless it ran before; return the values to request for it."""
         if op in self.replayed:
             return ()
-        self.replayed.add(op)
+        self.replayed[op] = time
         for output in self.profile.graph.ops[op].outputs:
             if self.policy.stores[output] is None:
                 self.rebuilt[output] = time
         return self.profile.graph.ops[op].inputs
 
-    def bytes_alive(self, time: int) -> int:
-        total = self.profile.graph.events[time].gradient_bytes
-        for value, start in self.rebuilt.items():
-            if start <= time <= self.last_use.get(value, -1):
-                total += self.profile.graph.values[value].nbytes
-        for value in range(len(self.policy.stores)):
+    def timeline(self) -> tuple[int, ...]:
+        """The bytes at each event: intervals as changes, summed up."""
+        events = self.profile.graph.events
+        changes = [0] * (len(events) + 1)
+        for first, last, nbytes in self._intervals():
+            changes[first] += nbytes
+            changes[last + 1] -= nbytes
+        workspace = self._workspace()
+        alive = zip(accumulate(changes), events, workspace, strict=False)
+        return tuple(total + event.gradient_bytes + extra for total, event, extra in alive)
+
+    def _intervals(self) -> Iterator[tuple[int, int, int]]:
+        """First event, last event, bytes, of all that is alive."""
+        end = len(self.profile.graph.events) - 1
+        for value, first in self.rebuilt.items():
+            if value in self.last_use:
+                yield first, self.last_use[value], self.profile.graph.values[value].nbytes
+        for value, store in enumerate(self.policy.stores):
             # what nothing uses is held to the end
-            if time <= self.last_use.get(value, time):
-                total += self.policy.stored_bytes(self.profile, value)
-        return total
+            last = self.last_use.get(value, end)
+            if store == OFFLOAD:
+                yield 0, last, self.profile.graph.values[value].nbytes
+            elif store is not None:
+                yield 0, last, self.policy.stored_bytes(self.profile, value)
+
+    def _workspace(self) -> list[int]:
+        """Per event the largest workspace: a codec's for as long as what it restored is alive."""
+        most = [0] * len(self.profile.graph.events)
+        for value, offer in chosen_codecs(self.profile, self.policy).items():
+            if value in self.rebuilt:
+                for time in range(self.rebuilt[value], self.last_use[value] + 1):
+                    most[time] = max(most[time], offer.workspace_bytes)
+        for op, time in self.replayed.items():
+            most[time] = max(most[time], self.profile.graph.ops[op].workspace_bytes)
+        return most
 
     def seconds(self) -> float:
         replays = sum(self.profile.op_seconds[op] for op in sorted(self.replayed))
-        return replays + sum(offer.seconds for offer in chosen_codecs(self.profile, self.policy).values())
+        offers = chosen_codecs(self.profile, self.policy).values()
+        codecs = sum(offer.seconds for offer in offers if offer.codec != OFFLOAD)
+        return replays + codecs + self._stalls([offer for offer in offers if offer.codec == OFFLOAD])
+
+    def _stalls(self, transfers: list[CodecCost]) -> float:
+        """The part of the transfers that the block's own compute cannot hide."""
+        forward, backward = self.profile.hiding_seconds
+        out = sum(offer.compress_seconds for offer in transfers) - forward
+        back = sum(offer.decompress_seconds for offer in transfers) - backward
+        return max(0.0, out) + max(0.0, back)
 
 
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
-    """The cost of the codec chosen for each compressed value, by value."""
+    """The cost of what was chosen for each value that is stored, but not as it is, by value."""
     stores = enumerate(policy.stores)
     return {value: profile.codec(value, store) for value, store in stores if store not in (None, RETAIN)}
 
@@ -96,29 +141,5 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     policy.check(profile)
     backward = _Backward(profile, policy)
     backward.run()
-    timeline = tuple(backward.bytes_alive(time) for time in range(len(profile.graph.events)))
-    workspace = max((offer.workspace_bytes for offer in chosen_codecs(profile, policy).values()), default=0)
-    inner_peak = max((alive + workspace for alive in timeline), default=0)
-    return Simulation(policy.held_bytes(profile), inner_peak, timeline, backward.seconds())
-
-
-def peak_bytes(kinds: Sequence[Kind], policies: Sequence[Policy], together: Together = None) -> int:
-    """The most bytes of activations: what all calls hold, plus what one call's backward takes beyond its share.
-
-    The paper's M_act (equation 8), with the transient that it leaves out; of the kinds alive together, whichever
-    take the most. ValueError if a policy does not fit.
-    """
-    runs = [(kind.count, simulate(kind.profile, policy)) for kind, policy in zip(kinds, policies, strict=True)]
-    return max(_peak([runs[place] for place in group]) for group in groups_of(kinds, together))
-
-
-def _peak(runs: Sequence[tuple[int, Simulation]]) -> int:
-    """The same of calls that are all alive together, so many of each."""
-    transient = max(run.inner_peak - run.held for _, run in runs)
-    return sum(count * run.held for count, run in runs) + max(0, transient)
-
-
-def added_seconds(kinds: Sequence[Kind], policies: Sequence[Policy]) -> float:
-    """Seconds that replays and codecs add to a step (paper, equation 4). ValueError if a policy does not fit."""
-    pairs = zip(kinds, policies, strict=True)
-    return sum(kind.count * simulate(kind.profile, policy).seconds for kind, policy in pairs)
+    fetched = sum(profile.graph.values[v].nbytes for v, store in enumerate(policy.stores) if store == OFFLOAD)
+    return Simulation(policy.held_bytes(profile), backward.timeline(), backward.seconds(), fetched)

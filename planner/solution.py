@@ -8,22 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.graph import check_count
+from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import Kind
-from ds_adacc.planner.simulate import added_seconds, chosen_codecs, peak_bytes
-from ds_adacc.planner.together import Together
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import Profile
+from ds_adacc.planner.simulate import chosen_codecs
 
 
 @dataclass(frozen=True)
 class Solution:
-    """One policy per kind, with what the simulator says of them.
+    """The policies of every kind's blocks, in forward order, with what the simulator says of them.
 
-    `peak` is in bytes over all calls alive together, `held` in bytes per call of each kind, `added_seconds` over one
-    run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the
-    planner's own time. `proven_optimal` says that no policy within the budget adds less time.
+    `peak` is in bytes over all calls alive together, `held` in bytes over all calls of each kind, `added_seconds` over
+    one run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the
+    planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget.
     """
 
-    policies: tuple[Policy, ...]
+    policies: tuple[tuple[Policy, ...], ...]
     peak: int
     held: tuple[int, ...]
     added_seconds: float
@@ -56,36 +57,45 @@ class NoSolutionInTime(RuntimeError):
     """The time limit passed before the solver found any policy, or proved that there is none."""
 
 
-def check_request(kinds: Sequence[Kind], max_seconds: float) -> None:
-    """ValueError unless there is a kind to plan for and a positive, finite time limit."""
-    if not kinds:
-        raise ValueError("kinds is empty; give at least one kind of block")
+def check_request(budget: int, max_seconds: float) -> None:
+    """ValueError unless `budget` is a non-negative int (bytes) and the time limit positive and finite."""
+    check_count("budget", budget)
     if not (math.isfinite(max_seconds) and max_seconds > 0):
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be finite and positive")
 
 
-def check_budget(budget: int) -> None:
-    """ValueError unless `budget` is a non-negative int (bytes)."""
-    check_count("budget", budget)
+def evaluate(problem: Problem, policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
+    """As `evaluate_mix`, of one policy per kind."""
+    pairs = zip(problem.kinds, policies, strict=True)
+    return evaluate_mix(problem, [(policy,) * kind.blocks for kind, policy in pairs], started, proven_optimal)
 
 
-def evaluate(
-    kinds: Sequence[Kind],
-    policies: Sequence[Policy],
-    started: float,
-    proven_optimal: bool,
-    together: Together = None,
-) -> Solution:
+def evaluate_mix(problem: Problem, policies: Policies, started: float, proven_optimal: bool) -> Solution:
     """The solution of these policies, judged by the simulator; `started` is a reading of `time.perf_counter()`."""
     return Solution(
-        policies=tuple(policies),
-        peak=peak_bytes(kinds, policies, together),
-        held=tuple(policy.held_bytes(kind.profile) for kind, policy in zip(kinds, policies, strict=True)),
-        added_seconds=added_seconds(kinds, policies),
-        error=sum(kind.count * _error(kind, policy) for kind, policy in zip(kinds, policies, strict=True)),
+        policies=tuple(tuple(chosen) for chosen in policies),
+        peak=peak_bytes(problem, policies),
+        held=held_bytes(problem, policies),
+        added_seconds=added_seconds(problem, policies),
+        error=sum(
+            kind.calls_per_block * quantization_error(kind.profile, policy)
+            for kind, chosen in zip(problem.kinds, policies, strict=True)
+            for policy in chosen
+        ),
         solve_seconds=time.perf_counter() - started,
         proven_optimal=proven_optimal,
     )
+
+
+def quantization_error(profile: Profile, policy: Policy) -> float:
+    """The sum over the compressed values of one call of relative error times bytes."""
+    offers = chosen_codecs(profile, policy).items()
+    return sum(offer.error * profile.graph.values[value].nbytes for value, offer in offers)
+
+
+def gradient_error(profile: Profile, policy: Policy) -> float:
+    """The estimated relative error of the block's gradient: the root of the sum of squares over what is compressed."""
+    return math.hypot(*(offer.gradient_error for offer in chosen_codecs(profile, policy).values()))
 
 
 def human_bytes(nbytes: int) -> str:
@@ -93,8 +103,3 @@ def human_bytes(nbytes: int) -> str:
     exponent = min(max(nbytes.bit_length() - 1, 0) // 10, 4)
     digits = 2 if exponent else 0
     return f"{nbytes / 1024**exponent:.{digits}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
-
-
-def _error(kind: Kind, policy: Policy) -> float:
-    offers = chosen_codecs(kind.profile, policy).items()
-    return sum(offer.error * kind.profile.graph.values[value].nbytes for value, offer in offers)

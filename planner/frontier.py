@@ -1,0 +1,90 @@
+"""The Pareto frontier of one block: the least time that can be added for each number of bytes held."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import mip
+from ds_adacc.planner.memory import BlockMemory
+from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.profile import Profile
+from ds_adacc.planner.program import BlockProgram
+from ds_adacc.planner.simulate import Simulation, simulate
+from ds_adacc.planner.solution import NoSolutionInTime, check_request, gradient_error, quantization_error
+
+_MOST_POINTS = 64
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy that no other beats in both bytes held and time added, and what the simulator says of one call of it.
+
+    `error` is the sum over the compressed values of relative error times bytes, `gradient_error` the estimated relative
+    error of the block's gradient.
+    """
+
+    policy: Policy
+    simulation: Simulation
+    error: float
+    gradient_error: float
+
+    @classmethod
+    def of(cls, profile: Profile, policy: Policy) -> Point:
+        """The point of a policy for this profile."""
+        simulation = simulate(profile, policy)
+        return cls(policy, simulation, quantization_error(profile, policy), gradient_error(profile, policy))
+
+
+def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float | None = None) -> tuple[Point, ...]:
+    """The exact frontier, from the fastest point to the one that holds the least.
+
+    Each point is the optimum of a mixed-integer program with one byte less (one granule, see `model`) to hold than the
+    point before. Where there would be more than about 64, the next is asked to hold a 64th less of the range. What
+    backward needs besides is not bounded. When `max_seconds` run out, the points found by then come back: at least one,
+    or NoSolutionInTime. Raises ValueError for a bad argument.
+    """
+    check_request(0, max_seconds)
+    deadline = time.perf_counter() + max_seconds
+    search = _Search(profile, max_gradient_error)
+    points: list[Point] = []
+    limit = None
+    while (left := deadline - time.perf_counter()) > 0:
+        try:
+            policy = search.fastest(limit, left)
+        except NoSolutionInTime:
+            break
+        if policy is None:
+            return tuple(points)
+        points.append(Point.of(profile, policy))
+        limit = search.held - max(1, (search.held_most - search.held_least) // _MOST_POINTS)
+    if not points:
+        raise NoSolutionInTime(f"no point of the frontier was found in {max_seconds:.3g} seconds; allow more")
+    return tuple(points)
+
+
+class _Search:
+    """The model of one block, in which only the bytes held are bounded."""
+
+    def __init__(self, profile: Profile, max_gradient_error: float | None) -> None:
+        self._model = empty_model()
+        self._program = BlockProgram(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
+        self._held = self._model.add_var()
+        held = BlockMemory(self._program).held()
+        self._model += self._held >= held
+        self._objective = self._program.quanta() + share(self._program.error(), 0.45) + share(held, 0.045)
+        self.held_most = int(sum(held.expr.values()))
+        self.held_least = 0
+
+    @property
+    def held(self) -> int:
+        """What the policy found last holds, in granules."""
+        return round(self._held.x)
+
+    def fastest(self, limit: int | None, max_seconds: float) -> Policy | None:
+        """The policy that adds the least time and holds at most `limit` granules, and as few as that allows."""
+        if limit is not None:
+            self._held.ub = limit + 0.5
+        self._model.objective = mip.minimize(self._objective)
+        return None if optimise(self._model, [], max_seconds) is None else self._program.policy()

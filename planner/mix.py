@@ -1,0 +1,105 @@
+"""The best mix: how many of the blocks run which policy, so that the whole budget is used.
+
+One policy for all blocks leaves the rest of the budget unused. Here every block may run another point of its kind's
+frontier, or the one policy.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.frontier import Point, frontier
+from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.milp import solve
+from ds_adacc.planner.mixture import Mixture
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.solution import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Solution,
+    check_request,
+    evaluate,
+    evaluate_mix,
+)
+
+
+def mix(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
+
+    Never slower than `solve`, whose policies are among the choices. When `max_seconds` run out, the best found by then
+    comes back, `greedy`'s if need be. Raises InfeasibleBudget if nothing fits, NoSolutionInTime if nothing was found,
+    ValueError for a bad argument.
+    """
+    check_request(budget, max_seconds)
+    started = time.perf_counter()
+    plain = evaluate(problem, [retain_policy(kind.profile) for kind in problem.kinds], started, True)
+    if plain.added_seconds == 0 and plain.peak <= budget:
+        return plain
+    try:
+        single: Solution | InfeasibleBudget = solve(problem, budget, max_seconds=max_seconds)
+    except InfeasibleBudget as error:
+        single = error
+    except NoSolutionInTime as error:
+        return _greedy(problem, budget, max_seconds, started, error)
+    solution = _better(problem, budget, single, started, started + max_seconds)
+    return replace(solution, solve_seconds=time.perf_counter() - started)
+
+
+def _better(
+    problem: Problem, budget: int, single: Solution | InfeasibleBudget, started: float, deadline: float
+) -> Solution:
+    """The best mix, or the one policy if nothing better was found in time."""
+    left = deadline - time.perf_counter()
+    if left <= 0 or not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
+        return _or_raise(single)
+    try:
+        points = _points(problem, single, left / 2)
+        mixture = Mixture(problem, points)
+        if isinstance(single, Solution):
+            mixture.expect([chosen[0] for chosen in single.policies])
+        optimal = mixture.minimise_seconds(budget, max(deadline - time.perf_counter(), 1e-3))
+        if optimal is None:
+            return _or_raise(single if isinstance(single, Solution) else _smaller(mixture, single))
+    except NoSolutionInTime:
+        return _or_raise(single)
+    mixed = evaluate_mix(problem, mixture.policies(), started, optimal)
+    if mixed.peak > budget:
+        raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
+    if isinstance(single, InfeasibleBudget):
+        return mixed
+    return min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
+
+
+def _points(problem: Problem, single: Solution | InfeasibleBudget, seconds: float) -> list[list[Point]]:
+    """Per kind, the frontier and the one policy, each policy once."""
+    points = []
+    for place, kind in enumerate(problem.kinds):
+        bound, share = problem.max_gradient_error, seconds / len(problem.kinds)
+        of_kind = list(frontier(kind.profile, max_seconds=share, max_gradient_error=bound))
+        if isinstance(single, Solution):
+            of_kind.append(Point.of(kind.profile, single.policies[place][0]))
+        points.append(list({point.policy: point for point in of_kind}.values()))
+    return points
+
+
+def _smaller(mixture: Mixture, refusal: InfeasibleBudget) -> InfeasibleBudget:
+    """The refusal, with the smallest peak of a mix if that is less than of one policy."""
+    mixture.minimise_peak(1.0)
+    smallest = mixture.peak_bytes()
+    return refusal if refusal.smallest <= smallest else InfeasibleBudget(refusal.budget, smallest, proven=False)
+
+
+def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
+    if isinstance(single, InfeasibleBudget):
+        raise single
+    return single
+
+
+def _greedy(problem: Problem, budget: int, max_seconds: float, started: float, error: NoSolutionInTime) -> Solution:
+    try:
+        found = greedy(problem, budget, max_seconds=max_seconds)
+    except InfeasibleBudget:
+        raise error from None
+    return replace(found, solve_seconds=time.perf_counter() - started)

@@ -1,0 +1,182 @@
+"""The integer program of a mix: how many blocks of each run take which point.
+
+Where backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones.
+The peak then falls at the last block, which is planned in every detail beside the points. Within a run of blocks of one
+kind larger transients come first in forward order: swapping two neighbours that are not so never raises a peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mip
+from ds_adacc.planner.frontier import Point
+from ds_adacc.planner.model import Watched, empty_model, granule_of, in_granules, optimise, share
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import Kind, Profile
+from ds_adacc.planner.simulate import Simulation, simulate
+
+_GAP = 5e-3  # of the time added: below what can be measured
+
+
+@dataclass
+class _Choice:
+    """A point in granules, how many blocks of a run take it, and whether any does, once that is asked for."""
+
+    point: Point
+    run: Simulation
+    blocks: mip.Var
+    taken: mip.Var | None = None
+
+
+class _Run:
+    """Blocks of one kind in a row, in the model: its choices, those with the larger transients first."""
+
+    def __init__(self, model: mip.Model, kind: Kind, scaled: Profile, points: Sequence[Point], blocks: int) -> None:
+        self.kind = kind
+        self._blocks = blocks
+        runs = [(point, simulate(scaled, point.policy)) for point in points]
+        runs.sort(key=lambda pair: pair[1].transient, reverse=True)
+        self.choices = [self._choice(model, point, run) for point, run in runs]
+        model += mip.xsum(choice.blocks for choice in self.choices) == blocks
+
+    def held(self, upto: int | None = None) -> mip.LinExpr:
+        """What the calls of the first choices hold."""
+        calls = self.kind.calls_per_block
+        return mip.xsum(calls * choice.run.held * choice.blocks for choice in self.choices[:upto])
+
+    def error(self) -> mip.LinExpr:
+        return mip.xsum(self.kind.calls_per_block * c.point.error * c.blocks for c in self.choices)
+
+    def quanta(self) -> mip.LinExpr:
+        """What the calls add to the step, in quanta of 0.1 microseconds."""
+        calls = self.kind.calls_per_block
+        return mip.xsum(calls * round(1e7 * choice.run.seconds) * choice.blocks for choice in self.choices)
+
+    def policies(self) -> list[Policy]:
+        """The policy of each block, in forward order."""
+        return [choice.point.policy for choice in self.choices for _ in range(round(choice.blocks.x))]
+
+    def taken(self, model: mip.Model, choice: _Choice) -> mip.Var:
+        """Whether any block takes it."""
+        if choice.taken is None:
+            choice.taken = model.add_var(var_type=mip.BINARY)
+            model += choice.blocks <= self._blocks * choice.taken
+        return choice.taken
+
+    def _choice(self, model: mip.Model, point: Point, run: Simulation) -> _Choice:
+        return _Choice(point, run, model.add_var(var_type=mip.INTEGER, ub=self._blocks))
+
+
+Row = tuple[_Run, mip.LinExpr, _Choice]  # what is held when a block that takes the choice begins its backward
+
+
+class Mixture:
+    """The model over all blocks; `points` are those on offer, by kind.
+
+    That a block's transient stays below the peak is asked for the choices of which a solution found breaks it.
+    """
+
+    def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
+        self._problem = problem
+        self._granule = granule_of([kind.profile for kind in problem.kinds])
+        self._model = empty_model(_GAP, cuts=0)
+        self._peak = self._model.add_var()
+        self._fetch = self._model.add_var()
+        self._places, self._runs, self._last = [], [], []
+        scaled = [in_granules(kind.profile, self._granule) for kind in problem.kinds]
+        layout = problem.runs or [(place, kind.blocks) for place, kind in enumerate(problem.kinds)]
+        for number, (place, blocks) in enumerate(layout):
+            detailed = bool(problem.order) and number == len(layout) - 1
+            run = _Run(self._model, problem.kinds[place], scaled[place], points[place], blocks - detailed)
+            self._places.append(place)
+            self._runs.append(run)
+            if detailed:
+                self._last.append(Watched(self._model, problem.kinds[place], self._granule, problem.max_gradient_error))
+        self._bound_peak()
+
+    def expect(self, policies: Sequence[Policy]) -> None:
+        """What the solution may be like: a policy for each kind."""
+        for block in self._last:
+            block.expect(policies[self._places[-1]])
+
+    def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
+        """Find the mix of the least time, error and held bytes adding less than a quantum to that; as `optimise`."""
+        self._peak.ub = budget // self._granule + 0.5
+        most = max(kind.blocks for kind in self._problem.kinds)
+        quanta = mip.xsum([run.quanta() for run in self._runs] + [block.program.quanta() for block in self._last])
+        error = mip.xsum([run.error() for run in self._runs] + [block.program.error() for block in self._last])
+        ties = share(error, 0.45 / most) + share(self._held(), 0.045 / most)
+        self._model.objective = mip.minimize(quanta + ties)
+        return optimise(self._model, [self, *self._last], max_seconds)
+
+    def minimise_peak(self, max_seconds: float) -> bool | None:
+        """Find the mix of the smallest peak; as `optimise`."""
+        self._peak.ub = mip.INF
+        self._model.objective = mip.minimize(self._peak)
+        return optimise(self._model, [self, *self._last], max_seconds)
+
+    def peak_bytes(self) -> int:
+        """The peak found, as the model rounds it up."""
+        return round(self._peak.x) * self._granule
+
+    def policies(self) -> list[list[Policy]]:
+        """Per kind, the policy of each block in forward order."""
+        chosen: list[list[Policy]] = [[] for _ in self._problem.kinds]
+        for place, run in zip(self._places, self._runs, strict=True):
+            chosen[place] += run.policies()
+        for block in self._last:
+            chosen[self._places[-1]].append(block.program.policy())
+        return chosen
+
+    def _held(self) -> mip.LinExpr:
+        return mip.xsum([run.held() for run in self._runs] + [block.memory.held() for block in self._last])
+
+    def tighten(self) -> bool:
+        """Add rows for the choices whose transient breaks the limit in the solution found; False if there are none."""
+        room = self._peak.x - self._fetch.x + 0.5
+        broken = [
+            (run, held, choice)
+            for run, held, choice in self._rows
+            if choice.blocks.x > 0.5 and held.x + choice.run.transient > room
+        ]
+        for run, held, choice in broken:
+            need = choice.run.transient * run.taken(self._model, choice)
+            self._model += held + need + self._fetch <= self._peak
+        added = [choice for _, _, choice in broken]
+        self._rows = [row for row in self._rows if all(row[2] is not choice for choice in added)]
+        return bool(broken)
+
+    def _bound_peak(self) -> None:
+        """Hold what is alive at every block's backward below the peak; `_rows` are added where `tighten` finds need."""
+        self._reserve_fetch()
+        for block in self._last:
+            others = mip.xsum(run.held() for run in self._runs)
+            block.watch(others + self._fetch, mip.xsum([self._peak]))
+        self._rows = list(self._in_order() if self._problem.order else self._in_any_order())
+
+    def _in_order(self) -> Iterator[Row]:
+        self._model += self._held() + self._fetch <= self._peak
+        for number, run in enumerate(self._runs):
+            before = mip.xsum(earlier.held() for earlier in self._runs[:number])
+            for place, choice in enumerate(run.choices, 1):
+                yield run, before + run.held(place), choice
+
+    def _in_any_order(self) -> Iterator[Row]:
+        for group in self._problem.groups:
+            total = mip.xsum(self._runs[place].held() for place in group)
+            self._model += total + self._fetch <= self._peak
+            for place in group:
+                for choice in self._runs[place].choices:
+                    yield self._runs[place], total, choice
+
+    def _reserve_fetch(self) -> None:
+        """Room for what is fetched from the host while another block's backward runs."""
+        for run in self._runs:
+            for choice in run.choices:
+                if choice.run.fetched:
+                    self._model += self._fetch >= choice.run.fetched * run.taken(self._model, choice)
+        for block in self._last:
+            self._model += self._fetch >= block.memory.fetched()

@@ -1,0 +1,159 @@
+"""The CBC model all planners share, and its unit of bytes.
+
+CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that tolerances
+never add up to one: the greatest common divisor of all sizes where that will do. Else sizes are rounded up, which is
+always safe, and costs at most a 2^17th of the largest size for each value held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import mip
+from ds_adacc.planner.graph import BlockGraph
+from ds_adacc.planner.memory import BlockMemory
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.profile import Kind, Profile
+from ds_adacc.planner.program import BlockProgram
+from ds_adacc.planner.simulate import simulate
+from ds_adacc.planner.solution import NoSolutionInTime
+
+# granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
+_LARGEST = 2**17
+_EVENTS_AT_ONCE = 4
+_FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
+_INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
+
+
+def empty_model(relative_gap: float = 0.0, cuts: int = -1) -> mip.Model:
+    """An empty model: silent, reproducible, with such a gap allowed between the answer and the optimum.
+
+    `cuts` is how hard CBC looks for cutting planes; -1 leaves it to CBC.
+    """
+    model = mip.Model(solver_name=mip.CBC)
+    model.verbose = 0
+    model.threads = 1
+    model.seed = 1
+    model.max_mip_gap = relative_gap
+    model.cuts = cuts
+    model.max_mip_gap_abs = 1e-9
+    # without an integer variable CBC prints, whatever `verbose` says
+    model.add_var(var_type=mip.BINARY)
+    return model
+
+
+def granule_of(profiles: Sequence[Profile]) -> int:
+    """Bytes to a unit of the model: the greatest common divisor of all sizes, or what multiple `_LARGEST` asks for."""
+    sizes = [size for profile in profiles for size in _sizes(profile)]
+    step = math.gcd(*sizes) or 1
+    return step * max(1, math.ceil(max(sizes, default=0) / (step * _LARGEST)))
+
+
+def in_granules(profile: Profile, granule: int) -> Profile:
+    """The profile with all sizes in granules, rounded up to whole ones."""
+
+    def up(nbytes: int) -> int:
+        return -(-nbytes // granule)
+
+    graph = BlockGraph(
+        tuple(replace(value, nbytes=up(value.nbytes)) for value in profile.graph.values),
+        tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
+        tuple(replace(event, gradient_bytes=up(event.gradient_bytes)) for event in profile.graph.events),
+    )
+    codecs = tuple(
+        tuple(replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes)) for o in offers)
+        for offers in profile.codecs
+    )
+    return replace(profile, graph=graph, codecs=codecs)
+
+
+def _sizes(profile: Profile) -> Iterator[int]:
+    yield from (value.nbytes for value in profile.graph.values)
+    yield from (op.workspace_bytes for op in profile.graph.ops)
+    yield from (event.gradient_bytes for event in profile.graph.events)
+    for offer in itertools.chain.from_iterable(profile.codecs):
+        yield from (offer.nbytes, offer.workspace_bytes)
+
+
+class Tightened(Protocol):
+    """What adds its rows to the model as the solutions found show the need."""
+
+    def tighten(self) -> bool:
+        """Add the rows that the solution in the model breaks; False if there are none."""
+
+
+class Watched:
+    """One kind of block in the model, whose backward is watched: `others` + what is alive in it <= `limit`.
+
+    A row an event would be far too many. They are added for the events at which a solution found breaks the limit,
+    until none does: few events ever bind.
+    """
+
+    def __init__(self, model: mip.Model, kind: Kind, granule: int, max_gradient_error: float | None) -> None:
+        self.program = BlockProgram(model, in_granules(kind.profile, granule), max_gradient_error)
+        self.memory = BlockMemory(self.program)
+        self._rows: list[tuple[mip.LinExpr, set[int]]] = []
+        self._expressions: dict[int, mip.LinExpr] = {}
+
+    def watch(self, others: mip.LinExpr, limit: mip.LinExpr) -> None:
+        """Hold what is alive in backward, with `others` beside it, below `limit`."""
+        self._rows.append((others - limit, set()))
+
+    def expect(self, policy: Policy) -> None:
+        """Add rows for the events at which this policy takes the most: the solution may take the most there too."""
+        timeline = simulate(self.program.profile, policy).timeline
+        for beside, known in self._rows:
+            self._add(beside, known, dict(enumerate(timeline)))
+
+    def tighten(self) -> bool:
+        """Add rows for events at which the solution in the model breaks a limit; False if there are none."""
+        timeline = simulate(self.program.profile, self.program.policy()).timeline
+        found = 0
+        for beside, known in self._rows:
+            room = 0.5 - beside.x
+            over = {event: alive for event, alive in enumerate(timeline) if alive > room and event not in known}
+            found += self._add(beside, known, over)
+        return found > 0
+
+    def _add(self, beside: mip.LinExpr, known: set[int], amounts: Mapping[int, float]) -> int:
+        """Rows for the events of the largest amounts; returns how many."""
+        worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_EVENTS_AT_ONCE]
+        for event in worst:
+            known.add(event)
+            self.program.model += beside + self._at(event) <= 0
+        return len(worst)
+
+    def _at(self, time: int) -> mip.LinExpr:
+        if time not in self._expressions:
+            self._expressions[time] = self.memory.at(time)
+        return self._expressions[time]
+
+
+def optimise(model: mip.Model, watched: Sequence[Tightened], max_seconds: float) -> bool | None:
+    """Search for at most so long: True for the optimum, False for what was found by then, None if there is nothing.
+
+    Raises NoSolutionInTime if the search ended with neither a solution that keeps all limits nor a proof of none.
+    """
+    deadline = time.perf_counter() + max_seconds
+    while True:
+        left = max(deadline - time.perf_counter(), 1e-9)
+        status = model.optimize(max_seconds=left)
+        if status in _INFEASIBLE:
+            return None
+        if status == mip.OptimizationStatus.NO_SOLUTION_FOUND:
+            raise NoSolutionInTime(f"no policy was found in {max_seconds:.3g} seconds; allow more")
+        if status not in _FOUND:
+            raise RuntimeError(f"CBC ended with status {status.name}")
+        if not sum(block.tighten() for block in watched):
+            return status == mip.OptimizationStatus.OPTIMAL
+
+
+def share(expression: mip.LinExpr, most: float) -> mip.LinExpr:
+    """A sum over binaries, scaled so that it is at most `most`."""
+    total = sum(expression.expr.values())
+    return expression * (most / total) if total else expression

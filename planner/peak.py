@@ -1,0 +1,67 @@
+"""What the policies of all blocks amount to: the peak of a step, and the time they add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.simulate import Simulation, simulate
+
+Policies = Sequence[Sequence[Policy]]  # per kind, of each of its blocks in forward order
+
+
+def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
+    """One call of every block. ValueError if a policy does not fit, or a block has none."""
+    results = []
+    for kind, chosen in zip(problem.kinds, policies, strict=True):
+        if len(chosen) != kind.blocks:
+            raise ValueError(f"kind {kind.name!r} has {kind.blocks} blocks; got {len(chosen)} policies")
+        known = {policy: simulate(kind.profile, policy) for policy in dict.fromkeys(chosen)}
+        results.append([known[policy] for policy in chosen])
+    return results
+
+
+def peak_bytes(problem: Problem, policies: Policies) -> int:
+    """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
+
+    Forward holds the stored values of every call. Backward takes the calls one by one: in a known order each finds
+    only what the calls before it in forward hold; in an unknown one any may come first. ValueError as in `simulations`.
+    """
+    runs = simulations(problem, policies)
+    if problem.order:
+        return max(alive for _, alive in timeline_of(problem, runs))
+    return max(_unordered(problem, runs, group) for group in problem.groups)
+
+
+def added_seconds(problem: Problem, policies: Policies) -> float:
+    """Seconds that replays, codecs and transfers add to a step (paper, equation 4). ValueError as in `simulations`."""
+    pairs = zip(problem.kinds, simulations(problem, policies), strict=True)
+    return sum(kind.calls_per_block * run.seconds for kind, of_kind in pairs for run in of_kind)
+
+
+def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
+    """Bytes that all calls of each kind hold between forward and backward."""
+    return tuple(
+        kind.calls_per_block * sum(policy.held_bytes(kind.profile) for policy in chosen)
+        for kind, chosen in zip(problem.kinds, policies, strict=True)
+    )
+
+
+def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[tuple[int, int]]:
+    """(number of the block in forward order, bytes alive) through backward; the first entry is its beginning."""
+    waiting = [iter(of_kind) for of_kind in runs]
+    calls = [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
+    before = sum(call.held for call in calls)
+    line = [(len(calls) - 1, before)]
+    for number in reversed(range(len(calls))):
+        before -= calls[number].held
+        fetched = calls[number - 1].fetched if number else 0
+        line += [(number, before + fetched + alive) for alive in calls[number].timeline]
+    return line
+
+
+def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]], group: Sequence[int]) -> int:
+    members = [run for place in group for run in runs[place]]
+    held = sum(problem.kinds[place].calls_per_block * run.held for place in group for run in runs[place])
+    return held + max(run.transient for run in members) + max(run.fetched for run in members)
