@@ -6,8 +6,10 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")  # the names under which CuPy is distributed
 _PACKAGES = ("ds_adacc", "torch", "numba", *CUPY)
@@ -34,6 +36,8 @@ def versions() -> dict[str, str]:
 
 def device_name(device: torch.device) -> str:
     """The model of a CUDA device; else that of the processor, with the number of torch's threads."""
+    import torch  # what reads a journal has no need of it
+
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_processor()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,92 @@
+"""What a run did, as lines of JSON: one event a line, written as it happens."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ds_adacc.environment import cache_folder
+from ds_adacc.log import get_logger
+
+
+class JournalError(ValueError):
+    """A journal cannot be read; the text names the file, and the line if one is at fault."""
+
+
+def folder() -> Path:
+    """runs/ in the user's cache folder, where journals lie unless a run is told otherwise."""
+    return cache_folder() / "runs"
+
+
+def default_path(now: datetime, pid: int) -> Path:
+    """The journal of a process that began at `now`."""
+    return folder() / f"{now:%Y%m%d-%H%M%S}-{pid}.jsonl"
+
+
+def latest() -> Path | None:
+    """The journal in `folder` of the run that began last, or None."""
+    return max(folder().glob("*.jsonl"), default=None, key=lambda path: path.name)
+
+
+class Journal:
+    """Adds events to a file; to none, if `path` is None.
+
+    The file is opened for each event, so that nothing is lost in a crash or shared with a fork. A disk that fails is
+    one warning, and nothing is written from then on.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def write(self, event: str, **fields: object) -> None:
+        """Add a line with "event", "time" (ISO 8601, with the zone) and the fields.
+
+        Raises TypeError or ValueError for a field that JSON cannot hold.
+        """
+        if self._path is None:
+            return
+        time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        line = json.dumps({"event": event, "time": time, **fields}, allow_nan=False) + "\n"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab") as file:
+                file.write(line.encode())
+        except OSError as error:
+            get_logger().warning("the run goes on without its journal %s: %s", self._path, error)
+            self._path = None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events of a journal, in order, also while it is being written: a last line that is cut off is left out.
+
+    Raises JournalError for a file that cannot be read, and for any other line that holds no event.
+    """
+    try:
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}") from error
+    events = [_event(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    return events + _whole(last)
+
+
+def _whole(line: bytes) -> list[dict[str, Any]]:
+    try:
+        return [_event(line, "")]
+    except JournalError:
+        return []
+
+
+def _event(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise JournalError(f"{where}: not a line of JSON: {error}") from error
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise JournalError(f'{where}: must be an object with a name as its "event"')
+    return event
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON's")
