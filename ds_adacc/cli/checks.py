@@ -1,0 +1,199 @@
+"""What `ds_adacc doctor` looks at: what is installed, and whether it works on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from ds_adacc.environment import CUPY, installed
+
+_CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
+
+
+class Absent(Exception):
+    """Something is not here; the text says what."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: its version or state, or why it does not work, and then the command that mends it."""
+
+    name: str
+    fine: bool
+    required: bool
+    detail: str
+    remedy: str = ""
+
+
+def findings() -> list[Finding]:
+    """All there is to look at."""
+    cuda = f"pip install 'ds_adacc[{_cuda_extra()}]'"
+    return [
+        _finding("Python", _python, "install another Python: https://www.python.org", required=True),
+        *map(_requirement, _requirements()),
+        _finding("CBC", _cbc, "pip install --force-reinstall mip", required=True),
+        _finding("CuPy", _cupy, cuda),
+        _finding("NVRTC", _nvrtc, cuda),
+        _finding("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[examples]'"),
+        _finding("CUDA devices", _cuda_devices),
+        _finding("backend reference", partial(_backend, "reference"), required=True),
+        _finding("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
+        _finding("backend cuda", partial(_backend, "cuda"), cuda if _has_cuda_device() else ""),
+        _finding("profile store", _store),
+    ]
+
+
+@dataclass(frozen=True)
+class StoreSize:
+    """The profile store: its file, the file's bytes and how many profiles it holds."""
+
+    path: Path
+    nbytes: int
+    profiles: int
+
+
+def store_size() -> StoreSize:
+    """Of the store at its default path.
+
+    Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
+    """
+    from ds_adacc.store import ProfileStore, default_path
+
+    path = default_path()
+    return StoreSize(path, path.stat().st_size if path.exists() else 0, ProfileStore(path).count())
+
+
+def _finding(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
+    """What `look` returns, or raises: whatever goes wrong in another's package is a finding."""
+    try:
+        return Finding(name, True, required, look())
+    except Absent as absent:
+        return Finding(name, False, required, str(absent), remedy)
+    except Exception as error:
+        return Finding(name, False, required, f"{type(error).__name__}: {error}".strip(), remedy)
+
+
+def _python() -> str:
+    version, valid = platform.python_version(), metadata.metadata("ds_adacc")["Requires-Python"]
+    if version not in SpecifierSet(valid):
+        raise Absent(f"{version}, which is not {valid}")
+    return version
+
+
+def _requirements() -> list[Requirement]:
+    """What the installation of ds_adacc asks for, without its extras."""
+    requirements = map(Requirement, metadata.requires("ds_adacc") or ())
+    return [requirement for requirement in requirements if requirement.marker is None]
+
+
+def _requirement(requirement: Requirement) -> Finding:
+    def look() -> str:
+        version = installed(requirement.name)
+        if version is not None and not requirement.specifier.contains(version, prereleases=True):
+            raise Absent(f"{version}, which is not {requirement.specifier}")
+        return _import(requirement.name)
+
+    again = "--force-reinstall " if installed(requirement.name) else ""
+    return _finding(requirement.name, look, f"pip install {again}'{requirement}'", required=True)
+
+
+def _import(name: str) -> str:
+    """The version of a distribution whose module, of the same name, can be imported."""
+    if (version := installed(name)) is None:
+        raise Absent("not installed")
+    importlib.import_module(name)
+    return version
+
+
+def _cuda_extra() -> str:
+    """The extra for torch's version of CUDA; the newer one for a torch without."""
+    try:
+        from torch.version import cuda
+    except ImportError:
+        cuda = None
+    return f"cuda{cuda.split('.')[0]}" if cuda else "cuda13"
+
+
+def _cupy() -> str:
+    found = [f"{name} {version}" for name in CUPY if (version := installed(name))]
+    if not found:
+        raise Absent("not installed")
+    if len(found) > 1:
+        raise Absent(f"{' and '.join(found)} are in each other's way: uninstall all of them first")
+    importlib.import_module("cupy")
+    return found[0]
+
+
+def _nvrtc() -> str:
+    _cupy()  # through which it is called
+    import torch
+    from cupy.cuda import nvrtc
+
+    from ds_adacc.kernels.cuda.modules import compile_cubin, compile_options
+
+    options = compile_options(*(torch.cuda.get_device_capability() if _has_cuda_device() else _CPU_CAPABILITY))
+    compile_cubin("bits.cu", options)
+    return f"{'.'.join(map(str, nvrtc.getVersion()))}, compiles a kernel ({options[-1]})"
+
+
+def _cbc() -> str:
+    """Plan, in a process of its own, for a block whose one saved value does not fit the budget for its two calls."""
+    from ds_adacc import planner
+
+    values = (planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True))
+    graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
+    kind = planner.Kind("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
+    solution = planner.solve_isolated([kind], 100, max_seconds=10.0)
+    return f"solves a model in {solution.solve_seconds:.3f} s"
+
+
+def _has_cuda_device() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _cuda_devices() -> str:
+    import torch
+
+    from ds_adacc.planner import human_bytes
+
+    if not torch.cuda.is_available():
+        raise Absent("none" if torch.version.cuda else "none: torch is built for the CPU")
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return "\n".join(f"cuda:{i} {d.name}, {human_bytes(d.total_memory)}" for i, d in enumerate(devices))
+
+
+def _backend(name: str) -> str:
+    """Compress and decompress a tensor, and compare with the reference."""
+    import torch
+
+    from ds_adacc.kernels import make_codec
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Absent("no CUDA device")
+    x = torch.arange(-128.0, 128.0).reshape(2, 128)
+    results = []
+    for backend, device in (("reference", "cpu"), (name, "cuda" if name == "cuda" else "cpu")):
+        codec = make_codec("group", backend=backend, group_size=128)
+        results.append(codec.decompress(codec.compress(x.to(device)), x.shape, x.dtype).cpu())
+    if not torch.equal(*results):
+        raise Absent("runs, but gives other bits than the reference")
+    return "runs here"
+
+
+def _store() -> str:
+    from ds_adacc.planner import human_bytes
+
+    size = store_size()
+    return f"{size.path}, {human_bytes(size.nbytes)}, {size.profiles} profiles"

@@ -1,0 +1,56 @@
+"""The command line: find the subcommand, show its answer, set the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from ds_adacc.cli.answer import BadInput
+
+# Each is a module beside this one, with `add_arguments(parser)` and `run(arguments) -> Answer` that may raise BadInput.
+SUBCOMMANDS = {
+    "report": "tell what a run did: its plans, what they predicted and what was observed",
+    "doctor": "tell what is installed and works here, and how to mend what does not",
+}
+YES, NO, BAD_INPUT = 0, 1, 2  # exit codes; argparse has the last one for bad usage
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, or the process's own. Returns the exit code."""
+    chosen = _parser().parse_args(argv)
+    # the chosen one alone: `doctor` must run where the others cannot be imported
+    subcommand = importlib.import_module(f"ds_adacc.cli.{chosen.subcommand}")
+    parser = argparse.ArgumentParser(prog=f"ds_adacc {chosen.subcommand}", description=SUBCOMMANDS[chosen.subcommand])
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, all else on stderr")
+    subcommand.add_arguments(parser)
+    arguments = parser.parse_args(chosen.arguments)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
+            answer = subcommand.run(arguments)
+    except BadInput as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    if arguments.json:
+        print(json.dumps(answer.document, indent=2, allow_nan=False))
+    else:
+        Console().print(answer.view)
+    return YES if answer.is_yes else NO
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ds_adacc",
+        usage="ds_adacc SUBCOMMAND [--help] ...",
+        description="Adaptive activation checkpointing for DeepSpeed.",
+        epilog="\n".join(["subcommands:", *(f"  {name:10}{text}" for name, text in SUBCOMMANDS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("subcommand", choices=SUBCOMMANDS, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

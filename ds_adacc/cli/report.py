@@ -1,0 +1,161 @@
+"""Tell what a run did: its plans, what they predicted and what was observed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ds_adacc import journal
+from ds_adacc.cli import events
+from ds_adacc.cli.answer import Answer, BadInput, table
+from ds_adacc.planner import human_bytes
+
+_COMPARED = ("held", "peak", "seconds")
+_CUT_OFF = "the journal holds no event yet"
+
+Kind = TypeVar("Kind", bound=events.Event)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The journal's path."""
+    text = "a journal, also of a run still going; by default that of the run that began last"
+    parser.add_argument("journal", nargs="?", type=Path, help=text)
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The journal as tables. Raises BadInput for one that is missing or garbled."""
+    path = arguments.journal or journal.latest()
+    if path is None:
+        raise BadInput(f"no run has left a journal in {journal.folder()}; name one")
+    try:
+        happened = events.load(path)
+    except journal.JournalError as error:
+        raise BadInput(str(error)) from error
+    return Answer(_document(path, happened), _view(path, happened))
+
+
+def _document(path: Path, happened: Sequence[events.Event]) -> dict[str, Any]:
+    """Each kind of event by name, as in the journal; observations with their relative differences."""
+    return {
+        "journal": str(path),
+        "starts": _plain(_of(events.Start, happened)),
+        "plans": _plain(_of(events.Plan, happened)),
+        "observed": [_with_differences(event) for event in _of(events.Observed, happened)],
+        "rectifier": _plain(_of(events.Rectified, happened)),
+        "warnings": _plain(_of(events.Warned, happened)),
+    }
+
+
+def _plain(happened: Sequence[events.Event]) -> list[dict[str, Any]]:
+    return [event.model_dump(mode="json", exclude={"event"}) for event in happened]
+
+
+def _with_differences(event: events.Observed) -> dict[str, Any]:
+    (document,) = _plain([event])
+    for name in _COMPARED:
+        if compared := getattr(event, name):
+            document[name]["difference"] = compared.difference
+    return document
+
+
+def _of(kind: type[Kind], happened: Sequence[events.Event]) -> list[Kind]:
+    return [event for event in happened if isinstance(event, kind)]
+
+
+def _view(path: Path, happened: Sequence[events.Event]) -> RenderableType:
+    """A table for each kind of event that there is."""
+    plans = _of(events.Plan, happened)
+    parts = [Text(str(path)), *map(_start, _of(events.Start, happened))]
+    kinds: tuple[tuple[type[events.Event], Callable[[Any], RenderableType]], ...] = (
+        (events.Plan, _plans),
+        (events.Observed, _observed),
+        (events.Rectified, _rectified),
+        (events.Warned, _warned),
+    )
+    parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
+    if plans:
+        parts += _in_force(plans[-1])
+    return Group(*parts) if happened else Group(*parts, Text(_CUT_OFF))
+
+
+def _start(event: events.Start) -> RenderableType:
+    versions = ", ".join(f"{name} {version}" for name, version in event.versions.items())
+    ranks = "1 rank" if event.ranks == 1 else f"{event.ranks} ranks"
+    return Text(
+        f"began {event.time:%Y-%m-%d %H:%M:%S} with {ranks} on {event.device}\n{versions}\n"
+        f"blocks: {', '.join(event.blocks) or 'none'}"
+    )
+
+
+def _plans(found: Sequence[events.Plan]) -> RenderableType:
+    header = ("step", "reason", "budget", "peak", "of all", "held", "added ms", "solved s", "optimal")
+    rows = [
+        (
+            str(plan.step),
+            plan.reason,
+            "none" if plan.budget is None else human_bytes(plan.budget),
+            human_bytes(plan.peak),
+            f"{plan.peak / plan.without:.2f}" if plan.without else "-",
+            human_bytes(plan.held),
+            f"{1000 * plan.added_seconds:.1f}",
+            f"{plan.solve_seconds:.3f}",
+            _yes(plan.proven_optimal),
+        )
+        for plan in found
+    ]
+    return table("Plans", header, rows, {*header} - {"reason", "optimal"})
+
+
+def _observed(found: Sequence[events.Observed]) -> RenderableType:
+    header = ("step", "what", "planned", "observed", "difference")
+    rows = [
+        (str(event.step), name, *_numbers(name, compared))
+        for event in found
+        for name in _COMPARED
+        if (compared := getattr(event, name))
+    ]
+    return table("Planned and observed", header, rows, {*header} - {"what"})
+
+
+def _numbers(name: str, compared: events.Compared) -> tuple[str, str, str]:
+    difference = "-" if compared.difference is None else f"{compared.difference:+.1%}"
+    planned, observed = (
+        f"{1000 * number:.1f} ms" if name == "seconds" else human_bytes(int(number))
+        for number in (compared.planned, compared.observed)
+    )
+    return planned, observed, difference
+
+
+def _rectified(found: Sequence[events.Rectified]) -> RenderableType:
+    header = ("step", "reason", "planned anew", "choices changed")
+    rows = [(str(event.step), event.reason, _yes(event.replanned), str(event.changed)) for event in found]
+    return table("Rectifier", header, rows, {"step", "choices changed"})
+
+
+def _warned(found: Sequence[events.Warned]) -> RenderableType:
+    return table("Warnings", ("time", "warning"), [(f"{event.time:%H:%M:%S}", event.text) for event in found])
+
+
+def _in_force(plan: events.Plan) -> list[RenderableType]:
+    """What the last plan does with each value, and what other strategies would have taken."""
+    parts = []
+    if plan.table:
+        header, *rows = plan.table
+        parts.append(table(f"The plan from step {plan.step} on", header, rows, header[-3:]))
+    if plan.baselines:
+        header = ("strategy", "peak", "added ms", "fits")
+        rows = [
+            (other.name, human_bytes(other.peak), f"{1000 * other.added_seconds:.1f}", _yes(other.fits))
+            for other in plan.baselines
+        ]
+        parts.append(table("Beside it", header, rows, {"peak", "added ms"}))
+    return parts
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"

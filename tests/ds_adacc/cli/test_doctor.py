@@ -1,0 +1,186 @@
+"""What is missing is found, with the command that mends it; only what is required makes the answer no."""
+
+import sys
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from store_worker import profile
+
+from ds_adacc.cli import checks
+from ds_adacc.cli.checks import Absent, Finding
+from ds_adacc.store import ProfileStore, default_path
+
+CUDA13 = "pip install 'ds_adacc[cuda13]'"
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Pretends that a distribution, and the module of the name, is not installed."""
+
+    def pretend(*distributions, module):
+        version = metadata.version
+
+        def asked(name):
+            if name in distributions:
+                raise metadata.PackageNotFoundError(name)
+            return version(name)
+
+        monkeypatch.setattr(metadata, "version", asked)
+        for name in (module, *(name for name in sys.modules if name.startswith(f"{module}."))):
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return pretend
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+def test_this_environment_is_fine(document):
+    ProfileStore(default_path()).save("key", profile())
+    code, told = document("doctor")
+    assert code == 0
+    assert list(told) == ["fine", "findings", "store"] and told["fine"] is True
+    found = {finding.pop("name"): finding for finding in told["findings"]}
+    assert list(found)[:3] == ["Python", "torch", "deepspeed"]
+    assert found["torch"] == {"fine": True, "required": True, "detail": metadata.version("torch"), "remedy": ""}
+    assert found["CBC"]["detail"].startswith("solves a model in ")
+    for name in ("reference", "cpu"):
+        assert found[f"backend {name}"] == {"fine": True, "required": True, "detail": "runs here", "remedy": ""}
+    size = default_path().stat().st_size
+    assert told["store"] == {"path": str(default_path()), "bytes": size, "profiles": 1}
+
+
+def test_the_tables_tell_it_in_words(said, monkeypatch):
+    found = [
+        Finding("torch", True, True, "2.13.0"),
+        Finding("CuPy", False, False, "not [installed]", CUDA13),
+        Finding("NVRTC", False, False, "none", CUDA13),
+        Finding("CUDA devices", False, False, "none"),
+    ]
+    monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: found)
+    code, out, err = said("doctor")
+    assert (code, err) == (0, "")
+    rows = [[cell.strip() for cell in line[1:-1].split("│")] for line in out.splitlines() if line.startswith("│")]
+    assert rows == [
+        ["torch", "yes", "required", "2.13.0"],
+        ["CuPy", "NO", "optional", "not [installed]"],
+        ["NVRTC", "NO", "optional", "none"],
+        ["CUDA devices", "NO", "optional", "none"],
+    ]
+    assert out.endswith(f"\nTo mend:\n  CuPy, NVRTC: {CUDA13}\nds_adacc can run here\n")
+
+
+def test_something_required_that_is_missing_is_no(said, monkeypatch):
+    found = [Finding("mip", False, True, "not installed", "pip install 'mip>=2.0'"), Finding("torch", True, True, "2")]
+    monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: found)
+    code, out, _ = said("doctor")
+    assert code == 1
+    assert out.endswith("\nTo mend:\n  mip: pip install 'mip>=2.0'\nds_adacc cannot run here, for want of mip\n")
+    assert said("doctor", "--json")[0] == 1
+
+
+def test_without_cupy_the_command_is_named_and_the_rest_is_fine(said, without):
+    without(*checks.CUPY, module="cupy")
+    found = by_name(checks.findings())
+    assert found["CuPy"] == Finding("CuPy", False, False, "not installed", CUDA13)
+    assert found["NVRTC"] == Finding("NVRTC", False, False, "not installed", CUDA13)
+    assert all(finding.fine for finding in found.values() if finding.required)
+
+
+def test_nvrtc_compiles_a_kernel(monkeypatch):
+    nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
+    try:
+        version = nvrtc.getVersion()
+    except RuntimeError as error:
+        pytest.skip(f"no NVRTC: {error}")
+    monkeypatch.setattr(checks, "_has_cuda_device", lambda: False)
+    assert checks._nvrtc() == f"{version[0]}.{version[1]}, compiles a kernel (-arch=sm_80)"
+
+
+def test_two_cupys_are_too_many(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "14.2.0")
+    with pytest.raises(Absent, match=r"cupy 14.2.0 and cupy-cuda12x 14.2.0 and cupy-cuda13x 14.2.0 are"):
+        checks._cupy()
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [("12.9", "cuda12"), ("13.0", "cuda13"), (None, "cuda13")])
+def test_the_extra_is_for_the_cuda_of_torch(cuda, extra, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    assert checks._cuda_extra() == extra
+
+
+def test_a_requirement_that_is_not_installed_is_named_with_its_command(without):
+    without("mip", module="mip")
+    assert checks._requirement(Requirement("mip>=2.0")) == Finding(
+        "mip", False, True, "not installed", "pip install 'mip>=2.0'"
+    )
+
+
+def test_a_requirement_that_is_too_old_is_named_with_its_command(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "1.9")
+    told = checks._requirement(Requirement("mip>=2.0"))
+    assert told == Finding("mip", False, True, "1.9, which is not >=2.0", "pip install --force-reinstall 'mip>=2.0'")
+
+
+def test_a_requirement_that_cannot_be_imported_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hjson", None)
+    told = checks._requirement(Requirement("hjson"))
+    assert (told.fine, told.required, told.remedy) == (False, True, "pip install --force-reinstall 'hjson'")
+    assert told.detail.startswith("ModuleNotFoundError: ")
+
+
+def test_all_that_setup_cfg_requires_is_looked_at():
+    names = {requirement.name for requirement in checks._requirements()}
+    assert names >= {"torch", "deepspeed", "mip", "numba", "pydantic", "rich"} and not names & {"pytest", "matplotlib"}
+
+
+def test_an_old_python_is_found(monkeypatch):
+    monkeypatch.setattr(checks.platform, "python_version", lambda: "3.9.1")
+    with pytest.raises(Absent, match=r"3\.9\.1, which is not >=3\.10"):
+        checks._python()
+
+
+def test_a_backend_that_gives_other_bits_is_found(monkeypatch):
+    from ds_adacc import kernels
+
+    make = kernels.make_codec
+    scale = {"reference": "extreme", "cpu": "paper"}
+    monkeypatch.setattr(kernels, "make_codec", lambda *a, **k: make(*a, scale=scale[k["backend"]], **k))
+    with pytest.raises(Absent, match="runs, but gives other bits than the reference"):
+        checks._backend("cpu")
+
+
+def test_a_solver_that_dies_is_a_finding(monkeypatch):
+    from ds_adacc import planner
+
+    def die(*arguments, **options):
+        raise RuntimeError("the solver's process ended with code -11: ")
+
+    monkeypatch.setattr(planner, "solve_isolated", die)
+    detail = "RuntimeError: the solver's process ended with code -11:"
+    assert checks._finding("CBC", checks._cbc, "mend it", required=True) == Finding(
+        "CBC", False, True, detail, "mend it"
+    )
+
+
+def test_the_solver_is_asked_something_that_needs_a_search(monkeypatch):
+    from ds_adacc import planner
+
+    asked, solve = [], planner.solve_isolated
+    monkeypatch.setattr(planner, "solve_isolated", lambda *a, **k: asked.append(solve(*a, **k)) or asked[0])
+    assert checks._cbc() == f"solves a model in {asked[0].solve_seconds:.3f} s"
+    assert asked[0].added_seconds == 2.0 and asked[0].proven_optimal
+
+
+def test_a_damaged_store_is_told_of_and_left_alone(document, monkeypatch):
+    path = default_path()
+    path.parent.mkdir()
+    path.write_bytes(b"not a database" * 400)
+    finding = checks._finding("profile store", checks._store)
+    assert finding == Finding("profile store", False, False, "DatabaseError: file is not a database")
+    monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: [finding])
+    code, told = document("doctor")
+    assert (code, told["fine"], told["store"]) == (0, True, None)
+    assert path.read_bytes() == b"not a database" * 400

@@ -1,0 +1,206 @@
+"""A journal is told of in full, while its run goes on too, and a garbled one is refused with its line."""
+
+import json
+from datetime import datetime
+
+import pytest
+
+from ds_adacc.cli.events import Compared
+from ds_adacc.journal import Journal, default_path
+
+MIB = 1 << 20
+
+START = {
+    "ranks": 2,
+    "device": "a processor, 2 threads",
+    "versions": {"ds_adacc": "0.1.0", "torch": "2.13.0"},
+    "section": {"memory_budget": 0.25},
+    "blocks": ["Block", "Head"],
+}
+TABLE = [
+    ["value", "role", "shape", "dtype", "choice", "raw", "held", "ms"],
+    ["addmm1", "query", "2048x1536", "float32", "channel", "12.00 MiB", "1.59 MiB", "2.645"],
+    ["[bold]", "gelu", "4x512", "float32", "recompute", "4.00 MiB", "0 B", "0.500"],
+]
+BASELINES = [
+    {"name": "full recomputation", "peak": 110 * MIB, "added_seconds": 0.3, "fits": False},
+    {"name": "compress all", "peak": 90 * MIB, "added_seconds": 0.25, "fits": True},
+]
+PLAN = {
+    "step": 1,
+    "reason": "first step recorded",
+    "budget": 100 * MIB,
+    "without": 400 * MIB,
+    "peak": 95 * MIB,
+    "held": 35 * MIB,
+    "added_seconds": 0.065,
+    "solve_seconds": 0.126,
+    "proven_optimal": True,
+    "table": TABLE,
+    "baselines": BASELINES,
+}
+OBSERVED = {
+    "step": 2,
+    "held": {"planned": 40 * MIB, "observed": 50 * MIB},
+    "peak": {"planned": 95 * MIB, "observed": 95 * MIB},
+    "seconds": {"planned": 0.08, "observed": 0.06},
+}
+RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replanned": True, "changed": 3}
+
+
+@pytest.fixture
+def path():
+    """The journal of a run with an event of each kind, and one of a kind that is not known."""
+    path = default_path(datetime(2026, 3, 4), 1)
+    journal = Journal(path)
+    journal.write("start", **START)
+    journal.write("plan", **PLAN)
+    journal.write("observed", **OBSERVED)
+    journal.write("news", anything=[1])
+    journal.write("rectifier", **RECTIFIER)
+    journal.write("plan", **{**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False})
+    journal.write("observed", step=6, held={"planned": 0, "observed": 7}, peak=None, seconds=None)
+    journal.write("warning", text="codecs are [slower] than need be")
+    return path
+
+
+def without_time(events):
+    assert all(datetime.fromisoformat(event.pop("time")).utcoffset() is not None for event in events)
+    return events
+
+
+def test_the_document_holds_what_the_journal_does(path, document):
+    code, told = document("report", str(path))
+    assert code == 0
+    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier", "warnings"]
+    assert told["journal"] == str(path)
+    assert without_time(told["starts"]) == [START]
+    second = {**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False}
+    assert without_time(told["plans"]) == [PLAN, second]
+    assert without_time(told["rectifier"]) == [RECTIFIER]
+    assert without_time(told["warnings"]) == [{"text": "codecs are [slower] than need be"}]
+    assert without_time(told["observed"]) == [
+        {
+            "step": 2,
+            "held": {"planned": 40 * MIB, "observed": 50 * MIB, "difference": 0.25},
+            "peak": {"planned": 95 * MIB, "observed": 95 * MIB, "difference": 0.0},
+            "seconds": {"planned": 0.08, "observed": 0.06, "difference": (0.06 - 0.08) / 0.08},
+        },
+        {"step": 6, "held": {"planned": 0, "observed": 7, "difference": None}, "peak": None, "seconds": None},
+    ]
+
+
+def cells(out, title):
+    """The rows of the table of a title, as lists of cells; a row that is folded counts as several."""
+    body, _, _ = out[out.index(f"\n{title} ") :].partition("└")
+    rows = (line[1:-1] for line in body.replace("┃", "│").splitlines() if line.startswith("│"))
+    return [[cell.strip() for cell in row.split("│")] for row in rows]
+
+
+def test_the_plans_are_told_over_time(path, said):
+    code, out, err = said("report", str(path))
+    assert (code, err) == (0, "")
+    rows = [[cell for cell in row if cell] for row in cells(out, "Plans") if row[0].isdigit()]
+    assert [row[0] for row in rows] == ["1", "5"]
+    assert " ".join(row[1] for row in cells(out, "Plans")) == "reason first step recorded outliers drifted"
+    assert rows[0][-7:] == ["100.00 MiB", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "yes"]
+    assert rows[1][-7:] == ["none", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "no"]
+
+
+def test_predictions_stand_beside_what_was_observed(path, said):
+    _, out, _ = said("report", str(path))
+    assert cells(out, "Planned and observed") == [
+        ["step", "what", "planned", "observed", "difference"],
+        ["2", "held", "40.00 MiB", "50.00 MiB", "+25.0%"],
+        ["2", "peak", "95.00 MiB", "95.00 MiB", "+0.0%"],
+        ["2", "seconds", "80.0 ms", "60.0 ms", "-25.0%"],
+        ["6", "held", "0 B", "7 B", "-"],
+    ]
+
+
+def test_the_rest_is_told_too(path, said):
+    _, out, _ = said("report", str(path))
+    assert cells(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
+    assert cells(out, "Warnings")[1][1] == "codecs are [slower] than need be"
+    assert cells(out, "The plan from step 5 on")[0] == TABLE[0]
+    assert cells(out, "The plan from step 5 on")[2] == TABLE[2]
+    assert cells(out, "Beside it")[1:] == [
+        ["full recomputation", "110.00 MiB", "300.0", "no"],
+        ["compress all", "90.00 MiB", "250.0", "yes"],
+    ]
+    assert " with 2 ranks on a processor, 2 threads\nds_adacc 0.1.0, torch 2.13.0\nblocks: Block, Head\n" in out
+    assert all(len(line) <= 100 for line in out.splitlines()[1:])
+
+
+def test_the_latest_journal_is_told_of(path, document):
+    earlier = default_path(datetime(2026, 3, 3), 2)
+    Journal(earlier).write("warning", text="x")
+    assert document("report")[1]["journal"] == str(path)
+
+
+def test_a_run_still_going_is_told_of_so_far(path, document, said):
+    first, *_ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b'{"event": "plan", "st')
+    code, told = document("report", str(path))
+    assert code == 0
+    assert without_time(told["starts"]) == [START]
+    assert told["plans"] == told["observed"] == told["rectifier"] == told["warnings"] == []
+    assert "Plans" not in said("report", str(path))[1]
+
+
+def test_an_empty_journal_is_no_error(tmp_path, said):
+    path = tmp_path / "x"
+    path.touch()
+    assert said("report", str(path)) == (0, f"{path}\nthe journal holds no event yet\n", "")
+
+
+def test_without_any_journal_the_folder_is_named(cache, said):
+    told = f"ds_adacc report: no run has left a journal in {cache / 'runs'}; name one\n"
+    assert said("report") == (2, "", told)
+
+
+def test_a_missing_journal_is_bad_input(tmp_path, said):
+    path = tmp_path / "missing.jsonl"
+    assert said("report", str(path), "--json") == (2, "", f"ds_adacc report: {path}: No such file or directory\n")
+
+
+GARBLED = [
+    ("{", "not a line of JSON: "),
+    ('{"event": "plan", "time": "2026-03-04T00:00:00+00:00"}', "plan.step: Field required"),
+    ('{"event": "warning", "text": "x"}', "warning.time: Field required"),
+    ('{"event": "warning", "time": "soon", "text": "x"}', "warning.time: Input should be a valid datetime"),
+    (
+        json.dumps({"event": "plan", "time": "2026-03-04T00:00:00+00:00", **PLAN, "table": [["a", "b"], ["c"]]}),
+        "plan.table: Value error, rows differ in length",
+    ),
+    (
+        json.dumps({"event": "plan", "time": "2026-03-04T00:00:00+00:00", **PLAN, "added_seconds": 0.5}).replace(
+            "0.5,", "1e999,"
+        ),
+        "plan.added_seconds: Input should be a finite number",
+    ),
+    (
+        json.dumps({"event": "plan", "time": "2026-03-04T00:00:00+00:00", **PLAN, "peak": 10**400}),
+        "plan.peak: Input should be less than 9223372036854775808",
+    ),
+    (
+        json.dumps({"event": "observed", "time": "2026-03-04T00:00:00+00:00", **OBSERVED, "held": {"planned": "much"}}),
+        "observed.held.planned",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), GARBLED)
+def test_a_garbled_journal_is_bad_input(line, told, path, said):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], line, *lines[2:], ""]))
+    code, out, err = said("report", str(path))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ds_adacc report: {path}:3: {told}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("planned", "observed", "difference"), [(4, 5, 0.25), (4, 4, 0.0), (0, 0, None), (2.0, 1, -0.5)]
+)
+def test_differences_are_relative_to_the_prediction(planned, observed, difference):
+    assert Compared(planned=planned, observed=observed).difference == difference
