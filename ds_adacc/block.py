@@ -24,11 +24,12 @@ class Record:
     value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both
     on the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each
     number in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which
-    may follow them, are never replayed.
+    may follow them, are never replayed. `place` is the block's among those of its kind, in forward order, once known.
     """
 
     state: Marks | None = None
     kind: str = ""
+    place: int | None = None
     plan: Plan | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
@@ -86,6 +87,10 @@ class Block:
         """Keep a new record, in the place of one that holds for the same calls."""
         others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
+
+    def place_in(self, kind: str) -> int | None:
+        """The block's place among those of a kind."""
+        return next((r.place for r in self.records() if r.kind == kind and r.place is not None), None)
 
     def records(self) -> list[Record]:
         return [record for _, record in self._records]

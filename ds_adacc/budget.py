@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import torch
 
-from ds_adacc import planner
 from ds_adacc.config import MemoryBudget
 
 _MARGIN = 0.05
@@ -82,8 +81,3 @@ def budget_bytes(budget: MemoryBudget, without: int, available: int) -> int:
     if budget.kind == "fraction":
         return int(budget.amount * without)
     return available
-
-
-def peak_without(kinds: Sequence[planner.Kind]) -> int:
-    """Peak bytes of the blocks' activations without checkpointing."""
-    return planner.peak_bytes(kinds, [planner.retain_policy(kind.profile) for kind in kinds])

@@ -215,7 +215,7 @@ class RectifierConfig(_Part):
 class SolverConfig(_Part):
     """`max_seconds`: how long one search for a plan may take."""
 
-    max_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
 
 
 class AdaccConfig(_Part):
@@ -236,6 +236,7 @@ class AdaccConfig(_Part):
     rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
     zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
+    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
     backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
 

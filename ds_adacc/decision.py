@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ds_adacc import planner
-from ds_adacc.budget import peak_without
 from ds_adacc.config import AdaccConfig
 
 Together = frozenset[str]  # the names of kinds whose calls are alive at once
+Orders = Mapping[Together, tuple[str, ...]]  # the kind of each block in forward order, where backward reverses it
+Policies = tuple[planner.Policy, ...]  # of a kind's blocks, in forward order
+
+_BASELINE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What there is to plan for: kinds by name, the sets of them alive together, and the orders known."""
+
+    kinds: Mapping[str, planner.Kind]
+    together: Sequence[Together]
+    orders: Orders = field(default_factory=dict)
+    max_gradient_error: float | None = None
+
+    def problem(self, names: Collection[str]) -> planner.Problem:
+        """The planner's problem of these kinds, which hang together."""
+        sets = tuple(s for s in self.together if s <= set(names))
+        members = tuple(self.kinds[name] for name in sorted(names))
+        order = self._order(members) if len(sets) <= 1 else ()
+        return planner.Problem(members, sets if len(sets) > 1 else (), order, self.max_gradient_error)
+
+    def _order(self, kinds: Sequence[planner.Kind]) -> tuple[str, ...]:
+        """The order in which one forward runs these blocks, if each runs once and there are no others."""
+        order = self.orders.get(frozenset(kind.name for kind in kinds), ())
+        fits = all(kind.calls_per_block == 1 and order.count(kind.name) == kind.blocks for kind in kinds)
+        return order if fits else ()
 
 
 @dataclass(frozen=True)
@@ -20,29 +46,40 @@ class Group:
     `shortfall` says why the budget may not be kept.
     """
 
-    kinds: tuple[planner.Kind, ...]
+    problem: planner.Problem
     together: tuple[Together, ...]
     solution: planner.Solution
     shortfall: str = ""
 
     @property
+    def kinds(self) -> tuple[planner.Kind, ...]:
+        return self.problem.kinds
+
+    @property
     def held(self) -> int:
         """Bytes that all calls of the largest set hold between forward and backward."""
-        each = {k.name: k.count * held for k, held in zip(self.kinds, self.solution.held, strict=True)}
+        each = {kind.name: held for kind, held in zip(self.kinds, self.solution.held, strict=True)}
         return max(sum(each[name] for name in names) for names in self.together)
 
     @property
     def added_seconds(self) -> float:
         """What the choices add to one forward and backward of the slowest set."""
-        pairs = zip(self.kinds, self.solution.policies, strict=True)
-        each = {kind.name: planner.added_seconds([kind], [policy]) for kind, policy in pairs}
-        return max(sum(each[name] for name in names) for names in self.together)
+        return slowest(self.problem, self.together, self.solution)
 
     def unfit(self, budget: int) -> list[Together]:
         """The sets whose predicted peak is above so many bytes."""
-        pairs = {k.name: (k, policy) for k, policy in zip(self.kinds, self.solution.policies, strict=True)}
-        chosen = [(names, [pairs[name] for name in sorted(names)]) for names in self.together]
-        return [names for names, of_set in chosen if planner.peak_bytes(*zip(*of_set, strict=True)) > budget]
+        pairs = {k.name: (k, chosen) for k, chosen in zip(self.kinds, self.solution.policies, strict=True)}
+        return [names for names in self.together if _peak([pairs[name] for name in sorted(names)]) > budget]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a planner of another kind would have cost, within the budget or not."""
+
+    name: str
+    peak: int
+    added_seconds: float
+    fits: bool
 
 
 @dataclass(frozen=True)
@@ -56,12 +93,13 @@ class Decision:
     budget: int
     without: int
     reason: str
+    baselines: tuple[Baseline, ...] = ()
 
     @property
-    def policies(self) -> dict[str, planner.Policy]:
+    def policies(self) -> dict[str, Policies]:
         """By the name of the kind."""
         pairs = [zip(group.kinds, group.solution.policies, strict=True) for group in self.groups]
-        return {kind.name: policy for of_group in pairs for kind, policy in of_group}
+        return {kind.name: chosen for of_group in pairs for kind, chosen in of_group}
 
     @property
     def kinds(self) -> tuple[planner.Kind, ...]:
@@ -92,26 +130,26 @@ class Decision:
 
 
 def decide(
-    kinds: Mapping[str, planner.Kind],
-    together: Sequence[Together],
+    scene: Scene,
     budget: int,
     config: AdaccConfig,
-    settled: Mapping[str, planner.Policy],
+    settled: Mapping[str, Policies],
     forgiven: tuple[type[Exception], ...],
 ) -> tuple[Group, ...]:
-    """Solve for each group of kinds that hang together. `kinds` are by name, the budget is in bytes.
+    """Solve for each group of kinds that hang together. The budget is in bytes.
 
-    Raises planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they
-    are among the `forgiven`, the group's policies are those `settled` before; a kind that has none, or one whose codecs
-    are on offer no more, is recomputed.
+    Policies `settled` before stay where new ones would gain less than measured seconds scatter. Raises
+    planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they are
+    among the `forgiven`, the group's policies are those settled before; a kind that has none, or one whose codecs are
+    on offer no more, is recomputed.
     """
     groups: list[Group] = []
     unfit: list[planner.InfeasibleBudget] = []
-    for names in components(together):
-        members, sets = tuple(kinds[name] for name in sorted(names)), tuple(s for s in together if s <= names)
+    for names in components(scene.together):
+        problem, sets = scene.problem(names), tuple(s for s in scene.together if s <= names)
         shortfall = ""
         try:
-            solution = _solve(members, sets, budget, config)
+            solution = _incumbent(problem, settled, budget, _solve(problem, budget, config))
         except planner.InfeasibleBudget as error:
             unfit.append(error)
             shortfall = str(error)
@@ -120,16 +158,41 @@ def decide(
                 raise
             shortfall = f"adacc.solver.max_seconds: {error}"
         if shortfall:
-            solution = _settle(members, sets, settled)
-        groups.append(Group(members, sets, solution, shortfall))
+            solution = _settle(problem, settled)
+        groups.append(Group(problem, sets, solution, shortfall))
     if unfit and planner.InfeasibleBudget not in forgiven:
         raise max(unfit, key=lambda error: error.smallest)
     return tuple(groups)
 
 
-def most_without(kinds: Mapping[str, planner.Kind], together: Iterable[Together]) -> int:
+def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
+    """What the planners without a MILP solver would have cost under the same budget."""
+    planners = {
+        "retain all": planner.retain_all,
+        "recompute all": planner.recompute_all,
+        "compress all": planner.compress_all,
+        "greedy": planner.greedy,
+        "dynamic programming": planner.dynamic_programming,
+    }
+    return tuple(_baseline(name, plan, groups, budget) for name, plan in planners.items())
+
+
+def most_without(scene: Scene) -> int:
     """Peak bytes without checkpointing, of the set that takes the most."""
-    return max(peak_without([kinds[name] for name in names]) for names in together)
+    return max(peak_when(planner.retain_policy, scene.problem(names)) for names in components(scene.together))
+
+
+def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> int:
+    """Peak bytes if every block's policy is what `plan` makes of its profile."""
+    policies = [plan(kind.profile) for kind in problem.kinds]
+    return planner.evaluate(problem, policies, time.perf_counter(), proven_optimal=False).peak
+
+
+def slowest(problem: planner.Problem, together: Iterable[Together], solution: planner.Solution) -> float:
+    """Seconds added to one forward and backward of the set to which they add the most."""
+    pairs = zip(problem.kinds, solution.policies, strict=True)
+    each = {kind.name: planner.added_seconds(planner.Problem((kind,)), (chosen,)) for kind, chosen in pairs}
+    return max(sum(each[name] for name in names) for names in together)
 
 
 def components(together: Iterable[Collection[str]]) -> list[Together]:
@@ -147,26 +210,56 @@ def largest(together: Iterable[Together]) -> tuple[Together, ...]:
     return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))
 
 
-def _solve(
-    kinds: Sequence[planner.Kind], together: Sequence[Together], budget: int, config: AdaccConfig
-) -> planner.Solution:
-    solver = planner.compress_all if config.forces_compression else planner.solve_isolated
-    return solver(kinds, budget, max_seconds=config.solver.max_seconds, together=together)
+def _solve(problem: planner.Problem, budget: int, config: AdaccConfig) -> planner.Solution:
+    solver = planner.compress_all if config.forces_compression else planner.mix_isolated
+    return solver(problem, budget, max_seconds=config.solver.max_seconds)
 
 
-def _settle(
-    kinds: Sequence[planner.Kind], together: Sequence[Together], settled: Mapping[str, planner.Policy]
+def _incumbent(
+    problem: planner.Problem, settled: Mapping[str, Policies], budget: int, new: planner.Solution
 ) -> planner.Solution:
+    """The new solution, or what is in force if that still fits and would gain nothing that can be measured."""
+    if not all(_is_possible(settled.get(kind.name, ()), kind) for kind in problem.kinds):
+        return new
+    policies = [settled[kind.name] for kind in problem.kinds]
+    old = planner.evaluate_mix(problem, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
+    noise = max(kind.profile.noise for kind in problem.kinds) * old.added_seconds
+    return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
+
+
+def _settle(problem: planner.Problem, settled: Mapping[str, Policies]) -> planner.Solution:
     policies = [
         settled[kind.name]
-        if kind.name in settled and _is_possible(settled[kind.name], kind.profile)
-        else planner.recompute_policy(kind.profile)
-        for kind in kinds
+        if _is_possible(settled.get(kind.name, ()), kind)
+        else (planner.recompute_policy(kind.profile),) * kind.blocks
+        for kind in problem.kinds
     ]
-    return planner.evaluate(kinds, policies, time.perf_counter(), proven_optimal=False, together=together)
+    return planner.evaluate_mix(problem, policies, time.perf_counter(), proven_optimal=False)
 
 
-def _is_possible(policy: planner.Policy, profile: planner.Profile) -> bool:
-    """Whether the codecs of the policy are still on offer."""
-    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in profile.codecs]
-    return all(store in names for store, names in zip(policy.stores, offers, strict=True))
+def _is_possible(policies: Policies, kind: planner.Kind) -> bool:
+    """Whether there is a policy for each block, with codecs that are still on offer."""
+    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in kind.profile.codecs]
+    return len(policies) == kind.blocks and all(
+        store in names for policy in set(policies) for store, names in zip(policy.stores, offers, strict=True)
+    )
+
+
+def _peak(pairs: Sequence[tuple[planner.Kind, Policies]]) -> int:
+    problem = planner.Problem(tuple(kind for kind, _ in pairs))
+    return planner.peak_bytes(problem, [chosen for _, chosen in pairs])
+
+
+def _baseline(name: str, plan: Callable[..., planner.Solution], groups: Sequence[Group], budget: int) -> Baseline:
+    solutions = [_would_be(plan, group.problem, budget) for group in groups]
+    peak = max(solution.peak for solution in solutions)
+    seconds = max(slowest(g.problem, g.together, solution) for g, solution in zip(groups, solutions, strict=True))
+    return Baseline(name, peak, seconds, peak <= budget)
+
+
+def _would_be(plan: Callable[..., planner.Solution], problem: planner.Problem, budget: int) -> planner.Solution:
+    """The planner's solution; the one that it refuses, if the budget is too small for it."""
+    try:
+        return plan(problem, budget, max_seconds=_BASELINE_SECONDS)
+    except planner.InfeasibleBudget as error:
+        return plan(problem, error.smallest, max_seconds=_BASELINE_SECONDS)

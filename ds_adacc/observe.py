@@ -1,4 +1,4 @@
-"""Count what the blocks' calls hold between forward and backward, in the steps that are looked at."""
+"""Count what the blocks' calls hold between forward and backward, in the steps looked at, and in what order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc.block import Block, Record
 from ds_adacc.call import Call
 from ds_adacc.cells import UNPLANNED, Cell, Slot, ValueSlot
 
@@ -22,24 +23,50 @@ class Held:
     observed: int
 
 
+@dataclass(frozen=True)
+class Pass:
+    """The calls of one forward, by kind and block, that were alive when backward began.
+
+    `reversed`: backward took them last first, and no other call came between.
+    """
+
+    calls: tuple[tuple[str, Block], ...]
+    reversed: bool
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The kind of each call in forward order, if backward reversed it."""
+        return tuple(kind for kind, _ in self.calls) if self.reversed else ()
+
+    def blocks(self, kind: str) -> list[Block]:
+        """The kind's blocks in the order of their first calls."""
+        return list(dict.fromkeys(block for name, block in self.calls if name == kind))
+
+    def calls_per_block(self, kind: str) -> int:
+        """How often each of the kind's blocks was called; all the calls, as if of one block, if that differs."""
+        each = Counter(id(block) for name, block in self.calls if name == kind)
+        return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
+
+
 class Observation:
     """One step's count: calls alive at once by kind of block, and what is held when backward begins.
 
-    `held_bytes` and `held_calls` (by kind) are of that moment; None and empty before it.
+    `held_bytes` and `held_calls` (by kind and place among the kind's blocks) are of that moment; None and empty before.
     """
 
     def __init__(self) -> None:
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
-        self.held_calls: Counter[str] = Counter()
-        self._alive: Counter[str] = Counter()
+        self.held_calls: Counter[tuple[str, int | None]] = Counter()
+        self._alive: dict[int, tuple[str, int | None]] = {}
         self._cells: weakref.WeakSet[Cell] = weakref.WeakSet()
+        self._begin_pass()
 
     def watch(
-        self, kind: str, call: Call, pack: Callable[[torch.Tensor], Slot]
+        self, record: Record, block: Block, call: Call, pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
         """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
-        ticket = _Ticket(self, kind)
+        ticket = _Ticket(self, record.kind, record.place, block)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
@@ -53,15 +80,30 @@ class Observation:
 
         return watched, done
 
-    def opened(self, kind: str) -> None:
-        self._alive[kind] += 1
-        self.most_alive[kind] = max(self.most_alive[kind], self._alive[kind])
+    def end_pass(self) -> Pass:
+        """A forward and its backward have ended: what was seen of them."""
+        in_reverse = self._backward == list(reversed(range(len(self._forward))))
+        seen = Pass(tuple(self._forward), in_reverse and not self._interleaved)
+        self._begin_pass()
+        return seen
 
-    def closed(self, kind: str) -> None:
-        self._alive[kind] -= 1
+    def opened(self, ticket: _Ticket) -> None:
+        self._alive[id(ticket)] = ticket.kind, ticket.place
+        same = sum(kind == ticket.kind for kind, _ in self._alive.values())
+        self.most_alive[ticket.kind] = max(self.most_alive[ticket.kind], same)
+        if not self._backward:
+            ticket.number = len(self._forward)
+            self._forward.append((ticket.kind, ticket.block))
+        elif len(self._backward) < len(self._forward):
+            self._interleaved = True
 
-    def backward_begins(self) -> None:
-        """Count the bytes of storage that cells hold, each storage once. Later calls do nothing."""
+    def closed(self, ticket: _Ticket) -> None:
+        del self._alive[id(ticket)]
+
+    def backward_begins(self, ticket: _Ticket) -> None:
+        """A call's backward begins. At the first, count the bytes of storage that cells hold, each storage once."""
+        if ticket.number is not None:
+            self._backward.append(ticket.number)
         if self.held_bytes is None:
             storages: dict[int, int] = {}
             for cell in self._cells:
@@ -69,21 +111,35 @@ class Observation:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
-            self.held_calls = +self._alive
+            self.held_calls = Counter(self._alive.values())
+
+    def _begin_pass(self) -> None:
+        self._forward: list[tuple[str, Block]] = []
+        self._backward: list[int] = []
+        self._interleaved = False
 
 
 class _Ticket:
-    """Lives as long as any slot of one call."""
+    """Lives as long as any slot of one call; `number` is its place in the forward, None if backward had begun."""
 
-    __slots__ = ("kind", "observation")
+    __slots__ = ("block", "has_begun", "kind", "number", "observation", "place")
 
-    def __init__(self, observation: Observation, kind: str) -> None:
+    def __init__(self, observation: Observation, kind: str, place: int | None, block: Block) -> None:
         self.observation = observation
         self.kind = kind
-        observation.opened(kind)
+        self.place = place
+        self.block = block
+        self.number: int | None = None
+        self.has_begun = False
+        observation.opened(self)
+
+    def begin_backward(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self.observation.backward_begins(self)
 
     def __del__(self) -> None:
-        self.observation.closed(self.kind)
+        self.observation.closed(self)
 
 
 class _WatchedSlot:
@@ -94,5 +150,5 @@ class _WatchedSlot:
         self.ticket = ticket
 
     def unpack(self) -> torch.Tensor:
-        self.ticket.observation.backward_begins()
+        self.ticket.begin_backward()
         return self.slot.unpack()

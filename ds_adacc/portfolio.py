@@ -2,69 +2,38 @@
 
 from __future__ import annotations
 
-import pickle
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ds_adacc import planner
 from ds_adacc.budget import available_bytes, budget_bytes
 from ds_adacc.config import AdaccConfig
-from ds_adacc.decision import Decision, Together, components, decide, largest, most_without
+from ds_adacc.decision import (
+    Decision,
+    Orders,
+    Policies,
+    Scene,
+    Together,
+    compare,
+    components,
+    decide,
+    largest,
+    most_without,
+    peak_when,
+)
+from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
+from ds_adacc.merge import Row, merge_capacity, merge_kind, merge_orders, merge_profiles
+from ds_adacc.observe import Pass
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 
 _UNLIMITED = 1 << 62
 _REMEMBERED = 256  # kinds whose policies stand for when they come back
-
-
-@dataclass
-class Kind:
-    """Blocks with the same program, hence the same profile and policy.
-
-    `count` is how many calls are alive at once; `capacity` the number of outlier channels kept raw for each value that
-    the outlier codec may hold. `policy` is None until one has been agreed; `agreed` is what it was agreed for.
-    """
-
-    recording: Recording
-    profile: planner.Profile
-    count: int = 1
-    capacity: dict[int, int] = field(default_factory=dict)
-    policy: planner.Policy | None = None
-    agreed: planner.Kind | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """What one call holds between forward and backward by the policy in force; 0 before there is one."""
-        return self.policy.held_bytes(self.agreed.profile) if self.policy and self.agreed else 0
-
-    @property
-    def outlier_values(self) -> list[int]:
-        """Values that the outlier codec may hold."""
-        offers = enumerate(self.profile.codecs)
-        return [i for i, costs in offers if self._holds_outliers(i) or any(cost.codec == "outlier" for cost in costs)]
-
-    def tracked_values(self, roles: Sequence[str]) -> list[int]:
-        """Those of these roles, and those that the outlier codec does hold: its channels are to be kept fresh."""
-        values = self.recording.values
-        return [i for i in self.outlier_values if values[i].role in roles or self._holds_outliers(i)]
-
-    def narrow(self, offers: Sequence[Sequence[str]]) -> None:
-        """Offer, from the next planning on, only the codecs that this block too may use, by value."""
-        kept = [
-            tuple(c for c in costs if c.codec in names)
-            for costs, names in zip(self.profile.codecs, offers, strict=True)
-        ]
-        self.profile = replace(self.profile, codecs=tuple(kept))
-
-    def _holds_outliers(self, index: int) -> bool:
-        return self.policy is not None and self.policy.stores[index] == "outlier"
 
 
 class Portfolio:
@@ -82,15 +51,27 @@ class Portfolio:
         self._limit: int | None = None
         self._together: tuple[Together, ...] = ()
         self._unfit: tuple[Together, ...] = ()
-        self._agreed: dict[str, tuple[planner.Kind, planner.Policy, dict[int, int]]] = {}
+        self._orders: Orders = {}
+        self._agreed: dict[str, tuple[planner.Kind, Policies, dict[int, int]]] = {}
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
-        """A new kind, with the policy that was agreed on other ranks' word if there is one."""
+        """A new kind, with the policies that were agreed on other ranks' word if there are any."""
         kind = self.kinds[digest] = Kind(recording, profile)
         if digest in self._agreed:
-            kind.agreed, kind.policy, kind.capacity = self._agreed[digest]
-            kind.count = kind.agreed.count
+            kind.agreed, kind.policies, kind.capacity = self._agreed[digest]
+            kind.count, kind.calls_per_block = kind.agreed.count, kind.agreed.calls_per_block
         return kind
+
+    def arrange(self, seen: Pass) -> None:
+        """Learn from one forward and backward in what order the blocks run, and give each its place."""
+        kinds = frozenset(kind for kind, _ in seen.calls) & self.kinds.keys()
+        self._orders = {**self._orders, frozenset(kinds): seen.order}
+        for digest in kinds:
+            self.kinds[digest].calls_per_block = seen.calls_per_block(digest)
+            for place, block in enumerate(seen.blocks(digest)):
+                for record in block.records():
+                    if record.kind == digest:
+                        record.place = place
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget the kinds of all other blocks; a policy once agreed still stands for when they come back."""
@@ -98,7 +79,7 @@ class Portfolio:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        return tuple(digest for digest, kind in self.kinds.items() if kind.policy is None)
+        return tuple(digest for digest, kind in self.kinds.items() if kind.policies is None)
 
     def decide(
         self, together: Collection[Together], device: torch.device | None, reason: str, must_fit: bool = True
@@ -116,10 +97,13 @@ class Portfolio:
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
         rows_of_kinds = {digest: self._row(digest) for digest in sorted(touched & self.kinds.keys())}
         available = None if device is None else available_bytes(device, self._recomputed(known))
-        everyone = self._ranks.gather((rows_of_kinds, available))
-        present = frozenset(digest for given, _ in everyone for digest in given)
+        told = self._ranks.gather((rows_of_kinds, self._orders, available))
+        everyone, orders, free = zip(*told, strict=True)
+        present = frozenset(digest for given in everyone for digest in given)
         sets = largest(names & present for names in known)
-        decision, capacities = on_first(self._ranks, lambda: self._attempt(everyone, sets, reason, must_fit))
+        self._orders = merge_orders(orders)
+        room = min(nbytes for nbytes in free if nbytes is not None)
+        decision, capacities = self._ranks.on_first(lambda: self._attempt(everyone, sets, room, reason, must_fit))
         for group in decision.groups:
             if group.shortfall:
                 text = "what has no policy that can stay is recomputed if possible, with a planned peak of %s: %s"
@@ -139,23 +123,25 @@ class Portfolio:
     def _put_in_force(self, decision: Decision, capacities: Mapping[str, dict[int, int]]) -> None:
         policies = decision.policies
         for kind in decision.kinds:
-            policy, capacity = policies[kind.name], capacities[kind.name]
+            chosen, capacity = policies[kind.name], capacities[kind.name]
             self._agreed.pop(kind.name, None)
-            self._agreed[kind.name] = kind, policy, capacity
+            self._agreed[kind.name] = kind, chosen, capacity
             if kind.name in self.kinds:
                 known = self.kinds[kind.name]
-                known.agreed, known.policy, known.capacity, known.profile = kind, policy, capacity, kind.profile
+                known.agreed, known.policies, known.capacity, known.profile = kind, chosen, capacity, kind.profile
         for oldest in list(self._agreed)[:-_REMEMBERED]:
             del self._agreed[oldest]
+        self._orders = {names: order for names, order in self._orders.items() if names <= self._agreed.keys()}
 
     def is_planned(self, names: Together) -> bool:
         """Whether these kinds have been planned for together, or keep the budget together as it is."""
         kinds = [self.kinds[name] for name in names]
-        if any(kind.policy is None for kind in kinds):
+        if any(kind.policies is None for kind in kinds):
             return False
         if any(names <= known for known in (*self._together, *self._unfit)):
             return True
-        peak = planner.peak_bytes([kind.agreed for kind in kinds], [kind.policy for kind in kinds])
+        problem = planner.Problem(tuple(kind.agreed for kind in kinds))
+        peak = planner.peak_bytes(problem, [kind.policies for kind in kinds])
         return self._limit is not None and peak <= self._limit
 
     def partners(self, digests: Sequence[str]) -> list[Together]:
@@ -166,9 +152,9 @@ class Portfolio:
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
-    def held_bytes(self, calls: Mapping[str, int]) -> int:
-        """Bytes that so many calls of each kind hold by the policies in force."""
-        return sum(count * self.kinds[digest].held_bytes for digest, count in calls.items())
+    def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
+        """Bytes that so many calls of the block at each place of a kind hold by the policies in force."""
+        return sum(count * self.kinds[digest].held_bytes(place) for (digest, place), count in calls.items())
 
     def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
         """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
@@ -176,29 +162,35 @@ class Portfolio:
         codec = self._codecs.make("outlier", torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
         return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
 
-    def _row(self, digest: str) -> tuple[dict[str, Any], int, dict[int, int]]:
+    def _row(self, digest: str) -> Row:
         kind = self.kinds[digest]
-        return kind.profile.to_json(), kind.count, kind.capacity
+        return Row(kind.profile.to_json(), kind.count, kind.calls_per_block, kind.capacity)
 
     def _recomputed(self, together: Iterable[Together]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
         own = {digest: planner.Kind(digest, kind.profile, kind.count) for digest, kind in self.kinds.items()}
-        sets = [[own[name] for name in names if name in own] for names in together]
-        return max((_recomputed_peak(kinds) for kinds in sets if kinds), default=0)
+        sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in together]
+        return max((peak_when(planner.recompute_policy, planner.Problem(kinds)) for kinds in sets if kinds), default=0)
 
     def _attempt(
-        self, everyone: Sequence[Any], together: Sequence[Together], reason: str, must_fit: bool
+        self,
+        everyone: Sequence[Mapping[str, Row]],
+        together: Sequence[Together],
+        available: int,
+        reason: str,
+        must_fit: bool,
     ) -> tuple[Decision, dict[str, dict[int, int]]]:
         """The decision, and the capacities agreed."""
-        kinds, capacities = self._merge([rows_of_kinds for rows_of_kinds, _ in everyone])
-        without = most_without(kinds, together)
-        budget = self._budget(without, min(free for _, free in everyone if free is not None))
+        kinds, capacities = self._merge(everyone)
+        scene = Scene(kinds, together, self._orders, self._config.max_gradient_error)
+        without = most_without(scene)
+        budget = self._budget(without, available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
-        settled = {digest: policy for digest, (_, policy, _) in self._agreed.items()}
-        groups = decide(kinds, together, budget, self._config, settled, forgiven)
-        return Decision(groups, budget, without, reason), capacities
+        settled = {digest: policies for digest, (_, policies, _) in self._agreed.items()}
+        groups = decide(scene, budget, self._config, settled, forgiven)
+        return Decision(groups, budget, without, reason, compare(groups, budget)), capacities
 
     def _budget(self, without: int, available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
@@ -206,20 +198,15 @@ class Portfolio:
         return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
 
     def _merge(
-        self, everyone: Sequence[Mapping[str, Any]]
+        self, everyone: Sequence[Mapping[str, Row]]
     ) -> tuple[dict[str, planner.Kind], dict[str, dict[int, int]]]:
-        """The ranks' measurements as one: mean times, the largest counts and outlier capacities."""
+        """The ranks' kinds as the planner sees them, and the outlier capacities, by digest."""
         kinds, capacities = {}, {}
         for digest in sorted({digest for known in everyone for digest in known}):
             given = [known[digest] for known in everyone if digest in known]
-            profiles = [planner.Profile.from_json(profile) for profile, _, _ in given]
-            capacity: dict[int, int] = {}
-            for _, _, wanted in given:
-                for index, channels in wanted.items():
-                    capacity[index] = max(channels, capacity.get(index, 0))
-            profile = self._resize(digest, _mean(profiles), capacity)
-            kinds[digest] = planner.Kind(digest, profile, max(count for _, count, _ in given))
-            capacities[digest] = capacity
+            capacities[digest] = merge_capacity(given)
+            profile = self._resize(digest, merge_profiles(given), capacities[digest])
+            kinds[digest] = merge_kind(digest, profile, given)
         return kinds, capacities
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
@@ -234,55 +221,3 @@ class Portfolio:
                 replace(cost, nbytes=nbytes) if cost.codec == "outlier" else cost for cost in codecs[index]
             )
         return replace(profile, codecs=tuple(codecs))
-
-
-def _recomputed_peak(kinds: Sequence[planner.Kind]) -> int:
-    return planner.peak_bytes(kinds, [planner.recompute_policy(kind.profile) for kind in kinds])
-
-
-def on_first(ranks: Ranks, work: Callable[[], Any]) -> Any:
-    """What `work` gives on the first rank; what it raises there, every rank raises. Every rank must call."""
-    result, error = None, None
-    if ranks.is_first:
-        try:
-            result = work()
-        except Exception as raised:
-            error = raised
-    result, told = ranks.from_first((result, _portable(error)))
-    if told is not None:
-        raise error or told
-    return result
-
-
-def _portable(error: Exception | None) -> Exception | None:
-    """The exception, or one of its text where it does not survive pickling."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"on the first rank: {type(error).__name__}: {error}")
-
-
-def _mean(profiles: Sequence[planner.Profile]) -> planner.Profile:
-    largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
-    seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
-    codecs = tuple(
-        tuple(_mean_cost(costs) for costs in _shared(offers))
-        for offers in zip(*(p.codecs for p in profiles), strict=True)
-    )
-    return planner.Profile(largest.graph, seconds, codecs)
-
-
-def _shared(offers: Sequence[Sequence[planner.CodecCost]]) -> list[list[planner.CodecCost]]:
-    """The ranks' costs of each codec that all of them offer for a value."""
-    by_name = [{cost.codec: cost for cost in costs} for costs in offers]
-    return [[costs[name] for costs in by_name] for name in by_name[0] if all(name in costs for costs in by_name)]
-
-
-def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:
-    return replace(
-        costs[0],
-        nbytes=max(cost.nbytes for cost in costs),
-        compress_seconds=statistics.fmean(cost.compress_seconds for cost in costs),
-        decompress_seconds=statistics.fmean(cost.decompress_seconds for cost in costs),
-        error=statistics.fmean(cost.error for cost in costs),
-    )

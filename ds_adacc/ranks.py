@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,3 +54,24 @@ class Ranks:
         first = dist.get_process_group_ranks(self._group)[0]
         dist.broadcast_object_list(box, src=first, group=self._group)
         return box[0]
+
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives on the first rank; what it raises there, every rank raises. Every rank must call."""
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+        result, told = self.from_first((result, _portable(error)))
+        if told is not None:
+            raise error or told
+        return result
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """The exception, or one of its text where it does not survive pickling."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"on the first rank: {type(error).__name__}: {error}")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.config import RectifierConfig
+from ds_adacc.decision import Policies
+from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
-from ds_adacc.portfolio import Kind, on_first
 from ds_adacc.runtime import Runtime
 
 Counts = Mapping[str, Mapping[int, int]]
@@ -72,13 +73,13 @@ class Rectifier:
     def _judge(self, counts: Counts) -> Verdict:
         ranks = self._runtime.ranks
         merged = _most(ranks.gather(counts))
-        return on_first(ranks, lambda: self._drift(merged))
+        return ranks.on_first(lambda: self._drift(merged))
 
     def _drift(self, counts: Counts) -> Verdict:
         drifted, worst, reason = [], self._config.drift, ""
         for digest, found in counts.items():
             kind = self._runtime.portfolio.kinds.get(digest)
-            if kind is None or kind.policy is None:
+            if kind is None or kind.policies is None:
                 continue
             for index, count in found.items():
                 before, now = self._rates(kind, index, count)
@@ -106,7 +107,7 @@ class Rectifier:
         before = {digest: portfolio.kinds[digest].capacity for digest in digests}
         for digest in digests:
             portfolio.kinds[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
-        old = {digest: portfolio.kinds[digest].policy for digest in digests}
+        old = {digest: portfolio.kinds[digest].policies for digest in digests}
         try:
             decision = self._runtime.decide(together, f"step {self.steps}: {verdict.reason}")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
@@ -129,7 +130,11 @@ def _most(everyone: Sequence[Counts]) -> Counts:
     return merged
 
 
-def _differences(old: planner.Policy | None, new: planner.Policy | None) -> int:
-    if old is None or new is None:
-        return 0
-    return sum(a != b for a, b in zip(old.stores, new.stores, strict=True))
+def _differences(old: Policies | None, new: Policies | None) -> int:
+    """How many values of how many blocks are stored otherwise."""
+    if old is None or new is None or len(old) != len(new):
+        return sum(len(policy.stores) for policy in new or ())
+    stores = (
+        (a, b) for before, after in zip(old, new, strict=True) for a, b in zip(before.stores, after.stores, strict=True)
+    )
+    return sum(a != b for a, b in stores)

@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from ds_adacc import planner
-from ds_adacc.decision import Decision
+from ds_adacc.decision import Baseline, Decision, Policies
+from ds_adacc.kind import Kind
 from ds_adacc.observe import Held
 from ds_adacc.planner import human_bytes
 from ds_adacc.portfolio import Portfolio
 
+Row = tuple[str, ...]
+HEADER = ("value", "role", "shape", "dtype", "raw")
+
 
 def decision_table(decision: Decision, portfolio: Portfolio, held: Held | None) -> str:
-    """Blocks found; per saved value its role, shape, choice, bytes and milliseconds; planned and observed bytes."""
+    """Per kind of block, its saved values and what becomes of each in which blocks; the sums; baselines."""
     lines = [f"plan ({decision.reason}):"]
-    policies = decision.policies
     for kind in decision.kinds:
-        lines += _kind_table(kind, policies[kind.name], portfolio)
-    return "\n".join([*lines, *_summary(decision, held)])
+        chosen = decision.policies[kind.name]
+        if kind.name not in portfolio.kinds:
+            lines.append(f"  {kind.count} calls of a block that another rank runs")
+            continue
+        known = portfolio.kinds[kind.name]
+        operators = len(known.recording.ops)
+        lines.append(f"  {known.recording.name}: {kind.count} calls held at once, {operators} operators each")
+        lines += aligned(kind_rows(kind, chosen, known))
+    return "\n".join([*lines, *_summary(decision, held), *_baselines(decision.baselines)])
 
 
-def _kind_table(kind: planner.Kind, policy: planner.Policy, portfolio: Portfolio) -> list[str]:
-    if kind.name not in portfolio.kinds:
-        return [f"  {kind.count} calls of a block that another rank runs"]
-    recording = portfolio.kinds[kind.name].recording
-    rows = [("value", "role", "shape", "dtype", "choice", "raw", "held", "ms")]
-    for index in sorted(_told(kind, policy)):
-        value = recording.values[index]
+def kind_rows(kind: planner.Kind, chosen: Policies, known: Kind) -> list[Row]:
+    """The table of one kind: a column for each policy, headed by the blocks that run it, counted from 1."""
+    columns = policy_columns(chosen)
+    rows = [(*HEADER, *columns)]
+    for index in sorted({index for policy in columns.values() for index in _told(kind, policy)}):
+        value = known.recording.values[index]
         shape = "x".join(map(str, value.geometry.size)) or "scalar"
         dtype = str(value.geometry.dtype).removeprefix("torch.")
-        choice = policy.stores[index] or "recompute"
-        raw, held = human_bytes(value.nbytes), human_bytes(policy.stored_bytes(kind.profile, index))
-        milliseconds = f"{1000 * _seconds(kind.profile, policy, index):.3f}"
-        rows.append((value.name, value.role, shape, dtype, choice, raw, held, milliseconds))
-    head = f"  {recording.name}: {kind.count} calls held at once, {len(recording.ops)} operators, each"
-    return [head, *_aligned(rows)]
+        choices = [policy.stores[index] or "recompute" for policy in columns.values()]
+        rows.append((value.name, value.role, shape, dtype, human_bytes(value.nbytes), *choices))
+    held = [human_bytes(policy.held_bytes(kind.profile)) for policy in columns.values()]
+    seconds = [planner.simulate(kind.profile, policy).seconds for policy in columns.values()]
+    rows.append(("held by a call", "", "", "", "", *held))
+    rows.append(("added to a call", "", "", "", "", *(f"{1000 * each:.3f} ms" for each in seconds)))
+    return rows
+
+
+def policy_columns(chosen: Policies) -> dict[str, planner.Policy]:
+    """The policies by the blocks that run them: {"blocks 1-4": ..., "block 5": ...}."""
+    columns, first = {}, 1
+    for policy, run in groupby(chosen):
+        last = first + len(list(run)) - 1
+        columns["all blocks" if last - first + 1 == len(chosen) else _named(first, last)] = policy
+        first = last + 1
+    return columns
+
+
+def aligned(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines, each column as wide as it needs."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return ["    " + "  ".join(row).rstrip() for row in cells]
+
+
+def _named(first: int, last: int) -> str:
+    return f"block {first}" if first == last else f"blocks {first}-{last}"
 
 
 def _told(kind: planner.Kind, policy: planner.Policy) -> set[int]:
@@ -41,32 +75,6 @@ def _told(kind: planner.Kind, policy: planner.Policy) -> set[int]:
     rebuilt = {index for op in policy.replays for index in graph.ops[op].outputs}
     stored = {index for index, choice in enumerate(policy.stores) if choice is not None}
     return {index for index in {*graph.saved, *stored, *rebuilt} if graph.values[index].nbytes}
-
-
-def _seconds(profile: planner.Profile, policy: planner.Policy, index: int) -> float:
-    """Seconds that the choice adds to a step; a replayed operator counts with its first output."""
-    choice = policy.stores[index]
-    if choice == planner.RETAIN:
-        return 0.0
-    if choice is not None:
-        return profile.codec(index, choice).seconds
-    producer = profile.graph.values[index].producer
-    if producer is None or profile.graph.ops[producer].outputs[0] != index:
-        return 0.0
-    return profile.op_seconds[producer] if producer in policy.replays else 0.0
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numeric = len(widths) - 3
-    return [
-        "    "
-        + "  ".join(
-            cell.rjust(width) if column >= numeric else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
 
 
 def _summary(decision: Decision, held: Held | None) -> list[str]:
@@ -83,3 +91,14 @@ def _summary(decision: Decision, held: Held | None) -> list[str]:
         f"  added per forward and backward {1000 * decision.added_seconds:.1f} ms; "
         f"solved in {decision.solve_seconds:.3f} s, {optimal}",
     ]
+
+
+def _baselines(baselines: Sequence[Baseline]) -> list[str]:
+    """What other planners would have cost."""
+    if not baselines:
+        return []
+    rows = [("instead", "peak", "added", "")]
+    for baseline in baselines:
+        fits = "" if baseline.fits else "does not fit"
+        rows.append((baseline.name, human_bytes(baseline.peak), f"{1000 * baseline.added_seconds:.1f} ms", fits))
+    return aligned(rows)

@@ -15,11 +15,12 @@ from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
 from ds_adacc.decision import Decision, Together
+from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker, measure
-from ds_adacc.observe import Held, Observation
+from ds_adacc.observe import Held, Observation, Pass
 from ds_adacc.plan import bind
-from ds_adacc.portfolio import Kind, Portfolio
+from ds_adacc.portfolio import Portfolio
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 from ds_adacc.reach import Reach, reach, with_modules
@@ -54,6 +55,7 @@ class Runtime:
         self._together: set[str] = set()
         self._waiting: set[Together] = set()
         self._fitting: set[Together] = set()
+        self._passes: dict[Together, Pass] = {}
         self._began_late = False
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
@@ -88,12 +90,13 @@ class Runtime:
             record = block.find(signature, found.state)
             if record is None or self._is_to_prove(record):
                 return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
-            return self._again(record, tensors, function, args, kwargs)
+            return self._again(block, record, tensors, function, args, kwargs)
         finally:
             self._inside = False
 
     def _again(
         self,
+        block: Block,
         record: Record,
         tensors: Sequence[torch.Tensor],
         function: Callable[..., Any],
@@ -112,7 +115,7 @@ class Runtime:
             values = self.portfolio.kinds[record.kind].tracked_values(self.config.rectifier.roles)
             pack = Tracker(call, record, self.codecs, values, tensors)
         if self.observation is not None:
-            pack, done = self.observation.watch(record.kind, call, pack)
+            pack, done = self.observation.watch(record, block, call, pack)
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
@@ -139,18 +142,19 @@ class Runtime:
         recording = self._learn(block, signature, record, captured.recording)
         kind = self._kind(recording, captured)
         record.kind = recording.digest
+        record.place = block.place_in(record.kind)
         self._note_call(record.kind)
         self._note_device(captured.tensors)
         self._note_outliers(record, kind, captured.tensors)
         self._bind(record, recording, kind)
         block.add(signature, record)
         self._tracked.add(record.kind)
-        self._hand_over(record, captured, tensors)
+        self._hand_over(block, record, captured, tensors)
         return captured.output
 
     def _note_call(self, digest: str) -> None:
         self._together.add(digest)
-        if self.observation is None and self.portfolio.kinds[digest].policy is None:
+        if self.observation is None and self.portfolio.kinds[digest].policies is None:
             self.observation = Observation()
             self._began_late = not self._stepped
 
@@ -158,11 +162,11 @@ class Runtime:
         if self._device is None or self._device.type == "cpu":
             self._device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
-    def _hand_over(self, record: Record, captured: Capture, inputs: Sequence[torch.Tensor]) -> None:
+    def _hand_over(self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor]) -> None:
         assert record.plan is not None
         call = Call(record.plan, inputs)
         if self.observation is not None:
-            pack, done = self.observation.watch(record.kind, call, call.pack)
+            pack, done = self.observation.watch(record, block, call, call.pack)
             captured.hand_over(pack)
             done()
         else:
@@ -190,12 +194,12 @@ class Runtime:
             value = kind.recording.values[index]
             order, count = self.codecs.outliers(tensors[index], value)
             record.outliers[index] = order, count
-            if kind.policy is None:
+            if kind.policies is None:
                 kind.capacity[index] = max(int(count), kind.capacity.get(index, 0))
 
     def _bind(self, record: Record, recording: Recording, kind: Kind) -> None:
-        """Put the kind's policy in force for this record; until one is agreed, everything proven is recomputed."""
-        policy = self._permitted(kind.policy or planner.recompute_policy(kind.profile), recording)
+        """Put the policy of the record's block in force for it."""
+        policy = self._permitted(kind.policy(record.place), recording)
         codecs = {}
         for index, choice in enumerate(policy.stores):
             if choice not in (None, planner.RETAIN):
@@ -245,6 +249,10 @@ class Runtime:
         """A forward and its backward have ended: the kinds that ran were alive together."""
         together = frozenset(self._together)
         self._together = set()
+        if self.observation is not None:
+            seen = self.observation.end_pass()
+            if seen.calls:
+                self._passes[together] = seen
         if together and together not in self._fitting:
             planned = self.portfolio.is_planned(together)
             (self._fitting if planned else self._waiting).add(together)
@@ -268,6 +276,9 @@ class Runtime:
     def decide(self, together: Collection[Together], reason: str, must_fit: bool = True) -> Decision:
         """Have policies made for these kinds, with the other ranks, and put them in force here."""
         self._count_calls({digest for names in together for digest in names} & self.portfolio.kinds.keys())
+        for seen in self._passes.values():
+            self.portfolio.arrange(seen)
+        self._passes = {}
         decision = self.portfolio.decide(together, self._device, reason, must_fit)
         self._fitting = set()
         self.decision = decision
@@ -313,7 +324,7 @@ class Runtime:
             blocks = sum(any(record.kind == digest for record in block.records()) for block in self.blocks.all())
             seen = self.observation.most_alive[digest] if self.observation else 0
             # A kind that has a policy may have run before the observation began.
-            kind.count = seen if seen and kind.policy is None else max(kind.count, seen, blocks)
+            kind.count = seen if seen and kind.policies is None else max(kind.count, seen, blocks)
 
 
 def _nothing() -> None:

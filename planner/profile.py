@@ -49,7 +49,8 @@ class CodecCost:
 class Profile:
     """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
 
-    `hiding_seconds` are those of one call's forward and backward, behind which transfers to and from the host can hide.
+    `hiding_seconds` are those of one call's forward and backward, behind which transfers to and from the host can hide;
+    `noise` is by what fraction seconds measured anew differ.
     Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
     one is offered for a value that cannot be stored.
     """
@@ -58,10 +59,12 @@ class Profile:
     op_seconds: tuple[float, ...]
     codecs: tuple[tuple[CodecCost, ...], ...]
     hiding_seconds: tuple[float, float] = (0.0, 0.0)
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
         _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
+        _check_number("noise", self.noise)
         for which, seconds in zip(("forward", "backward"), self.hiding_seconds, strict=True):
             _check_number(f"hiding_seconds of {which}", seconds)
         for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
@@ -92,7 +95,7 @@ class Profile:
         """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
         codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
         graph, seconds = BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"])
-        return cls(graph, seconds, tuple(codecs), tuple(data["hiding_seconds"]))
+        return cls(graph, seconds, tuple(codecs), tuple(data["hiding_seconds"]), data["noise"])
 
 
 @dataclass(frozen=True)
