@@ -61,6 +61,14 @@ def smallest_peak(problem: Problem, max_seconds: float) -> int:
     return program.peak_bytes()
 
 
+def least_peak(problem: Problem, max_seconds: float) -> Solution:
+    """One policy a kind, of the smallest peak found in so many seconds. Raises NoSolutionInTime if there was none."""
+    started = time.perf_counter()
+    program = _Program(problem)
+    optimal = program.minimise_peak(max_seconds)
+    return evaluate(problem, program.policies(), started, bool(optimal))
+
+
 def _smallest(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
     """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
     program = _Program(problem)

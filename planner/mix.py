@@ -7,12 +7,13 @@ frontier, or the one policy.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.heuristics import greedy
-from ds_adacc.planner.milp import solve
+from ds_adacc.planner.milp import least_peak, solve
 from ds_adacc.planner.mixture import Mixture
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
@@ -55,15 +56,14 @@ def _better(
     if left <= 0 or not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
         return _or_raise(single)
     try:
-        points = _points(problem, single, left / 2)
-        mixture = Mixture(problem, points)
-        if isinstance(single, Solution):
-            mixture.expect([chosen[0] for chosen in single.policies])
+        guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
+        frontiers = _frontiers(problem, left / 2)
+        mixture = _mixture(problem, frontiers, guess)
         optimal = mixture.minimise_seconds(budget, max(deadline - time.perf_counter(), 1e-3))
-        if optimal is None:
-            return _or_raise(single if isinstance(single, Solution) else _smaller(mixture, single))
     except NoSolutionInTime:
         return _or_raise(single)
+    if optimal is None:
+        return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
     mixed = evaluate_mix(problem, mixture.policies(), started, optimal)
     if mixed.peak > budget:
         raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
@@ -72,21 +72,39 @@ def _better(
     return min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
 
 
-def _points(problem: Problem, single: Solution | InfeasibleBudget, seconds: float) -> list[list[Point]]:
-    """Per kind, the frontier and the one policy, each policy once."""
-    points = []
-    for place, kind in enumerate(problem.kinds):
-        bound, share = problem.max_gradient_error, seconds / len(problem.kinds)
-        of_kind = list(frontier(kind.profile, max_seconds=share, max_gradient_error=bound))
-        if isinstance(single, Solution):
-            of_kind.append(Point.of(kind.profile, single.policies[place][0]))
-        points.append(list({point.policy: point for point in of_kind}.values()))
-    return points
+def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
+    bound, share = problem.max_gradient_error, seconds / len(problem.kinds)
+    return [frontier(kind.profile, max_seconds=share, max_gradient_error=bound) for kind in problem.kinds]
 
 
-def _smaller(mixture: Mixture, refusal: InfeasibleBudget) -> InfeasibleBudget:
-    """The refusal, with the smallest peak of a mix if that is less than of one policy."""
-    mixture.minimise_peak(1.0)
+def _mixture(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> Mixture:
+    """Of these points and the guess, each policy once."""
+    choices = []
+    for kind, of_kind, policies in zip(problem.kinds, points, guess.policies, strict=True):
+        offered = (*of_kind, Point.of(kind.profile, policies[0]))
+        choices.append(list({point.policy: point for point in offered}.values()))
+    mixture = Mixture(problem, choices)
+    mixture.expect([policies[0] for policies in guess.policies])
+    return mixture
+
+
+def _refusal(
+    problem: Problem,
+    frontiers: Sequence[Sequence[Point]],
+    least: Solution,
+    refusal: InfeasibleBudget,
+    max_seconds: float,
+) -> InfeasibleBudget:
+    """The refusal, with the smallest peak of a mix if that is less than of one policy.
+
+    Only the points that hold the least count: which others there are hangs on measured seconds, and the smallest budget
+    named must do when all is measured anew.
+    """
+    mixture = _mixture(problem, [of_kind[-1:] for of_kind in frontiers], least)
+    try:
+        mixture.minimise_peak(max_seconds)
+    except NoSolutionInTime:
+        return refusal
     smallest = mixture.peak_bytes()
     return refusal if refusal.smallest <= smallest else InfeasibleBudget(refusal.budget, smallest, proven=False)
 

@@ -4,7 +4,7 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.decision import components, decide, largest, most_without
+from ds_adacc.decision import Scene, components, decide, largest, most_without
 
 MIB = 1 << 20
 

@@ -11,13 +11,17 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.portfolio import Kind, _mean, on_first
+from ds_adacc.kind import Kind
+from ds_adacc.merge import Row, merge_kind, merge_orders, merge_profiles
 from ds_adacc.program import Op
+from ds_adacc.ranks import Ranks
 from ds_adacc.runtime import Runtime
 
 
-class Elsewhere:
+class Elsewhere(Ranks):
     """The other end of a broadcast: what the first rank gave arrives pickled."""
+
+    is_first = False
 
     def __init__(self, is_first, box):
         self.is_first, self._box = is_first, box
@@ -48,9 +52,9 @@ def test_what_the_first_rank_raises_all_raise(error, arrives):
 
     box = []
     with pytest.raises(type(error)):
-        on_first(Elsewhere(True, box), fail)
+        Elsewhere(True, box).on_first(fail)
     with pytest.raises(arrives, match=r"text|x|budget of 1 bytes"):
-        on_first(Elsewhere(False, box), fail)
+        Elsewhere(False, box).on_first(fail)
 
 
 def test_data_and_device_numbers_do_not_part_kinds():
@@ -72,7 +76,23 @@ def cost(name):
 def test_only_codecs_that_every_rank_offers_are_on_offer():
     graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
     profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
-    assert [c.codec for c in _mean(profiles).codecs[0]] == ["token"]
+    rows = [Row(profile.to_json(), 1, 1, {}) for profile in profiles]
+    assert [c.codec for c in merge_profiles(rows).codecs[0]] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([(6, 1), (6, 1)], (6, 6)), ([(6, 2), (6, 2)], (6, 3)), ([(6, 1), (4, 1)], (6, 1))]
+)
+def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
+    profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())
+    kind = merge_kind("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
+    assert (kind.count, kind.blocks) == expected
+
+
+def test_an_order_stands_that_all_ranks_agree_on():
+    ab, c = frozenset("ab"), frozenset("c")
+    assert merge_orders([{ab: ("a", "b")}, {ab: ("a", "b"), c: ("c",)}]) == {ab: ("a", "b"), c: ("c",)}
+    assert merge_orders([{ab: ("a", "b")}, {ab: ("b", "a")}, {ab: ()}]) == {}
 
 
 def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
@@ -202,8 +222,8 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
     (kind,) = runs.portfolio.kinds.values()
-    planned = kind.held_bytes
-    assert "token" in kind.policy.stores
+    planned = kind.held_bytes(0)
+    assert "token" in kind.policy(0).stores
     kind.narrow([() for _ in kind.profile.codecs])
     step(runs, [block])
     assert runs.held.planned == runs.held.observed == planned

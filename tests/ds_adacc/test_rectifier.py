@@ -117,7 +117,7 @@ def test_a_disabled_rectifier_never_tracks():
 def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     training = Training()
     training.run(5)
-    before = training.kind.policy, dict(training.kind.capacity)
+    before = training.kind.policies, dict(training.kind.capacity)
 
     def refuse(*_, **__):
         raise planner.InfeasibleBudget(1, 2)
@@ -125,7 +125,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     monkeypatch.setattr(planner, "solve_isolated", refuse)
     training.inject(40.0)
     training.run(5)
-    assert (training.kind.policy, training.kind.capacity) == before
+    assert (training.kind.policies, training.kind.capacity) == before
 
 
 @pytest.mark.ranks
