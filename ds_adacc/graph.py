@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.program import Op, Recording, ValueRef
 
 
-def block_graph(recording: Recording) -> planner.BlockGraph:
-    """The planner's graph of a recorded and proven block; indices of values and operators stay the same."""
-    return planner.BlockGraph(values=_values(recording), ops=_ops(recording), events=_events(recording))
+@dataclass(frozen=True)
+class Workspace:
+    """Bytes that an operator allocates besides its results, and frees again: in a replay, and in its backward step."""
+
+    replay: int = 0
+    backward: int = 0
+
+
+def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> planner.BlockGraph:
+    """The planner's graph of a recorded and proven block; indices of values and operators stay the same.
+
+    `workspaces` are by operator; without them none takes any.
+    """
+    workspaces = workspaces or (Workspace(),) * len(recording.ops)
+    return planner.BlockGraph(_values(recording), _ops(recording, workspaces), _events(recording, workspaces))
 
 
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
@@ -26,19 +40,20 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
     )
 
 
-def _ops(recording: Recording) -> tuple[planner.Op, ...]:
+def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Op, ...]:
     return tuple(
         planner.Op(
             name=op.short_name,
             inputs=op.reads,
             outputs=tuple(index for index in op.outputs if index is not None),
             replayable=op.replayable,
+            workspace_bytes=workspace.replay,
         )
-        for op in recording.ops
+        for op, workspace in zip(recording.ops, workspaces, strict=True)
     )
 
 
-def _events(recording: Recording) -> tuple[planner.Event, ...]:
+def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Event, ...]:
     """The operators that saved something, last first, as backward visits them.
 
     A tensor packed after n operators is the n-th's output, saved by itself, or the next one's input: where that
@@ -51,9 +66,10 @@ def _events(recording: Recording) -> tuple[planner.Event, ...]:
             unpacked.setdefault(done, {})[index] = None
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
-    gradients = _Gradients(recording)
+    gradients = Gradients(recording)
+    taken = [*(workspace.backward for workspace in workspaces), 0]  # after the last operator there may be a view
     return tuple(
-        planner.Event(_event_name(recording, op), tuple(unpacked[op]), gradients.alive(op))
+        planner.Event(_event_name(recording, op), tuple(unpacked[op]), gradients.alive(op) + taken[op])
         for op in sorted(unpacked, reverse=True)
     )
 
@@ -62,12 +78,15 @@ def _event_name(recording: Recording, op: int) -> str:
     return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
 
 
-class _Gradients:
-    """Which gradients are alive at each backward step: from the last reader's step to the producer's."""
+class Gradients:
+    """Which gradients are alive at each backward step: from the last reader's step to the producer's.
+
+    `required`: the values that get one.
+    """
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self._required = _require_grad(recording)
+        self.recording = recording
+        self.required = _require_grad(recording)
         self._last: dict[int, float] = {}
         for op in recording.ops:
             for index in op.reads:
@@ -76,35 +95,40 @@ class _Gradients:
     def alive(self, index: int) -> int:
         """Bytes of gradients alive while the step of operator `index` runs."""
         total = 0
-        for value in self._recording.values:
-            if value.index in self._required:
+        for value in self.recording.values:
+            if value.index in self.required:
                 born = -1 if value.producer is None else value.producer
                 if born <= index <= self._last.get(value.index, math.inf):
                     total += value.nbytes
-        if index == len(self._recording.ops):
+        if index == len(self.recording.ops):
             return total
-        op = self._recording.ops[index]
+        op = self.recording.ops[index]
         return total + self._parts(op) + self._sums(op) + self._parameters(op)
+
+    def made(self, op: Op) -> int:
+        """Bytes of the gradients that the step of `op` itself makes."""
+        wholes = sum(self.recording.values[index].nbytes for index in op.reads if index in self.required)
+        return wholes + self._parts(op) + self._parameters(op)
 
     def _parts(self, op: Op) -> int:
         """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
         total = 0
         for ref in op.references:
-            if isinstance(ref, ValueRef) and ref.index in self._required:
+            if isinstance(ref, ValueRef) and ref.index in self.required:
                 geometry = ref.geometry
-                if geometry.numel < self._recording.values[ref.index].geometry.numel:
+                if geometry.numel < self.recording.values[ref.index].geometry.numel:
                     total += geometry.numel * geometry.dtype.itemsize
         return total
 
     def _sums(self, op: Op) -> int:
         """A value with a later reader has its gradient already; this step's share is made beside it and then added."""
-        shared = [index for index in op.reads if index in self._required and self._last[index] > op.index]
-        return sum(self._recording.values[index].nbytes for index in shared)
+        shared = [index for index in op.reads if index in self.required and self._last[index] > op.index]
+        return sum(self.recording.values[index].nbytes for index in shared)
 
     def _parameters(self, op: Op) -> int:
         """The gradients of the parameters read, before they are added to what has accumulated."""
         read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
-        parameters = [self._recording.parameters[index] for index in read]
+        parameters = [self.recording.parameters[index] for index in read]
         return sum(p.element_size() * getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)
 
 

@@ -1,9 +1,8 @@
-"""Time every operator's replay and every codec on offer, at the block's real shapes, on its device."""
+"""Time every operator's replay and every codec on offer, and see what they allocate: at the block's real shapes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,8 +15,9 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording, Value
 from ds_adacc.replay import replay
+from ds_adacc.timer import Timer, device_of
+from ds_adacc.workspace import workspaces
 
-_REPEATS = 3
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -65,33 +65,9 @@ class CodecMaker:
         return self._backends[device]
 
 
-class Timer:
-    """Seconds of a function: the least of three runs, after one to warm up. Other work on the machine only adds."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __call__(self, function: Callable[[], object]) -> float:
-        function()
-        return min(self._once(function) for _ in range(_REPEATS))
-
-    def _once(self, function: Callable[[], object]) -> float:
-        if self._device.type == "cuda":
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            function()
-            stop.record()
-            stop.synchronize()
-            return start.elapsed_time(stop) / 1000
-        begin = time.perf_counter()
-        function()
-        return time.perf_counter() - begin
-
-
 def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
     """The block's profile. `tensors` are the recorded values, by index, still alive."""
-    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
-    timer = Timer(device)
+    timer = Timer(device_of(tensors))
     seconds = tuple(
         timer(lambda op=op: replay(op, tensors.__getitem__, recording.parameters)) if op.replayable else 0.0
         for op in recording.ops
@@ -104,7 +80,7 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
         tuple(cost for cost in costs if cost.nbytes < value.nbytes)
         for value, costs in zip(recording.values, offers, strict=True)
     )
-    return planner.Profile(block_graph(recording), seconds, worthwhile)
+    return planner.Profile(block_graph(recording, workspaces(recording, tensors)), seconds, worthwhile)
 
 
 def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:

@@ -27,22 +27,32 @@ def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[tor
 
     The program lies below autograd and autocast (casts are operators of it), so both are off while it runs.
     """
-
     with torch.no_grad(), torch._C._DisableAutocast():
-        args = _resolve(op.args, root, parameters)
-        kwargs = {name: _resolve(value, root, parameters) for name, value in op.kwargs}
-        result = op.func(*args, **kwargs)
+        return run(op, lambda ref: view_of(ref, root, parameters))
+
+
+def run(op: Op, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
+    args = _resolve(op.args, tensor_of)
+    kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
+    result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def _resolve(tree: Any, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> Any:
+def view_of(
+    ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The tensor that `ref` stands for. Shares the storage of its root or live parameter."""
+    origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
+    return ref.geometry.view(origin)
+
+
+def _resolve(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:
     kind = type(tree)
-    if kind is ValueRef:
-        return tree.geometry.view(root(tree.index))
-    if kind is ParameterRef:
-        return tree.geometry.view(live(parameters[tree.index]))
+    if kind is ValueRef or kind is ParameterRef:
+        return tensor_of(tree)
     if kind is tuple or kind is list:
-        return kind([_resolve(item, root, parameters) for item in tree])
+        return kind([_resolve(item, tensor_of) for item in tree])
     return tree
 
 

@@ -36,6 +36,8 @@ USE = Event("use", (1,), 0)
         ((X, Y), (replace(DOUBLE, outputs=(1, 1)),), (USE,), "lists output 'y'.*list it once"),
         ((X, Y), (replace(DOUBLE, inputs=(5,)),), (USE,), r"op 'double' refers to value 5; valid are 0\.\.1"),
         ((X, Y), (replace(DOUBLE, inputs=(1,)),), (USE,), "op 'double' .* reads value 'y', which op 0 makes"),
+        ((X, Y), (replace(DOUBLE, workspace_bytes=-8),), (USE,), "workspace_bytes of op 'double' is -8"),
+        ((X, Y), (replace(DOUBLE, workspace_bytes=0.5),), (USE,), "workspace_bytes of op 'double' is 0.5"),
         ((X, Y), (DOUBLE,), (replace(USE, values=(2,)),), "event 'use' refers to value 2"),
         ((X, Y), (DOUBLE,), (replace(USE, values=(1, 1)),), "event 'use' lists values .1, 1.: each must appear once"),
         ((X, Y), (DOUBLE,), (replace(USE, gradient_bytes=-1),), "gradient_bytes of event 'use' is -1"),
@@ -162,6 +164,14 @@ def test_together(block, together, message):
 def test_smallest_peak_request(block):
     with pytest.raises(ValueError, match="max_seconds is nan"):
         smallest_peak([Kind("block", block, 1)], float("nan"))
+
+
+def test_workspaces_travel_as_json_and_are_0_where_not_named():
+    graph = BlockGraph((X, Y), (replace(DOUBLE, workspace_bytes=64),), (USE,))
+    data = graph.to_json()
+    assert BlockGraph.from_json(json.loads(json.dumps(data))) == graph
+    del data["ops"][0]["workspace_bytes"]
+    assert BlockGraph.from_json(data) == BlockGraph((X, Y), (DOUBLE,), (USE,))
 
 
 def test_profiles_and_policies_travel_as_json(gpt, block):
