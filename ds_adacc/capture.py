@@ -31,9 +31,13 @@ class LateSlot:
 
 @dataclass
 class Capture:
-    """A recorded call: what it returned, its recording (None, with the reason, if it has none), its live tensors."""
+    """A recorded call: what it returned, its recording (None, with the reason, if it has none), its live tensors.
+
+    `inputs` are the tensors it was given, with their place in the autograd graph.
+    """
 
     output: Any
+    inputs: Sequence[torch.Tensor]
     recording: Recording | None
     reason: str
     tensors: Sequence[torch.Tensor]
@@ -44,7 +48,7 @@ class Capture:
         """Give every saved tensor to the plan's pack hook and let go of all that it does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):
             slot.slot = pack(tensor)
-        self.tensors, self.saved, self.slots = (), (), ()
+        self.inputs, self.tensors, self.saved, self.slots = (), (), (), ()
 
 
 class _RecordingHook:
@@ -79,7 +83,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Reach, run: Callab
         recording = prove(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, recording, reason, recorder.tensors, recorder.saved, slots)
+    return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)
 
 
 def _sound(recording: Recording) -> Recording:

@@ -45,11 +45,22 @@ _WITHOUT_OUTLIERS = {
     "dropout_mask": ("bits",),
 }
 
-# Section 3.2 of the Adacc paper, its ablation, and its "Quantization" baseline; roles not named are never compressed.
+# The same codecs, and others that suit the same data.
+_CANDIDATES = {
+    "group": ("outlier", "group", "asymmetric"),
+    "channel": ("channel", "group"),
+    "asymmetric": ("asymmetric", "group"),
+    "bits": ("bits",),
+}
+_BY_ERROR = "by-error"
+
+# Section 3.2 of the Adacc paper, its ablation, its "Quantization" baseline, and all that may be chosen among by their
+# errors; roles not named are never compressed.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
     "paper-no-outliers": _WITHOUT_OUTLIERS,
     "quantization": dict.fromkeys(ROLES, ("token",)),
+    _BY_ERROR: {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
     "none": {},
 }
 
@@ -222,7 +233,8 @@ class AdaccConfig(_Part):
     """The "adacc" section.
 
     `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
-    codecs. `group_size`: elements that share a scale; even, as two codes share a byte. `scale`: what it is anchored at,
+    codecs. `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
+    `group_size`: elements that share a scale; even, as two codes share a byte. `scale`: what it is anchored at,
     the signed extreme of its group, or as in the paper max|x| / 8 (equation 2), which clips the extreme. `rounding`: to
     the nearest code, or stochastic. `zscore_threshold`: above it a channel is an outlier (equation 1).
     """
@@ -231,14 +243,20 @@ class AdaccConfig(_Part):
     blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
+    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
     scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
     rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
     zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
-    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
     backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
+
+    @model_validator(mode="after")
+    def _has_a_bound_to_choose_by(self) -> "AdaccConfig":
+        if self.codecs == _BY_ERROR and self.max_gradient_error is None:
+            raise _invalid((("codecs",), _BY_ERROR, "chooses by 'max_gradient_error', which is not set: 0.05, say"))
+        return self
 
     @property
     def forces_compression(self) -> bool:

@@ -83,14 +83,19 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
     return planner.Profile(block_graph(recording, workspaces(recording, tensors)), seconds, worthwhile)
 
 
-def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+def empty_cell(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
+    """A cell for `value` with the codec `name`; outlier channels are those that `tensor` shows."""
     channels = None
     if name == "outlier":
         order, count = codecs.outliers(tensor, value)
         channels = order[: int(count)]
     codec = codecs.make(name, tensor.device, channels)
-    shape, dtype = torch.Size(rows(value)), value.geometry.dtype
-    cell = Compressed(value.name, codec, value.geometry, rows(value), uses=1)
+    return Compressed(value.name, codec, value.geometry, rows(value), uses=1)
+
+
+def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+    cell = empty_cell(name, value, tensor, codecs)
+    codec, shape, dtype = cell.codec, torch.Size(rows(value)), value.geometry.dtype
     compress = timer(lambda: cell.fill(tensor))
     decompress = timer(cell.get)
     return planner.CodecCost(

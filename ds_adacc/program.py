@@ -12,6 +12,8 @@ import torch
 
 from ds_adacc.geometry import Geometry
 
+COLLECTIVE = "a collective"  # the refusal of an operator that other ranks take part in
+
 
 @dataclass(frozen=True)
 class ValueRef:
@@ -85,6 +87,10 @@ class Op:
     @property
     def replayable(self) -> bool:
         return self.refusal is None
+
+    @property
+    def is_collective(self) -> bool:
+        return self.refusal == COLLECTIVE
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:

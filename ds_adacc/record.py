@@ -10,11 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.geometry import Geometry, span
-from ds_adacc.program import Op, ParameterRef, Position, Recording, Value, ValueRef
+from ds_adacc.program import COLLECTIVE, Op, ParameterRef, Position, Recording, Value, ValueRef
 from ds_adacc.reach import Reach
 
 _OPAQUE = "not a plain operator"
-_COLLECTIVE = "a collective"
 
 
 class Unrecordable(Exception):
@@ -232,7 +231,7 @@ class Recorder(TorchDispatchMode):
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if _refusal(func, False) in (_OPAQUE, _COLLECTIVE):
+        if _refusal(func, False) in (_OPAQUE, COLLECTIVE):
             return (
                 (),
                 (),
@@ -278,7 +277,7 @@ def _refusal(func: Any, tainted: bool) -> str | None:
     if not isinstance(func, torch._ops.OpOverload):
         return _OPAQUE
     if func.namespace in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem"):
-        return _COLLECTIVE
+        return COLLECTIVE
     if func._schema.is_mutable:
         return "writes in place"
     if "batch_norm" in func._schema.name:

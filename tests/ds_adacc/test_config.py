@@ -24,8 +24,8 @@ ALL_ROLES = (
     "'dropout_mask', 'statistic', 'other'"
 )
 ALL_KEYS = (
-    "'enabled', 'blocks', 'memory_budget', 'codecs', 'group_size', 'scale', 'rounding', 'zscore_threshold', "
-    "'rectifier', 'solver', 'backend'"
+    "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'group_size', 'scale', 'rounding', "
+    "'zscore_threshold', 'rectifier', 'solver', 'backend'"
 )
 
 
@@ -42,6 +42,7 @@ def test_defaults():
         blocks="auto",
         memory_budget="auto",
         codecs="paper",
+        max_gradient_error=None,
         group_size=128,
         scale="extreme",
         rounding="nearest",
@@ -61,6 +62,7 @@ def test_every_key():
         "blocks": ["GPTBlock", "T5Block"],
         "memory_budget": "12GiB",
         "codecs": {"linear": ["group", "outlier"], "key": "channel", "other": []},
+        "max_gradient_error": 0.05,
         "group_size": 64,
         "scale": "paper",
         "rounding": "stochastic",
@@ -72,6 +74,7 @@ def test_every_key():
     config = load({"adacc": section})
     assert config.blocks == ("GPTBlock", "T5Block")
     assert config.codecs == {"linear": ("group", "outlier"), "key": ("channel",), "other": ()}
+    assert config.max_gradient_error == 0.05
     assert (config.group_size, config.zscore_threshold, config.backend) == (64, 4.0, "reference")
     assert (config.scale, config.rounding) == ("paper", "stochastic")
     assert config.rectifier == RectifierConfig(enabled=False, max_interval=1, drift=0.5, roles=())
@@ -165,6 +168,13 @@ def test_the_other_presets():
     }
 
 
+def test_by_error_offers_all_that_suits_a_role():
+    offer = codecs_for(load({"adacc": {"codecs": "by-error", "max_gradient_error": 0.05}}))
+    paper = codecs_for(load({"adacc": {}}))
+    others = {"outlier": ("group", "asymmetric"), "channel": ("group",), "asymmetric": ("group",), "bits": ()}
+    assert offer == {role: codecs and (*codecs, *others[codecs[0]]) for role, codecs in paper.items()}
+
+
 def test_only_the_quantization_baseline_forces_compression():
     forced = {c: load({"adacc": {"codecs": c}}).forces_compression for c in ("paper", "none", "quantization")}
     assert forced == {"paper": False, "none": False, "quantization": True}
@@ -172,8 +182,9 @@ def test_only_the_quantization_baseline_forces_compression():
 
 
 def test_presets_name_codecs_that_exist():
-    for codecs in ("paper", "paper-no-outliers", "none", "quantization"):
-        assert {c for offer in codecs_for(load({"adacc": {"codecs": codecs}})).values() for c in offer} <= set(CODECS)
+    for codecs in ("paper", "paper-no-outliers", "none", "quantization", "by-error"):
+        offers = codecs_for(load({"adacc": {"codecs": codecs, "max_gradient_error": 1}}))
+        assert {c for offer in offers.values() for c in offer} <= set(CODECS)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +207,13 @@ def test_presets_name_codecs_that_exist():
         ({"group_size": True}, "adacc.group_size = True: must be a valid integer"),
         ({"zscore_threshold": 0}, "adacc.zscore_threshold = 0: must be greater than 0"),
         ({"zscore_threshold": float("inf")}, "adacc.zscore_threshold = inf: must be a finite number"),
+        ({"max_gradient_error": 0}, "adacc.max_gradient_error = 0: must be greater than 0"),
+        ({"max_gradient_error": float("inf")}, "adacc.max_gradient_error = inf: must be a finite number"),
+        ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a valid number"),
+        (
+            {"codecs": "by-error"},
+            "adacc.codecs = 'by-error': chooses by 'max_gradient_error', which is not set: 0.05, say",
+        ),
         ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
         ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
         (
@@ -211,12 +229,12 @@ def test_presets_name_codecs_that_exist():
         (
             {"codecs": "papers"},
             "adacc.codecs = 'papers': unknown preset; did you mean 'paper'? "
-            "(valid: 'paper', 'paper-no-outliers', 'quantization', 'none')",
+            "(valid: 'paper', 'paper-no-outliers', 'quantization', 'by-error', 'none')",
         ),
         (
             {"codecs": ["group"]},
-            "adacc.codecs = ['group']: must be one of 'paper', 'paper-no-outliers', 'quantization', 'none', "
-            "or an object of roles and their codecs",
+            "adacc.codecs = ['group']: must be one of 'paper', 'paper-no-outliers', 'quantization', 'by-error', "
+            "'none', or an object of roles and their codecs",
         ),
         (
             {"codecs": {"lineer": "group"}},

@@ -69,6 +69,8 @@ def test_saved_and_rebuildable():
         ({"compress_seconds": float("nan")}, "compress_seconds of codec 'int4' is nan; it must be finite"),
         ({"decompress_seconds": float("inf")}, "decompress_seconds of codec 'int4' is inf"),
         ({"error": -0.1}, "error of codec 'int4' is -0.1"),
+        ({"gradient_error": float("nan")}, "gradient_error of codec 'int4' is nan"),
+        ({"gradient_error": -0.1}, "gradient_error of codec 'int4' is -0.1"),
         ({"codec": "retain"}, "a codec is named 'retain'"),
     ],
 )
@@ -164,6 +166,15 @@ def test_together(block, together, message):
 def test_smallest_peak_request(block):
     with pytest.raises(ValueError, match="max_seconds is nan"):
         smallest_peak([Kind("block", block, 1)], float("nan"))
+
+
+def test_gradient_errors_travel_as_json_and_are_0_where_not_named(block):
+    cost = replace(block.codecs[3][0], gradient_error=0.25)
+    profile = replace(block, codecs=(*block.codecs[:3], (cost,), *block.codecs[4:]))
+    data = profile.to_json()
+    assert Profile.from_json(json.loads(json.dumps(data))) == profile
+    del data["codecs"][3][0]["gradient_error"]
+    assert Profile.from_json(data) == block
 
 
 def test_workspaces_travel_as_json_and_are_0_where_not_named():
