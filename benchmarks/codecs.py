@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from ds_adacc.kernels import CODECS, make_codec
+from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from train import device_name
 
 SIZES = (1, 4, 16, 64, 256, 512)  # MiB
@@ -41,9 +41,9 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def build(name, backend, device):
-    """A codec; "outlier" keeps OUTLIERS of the channels."""
+    """A codec; one that separates outliers keeps OUTLIERS of the channels."""
     channels = None
-    if name == "outlier":
+    if separates_outliers(name):
         channels = torch.arange(0, CHANNELS, CHANNELS // OUTLIERS, dtype=torch.int64, device=device)
     return make_codec(name, backend=backend, group_size=GROUP, channels=channels)
 
@@ -197,7 +197,8 @@ def plot(rows, title, path):
                 if row["dtype"] == dtype and "wrong" not in row:
                     lines.setdefault((row["codec"], row["backend"]), []).append(row)
             for (codec, backend), points in lines.items():
-                style = {"color": f"C{CODECS.index(codec)}", "linestyle": ":" if backend == "reference" else "-"}
+                color = pyplot.get_cmap("tab20")(CODECS.index(codec))
+                style = {"color": color, "linestyle": ":" if backend == "reference" else "-"}
                 ratios = [point[f"{call}_of_copy"] for point in points]
                 panel.plot(
                     [point["mebibytes"] for point in points], ratios, marker=".", label=f"{codec}, {backend}", **style

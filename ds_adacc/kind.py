@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
 from ds_adacc.decision import Policies
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.program import Recording
 
 
@@ -45,14 +46,20 @@ class Kind:
 
     @property
     def outlier_values(self) -> list[int]:
-        """Values that the outlier codec may hold."""
-        offers = enumerate(self.profile.codecs)
-        return [i for i, costs in offers if self._holds_outliers(i) or any(cost.codec == "outlier" for cost in costs)]
+        """Values that a codec which separates outliers may hold."""
+        offers = [[separates_outliers(cost.codec) for cost in costs] for costs in self.profile.codecs]
+        return [index for index, separating in enumerate(offers) if self._holds_outliers(index) or any(separating)]
 
     def tracked_values(self, roles: Sequence[str]) -> list[int]:
-        """Those of these roles, and those that the outlier codec does hold: its channels are to be kept fresh."""
+        """Those of these roles, and those that an outlier codec does hold: its channels are to be kept fresh."""
         values = self.recording.values
         return [i for i in self.outlier_values if values[i].role in roles or self._holds_outliers(i)]
+
+    def outlier_codec(self, index: int) -> str:
+        """The codec that holds the outliers of a value apart, or may do so; INT4's where none does any more."""
+        stored = (policy.stores[index] for policy in self.policies or ())
+        names = *stored, *(cost.codec for cost in self.profile.codecs[index]), "outlier"
+        return next(name for name in names if separates_outliers(name))
 
     def narrow(self, offers: Sequence[Sequence[str]]) -> None:
         """Offer, from the next planning on, only the codecs that this block too may use, by value."""
@@ -63,4 +70,4 @@ class Kind:
         self.profile = replace(self.profile, codecs=tuple(kept))
 
     def _holds_outliers(self, index: int) -> bool:
-        return any(policy.stores[index] == "outlier" for policy in self.policies or ())
+        return any(separates_outliers(policy.stores[index]) for policy in self.policies or ())

@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.cells import Compressed
 from ds_adacc.config import AdaccConfig, codecs_for
 from ds_adacc.graph import block_graph
-from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers
+from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
 from ds_adacc.log import get_logger
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording, Value
@@ -41,12 +41,12 @@ class CodecMaker:
         return tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
 
     def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
-        """The codec `name`; `channels` are the outlier channels, for the codec that separates them."""
+        """The codec `name`; `channels` are the outlier channels, for a codec that separates them."""
         return make_codec(
             name,
             backend=self._backend(device),
             group_size=self._config.group_size,
-            channels=channels if name == "outlier" else None,
+            channels=channels if separates_outliers(name) else None,
             scale=self._config.scale,
             rounding=self._config.rounding,
         )
@@ -86,7 +86,7 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
 def empty_cell(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
     """A cell for `value` with the codec `name`; outlier channels are those that `tensor` shows."""
     channels = None
-    if name == "outlier":
+    if separates_outliers(name):
         order, count = codecs.outliers(tensor, value)
         channels = order[: int(count)]
     codec = codecs.make(name, tensor.device, channels)

@@ -23,6 +23,7 @@ from ds_adacc.decision import (
     most_without,
     peak_when,
 )
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
@@ -156,10 +157,10 @@ class Portfolio:
         """Bytes that so many calls of the block at each place of a kind hold by the policies in force."""
         return sum(count * self.kinds[digest].held_bytes(place) for (digest, place), count in calls.items())
 
-    def outlier_bytes(self, kind: Kind, index: int, capacity: int) -> int:
-        """Bytes of the outlier codec's payload for a value when so many channels are kept raw."""
+    def outlier_bytes(self, name: str, kind: Kind, index: int, capacity: int) -> int:
+        """Bytes of an outlier codec's payload for a value when so many channels are kept raw."""
         value = kind.recording.values[index]
-        codec = self._codecs.make("outlier", torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
+        codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
         return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
 
     def _row(self, digest: str) -> Row:
@@ -210,14 +211,13 @@ class Portfolio:
         return kinds, capacities
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
-        """The profile with the outlier codec's payloads at the capacities agreed."""
+        """The profile with the outlier codecs' payloads at the capacities agreed."""
         if digest not in self.kinds:
             return profile
         kind = self.kinds[digest]
         codecs = list(profile.codecs)
         for index, channels in capacity.items():
-            nbytes = self.outlier_bytes(kind, index, channels)
-            codecs[index] = tuple(
-                replace(cost, nbytes=nbytes) if cost.codec == "outlier" else cost for cost in codecs[index]
-            )
+            names = [cost.codec for cost in codecs[index] if separates_outliers(cost.codec)]
+            sizes = {name: self.outlier_bytes(name, kind, index, channels) for name in names}
+            codecs[index] = tuple(replace(cost, nbytes=sizes.get(cost.codec, cost.nbytes)) for cost in codecs[index])
         return replace(profile, codecs=tuple(codecs))

@@ -95,8 +95,9 @@ class Rectifier:
     def _rates(self, kind: Kind, index: int, count: int) -> tuple[float, float]:
         """The outlier codec's compressed size over the raw size (CRate, Table 2), as planned and as now."""
         portfolio, raw = self._runtime.portfolio, kind.recording.values[index].nbytes
-        planned = portfolio.outlier_bytes(kind, index, kind.capacity.get(index, 0))
-        return planned / raw, portfolio.outlier_bytes(kind, index, count) / raw
+        name, capacity = kind.outlier_codec(index), kind.capacity.get(index, 0)
+        planned, found = (portfolio.outlier_bytes(name, kind, index, channels) for channels in (capacity, count))
+        return planned / raw, found / raw
 
     def _replan(self, verdict: Verdict) -> bool:
         portfolio = self._runtime.portfolio

@@ -15,6 +15,7 @@ from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
 from ds_adacc.decision import Decision, Together
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker, measure
@@ -208,7 +209,7 @@ class Runtime:
         for index, choice in enumerate(policy.stores):
             if choice not in (None, planner.RETAIN):
                 channels = None
-                if choice == "outlier":
+                if separates_outliers(choice):
                     channels = record.outliers[index][0][: kind.capacity[index]]
                 codecs[index] = self.codecs.make(choice, self._device, channels)
         record.plan = bind(recording, policy, codecs)

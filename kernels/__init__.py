@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .codec import Codec, Payload
+from .codec import FORMS, Codec, Payload
 from .reference import channel_scores, is_two_valued
 
 __all__ = [
@@ -22,12 +22,14 @@ __all__ = [
     "is_two_valued",
     "make_codec",
     "rank_outliers",
+    "separates_outliers",
 ]
 
-CODECS = ("group", "token", "channel", "asymmetric", "outlier", "bits")
+CODECS = tuple(FORMS)
 BACKENDS = ("reference", "cpu", "cuda")
 SCALES = ("extreme", "paper")
 ROUNDINGS = ("nearest", "stochastic")
+_SEPARATING = tuple(name for name, (form, _) in FORMS.items() if form == "outlier")
 
 
 def make_codec(
@@ -41,10 +43,12 @@ def make_codec(
 ) -> Codec:
     """Return the codec `name` of `backend`. The backends' payloads and results are the same to the bit.
 
+    "group", "token", "channel", "asymmetric" and "outlier" quantize to INT4; "group8" and so on are the same in INT8.
+
     `group_size`: elements (for "channel": rows) that share a scale; even; "token" and "bits" have no use for it.
-    `channels`: the outlier channels, int64 (capacity,), for "outlier" and for no other codec.
+    `channels`: the outlier channels, int64 (capacity,), for codecs that separate them and for no other.
     `scale`: "extreme" anchors it at the signed extreme of the group, "paper" is max|x| / 8 (equation 2 of the
-    Adacc paper); "asymmetric" and "bits" have no use for it.
+    Adacc paper), max|x| / 128 in INT8; "asymmetric" and "bits" have no use for it.
     `rounding`: to the "nearest" code, or "stochastic", which is unbiased; "bits" has no use for it.
 
     Raises ValueError for a name, backend, scale or rounding that does not exist, an odd group size, or channels
@@ -53,9 +57,15 @@ def make_codec(
     _check_choice("codec", name, CODECS)
     _check_choice("scale", scale, SCALES)
     _check_choice("rounding", rounding, ROUNDINGS)
-    if (name == "outlier") != (channels is not None):
-        raise ValueError(f"channels are for the codec 'outlier', which needs them; got {channels} for {name!r}")
+    if separates_outliers(name) != (channels is not None):
+        valid = " and ".join(map(repr, _SEPARATING))
+        raise ValueError(f"channels are for the codecs {valid}, which need them; got {channels} for {name!r}")
     return _backend(backend).make(name, group_size, channels, scale, rounding)
+
+
+def separates_outliers(name: str | None) -> bool:
+    """Return whether the name is that of a codec which keeps outlier channels raw."""
+    return name in _SEPARATING
 
 
 def choose_backend(device: torch.device) -> tuple[str, str]:

@@ -2,13 +2,25 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from .width import INT4, INT8, Width
+
 Payload = tuple[Tensor, ...]
+
+# By name: what is done with a tensor, and in how many bits if it is quantized.
+FORMS: dict[str, tuple[str, Width | None]] = {
+    **{
+        form + width.suffix: (form, width)
+        for width in (INT4, INT8)
+        for form in ("group", "token", "channel", "asymmetric", "outlier")
+    },
+    "bits": ("bits", None),
+}
 
 
 class Codec(ABC):
@@ -19,9 +31,14 @@ class Codec(ABC):
     tensor's last dimension, rows all the others; a 0-dimensional tensor is one row of one channel.
     """
 
-    name: ClassVar[str]
+    form: ClassVar[str]
     lossless: ClassVar[bool]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
+
+    @property
+    def name(self) -> str:
+        """The name that `ds_adacc.kernels.make_codec` knows it by."""
+        return self.form
 
     def compress(self, x: Tensor) -> Payload:
         """Return the payload of `x`: contiguous, any shape, of a dtype in `dtypes`; `x` is left as it is.
@@ -73,16 +90,25 @@ def draw_seed() -> int:
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
-def constructor_arguments(
-    name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str
-) -> tuple[object, ...]:
-    """Return what the class of the codec `name` takes, in every backend."""
-    if name == "bits":
-        return ()
-    if name == "token":
-        return scale, rounding
-    if name == "asymmetric":
-        return group_size, rounding
-    if name == "outlier":
-        return group_size, channels, scale, rounding
-    return group_size, scale, rounding
+def make(
+    classes: Mapping[str, Callable[..., Codec]],
+    name: str,
+    group_size: int,
+    channels: Tensor | None,
+    scale: str,
+    rounding: str,
+    **others: object,
+) -> Codec:
+    """Return the codec `name` of the backend that has these `classes`, by form; `others` are all its classes' own.
+
+    Only a codec that separates outliers takes, and needs, `channels`.
+    """
+    form, width = FORMS[name]
+    if width is None:
+        return classes[form](**others)
+    taken = {
+        "token": (scale, rounding),
+        "asymmetric": (group_size, rounding),
+        "outlier": (group_size, channels, scale, rounding),
+    }
+    return classes[form](*taken.get(form, (group_size, scale, rounding)), width, **others)

@@ -1,9 +1,12 @@
 """Codecs compiled for the CPU by Numba: the payloads and results of the reference codecs, at the speed of memory."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..codec import Codec, constructor_arguments, rows_and_channels
+from ..codec import make as make_of
+from ..codec import rows_and_channels
 from ..reference import rank_by_sums
 from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
@@ -24,13 +27,9 @@ __all__ = [
 
 
 CLASSES = {
-    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+    codec.form: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 }
-
-
-def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
-    """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
-    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding))
+make = partial(make_of, CLASSES)
 
 
 def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ STRIP = 512  # channels: what a run has of them stays in the L2 cache from the f
 
 
 def strip_of(channels: int) -> int:
-    """Return how many channels a strip has: all, if they are odd in number, as a byte may belong to two rows."""
+    """Return how many channels a strip has: all, if they are odd in number, as a byte may belong to two rows (INT4)."""
     return channels if channels % 2 or channels <= STRIP else STRIP
 
 
@@ -39,6 +39,7 @@ def compress_channels(
     channels: int,
     length: int,
     strip: int,
+    bits: int,
     method: int,
     seed: int,
     codes: int,
@@ -46,7 +47,7 @@ def compress_channels(
 ) -> None:
     """Compress tiles first ... last of the tensor (rows, channels) at `source` to the payload's addresses.
 
-    A tile is a run of `length` rows by `strip` channels; those of a run are neighbours.
+    A tile is a run of `length` rows by `strip` channels; those of a run are neighbours. Codes have so many `bits`.
     """
     strips = (channels + strip - 1) // strip
     step = compiled_rows_at_once(strip, channels)
@@ -65,7 +66,7 @@ def compress_channels(
             load(kind, source, row * channels + left, len(block), block)
             greatest(block, ranks)
         fitted = array_at(scales + 4 * (run * channels + left), width, np.float32)
-        fit_symmetric(method, ranks, fitted, inverses)
+        fit_symmetric(bits, method, ranks, fitted, inverses)
         for row in range(top, bottom, step):
             start = row * channels + left
             block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
@@ -73,7 +74,7 @@ def compress_channels(
             multiply(block, inverses)
             if seed != NEAREST:
                 round_randomly(block, start, seed, words)
-            pack(block, codes + start // 2)
+            pack(bits, block, codes + start * bits // 8)
 
 
 @inner
@@ -107,6 +108,7 @@ def decompress_channels(
     channels: int,
     length: int,
     strip: int,
+    bits: int,
     codes: int,
     scales: int,
 ) -> None:
@@ -121,6 +123,6 @@ def decompress_channels(
         for row in range(top, bottom, step):
             start = row * channels + left
             block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
-            unpack(codes + start // 2, block)
+            unpack(bits, codes + start * bits // 8, block)
             multiply(block, fitted)
             store(kind, target, start, len(block), block)

@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import reference
 from ..codec import Codec, Payload, draw_seed, rows_and_channels
 from ..reference.bits import patterns
+from ..width import INT4, Width
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
@@ -45,16 +46,16 @@ class CompiledCodec(Codec):
             )
 
 
-class CompiledInt4(CompiledCodec):
-    """What the INT4 codecs share: room for a payload, and what a call needs beside it."""
+class CompiledQuantized(CompiledCodec):
+    """What the INT4 and INT8 codecs share: room for a payload, and what a call needs beside it."""
 
     def _room(self, x: Tensor) -> list[Tensor]:
         sizes = [self._groups(x.shape)] * self.parameters
-        codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8)
+        codes = torch.empty(self.width.code_bytes(x.numel()), dtype=torch.uint8)
         return [codes, *(torch.empty(size, dtype=torch.float32) for size in sizes)]
 
     def _sizes(self, shape: Sequence[int]) -> list[int]:
-        return [(math.prod(shape) + 1) // 2, *[4 * self._groups(shape)] * self.parameters]
+        return [self.width.code_bytes(math.prod(shape)), *[4 * self._groups(shape)] * self.parameters]
 
     def _seed(self) -> int:
         return draw_seed() if self.rounding == "stochastic" else NEAREST
@@ -65,10 +66,13 @@ class CompiledInt4(CompiledCodec):
         return torch.get_num_threads() * (4 * block + words + others + SLACK)
 
 
-class CompiledGroups(CompiledInt4):
+class CompiledGroups(CompiledQuantized):
     """Groups of neighbours in memory."""
 
-    method = EXTREME
+    @property
+    def method(self) -> int:
+        """How scales are fitted."""
+        return METHODS[self.scale]
 
     def _length(self, shape: Sequence[int]) -> int:
         return self.group_size
@@ -90,7 +94,8 @@ class CompiledGroups(CompiledInt4):
         codes, scales, *offsets = payload
         count, length, seed = self._groups(x.shape), self._length(x.shape), self._seed()
         separated = (rows_and_channels(x.shape)[1], *outliers)
-        described = (KINDS[x.dtype], x, x.numel(), length, self.method, seed, codes, scales, *(offsets or [0]))
+        how = self.width.bits, self.method, seed
+        described = (KINDS[x.dtype], x, x.numel(), length, *how, codes, scales, *(offsets or [0]))
         TEAM.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -102,24 +107,17 @@ class CompiledGroups(CompiledInt4):
     def _decompress_to(self, x: Tensor, payload: Payload, outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
         codes, scales, *offsets = payload
         rejoined = (rows_and_channels(x.shape)[1], *outliers)
-        described = (KINDS[x.dtype], x, x.numel(), self._length(x.shape), codes, scales, *(offsets or [0]))
+        cut = x.numel(), self._length(x.shape), self.width.bits
+        described = (KINDS[x.dtype], x, *cut, codes, scales, *(offsets or [0]))
         TEAM.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
 
 
 class GroupCodec(CompiledGroups, reference.GroupCodec):
     """See `reference.GroupCodec`."""
 
-    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest") -> None:
-        super().__init__(group_size, scale, rounding)
-        self.method = METHODS[scale]
-
 
 class TokenCodec(CompiledGroups, reference.TokenCodec):
     """See `reference.TokenCodec`. Threads share the work by rows, at least two each."""
-
-    def __init__(self, scale: str = "extreme", rounding: str = "nearest") -> None:
-        super().__init__(scale, rounding)
-        self.method = METHODS[scale]
 
     def _length(self, shape: Sequence[int]) -> int:
         return max(1, rows_and_channels(shape)[1])
@@ -134,11 +132,17 @@ class AsymmetricCodec(CompiledGroups, reference.AsymmetricCodec):
 class OutlierCodec(CompiledGroups, reference.OutlierCodec):
     """See `reference.OutlierCodec`. Raises IndexError if a tensor does not have the channels."""
 
-    def __init__(self, group_size: int, channels: Tensor, scale: str = "extreme", rounding: str = "nearest") -> None:
-        super().__init__(group_size, channels, scale, rounding)
+    def __init__(
+        self,
+        group_size: int,
+        channels: Tensor,
+        scale: str = "extreme",
+        rounding: str = "nearest",
+        width: Width = INT4,
+    ) -> None:
+        super().__init__(group_size, channels, scale, rounding, width)
         self._check_device(channels)
         self.channels = channels.contiguous()
-        self.method = METHODS[scale]
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return super().workspace_bytes(shape, dtype) + 8 * self.channels.numel()
@@ -167,7 +171,7 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         return channels.numel()
 
 
-class ChannelCodec(CompiledInt4, reference.ChannelCodec):
+class ChannelCodec(CompiledQuantized, reference.ChannelCodec):
     """See `reference.ChannelCodec`. Threads share the work by runs and strips of channels."""
 
     def _groups(self, shape: Sequence[int]) -> int:
@@ -194,7 +198,7 @@ class ChannelCodec(CompiledInt4, reference.ChannelCodec):
 
     def _described(self, x: Tensor) -> tuple[int | Tensor, ...]:
         rows, channels = rows_and_channels(x.shape)
-        return KINDS[x.dtype], x, rows, channels, self.group_size, channelwise.strip_of(channels)
+        return KINDS[x.dtype], x, rows, channels, self.group_size, channelwise.strip_of(channels), self.width.bits
 
     def _tiles(self, shape: Sequence[int]) -> int:
         rows, channels = rows_and_channels(shape)

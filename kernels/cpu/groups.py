@@ -41,6 +41,7 @@ def compress_groups(
     source: int,
     elements: int,
     length: int,
+    bits: int,
     method: int,
     seed: int,
     codes: int,
@@ -51,7 +52,7 @@ def compress_groups(
     capacity: int,
     raw: int,
 ) -> None:
-    """Compress groups first ... last, `first` even, of the tensor of so many `elements` at `source`.
+    """Compress groups first ... last, `first` even, of the tensor of so many `elements` at `source`; codes have `bits`.
 
     The other addresses are those of the payload: `offsets` are written if the method is ASYMMETRIC. The
     channels at `outliers`, int64 (capacity,), of `width` in all, go to `raw`.
@@ -68,16 +69,17 @@ def compress_groups(
             separate(kind, source, start, block, width, outliers, capacity, raw)
         fitted = array_at(scales + 4 * group, count, np.float32)
         if method == ASYMMETRIC:
-            scale_asymmetric(block, length, fitted, array_at(offsets + 4 * group, count, np.float32), spare.ctypes.data)
+            ends = array_at(offsets + 4 * group, count, np.float32)
+            scale_asymmetric(block, length, bits, fitted, ends, spare.ctypes.data)
         else:
-            scale_symmetric(block, length, method, fitted, spare.ctypes.data)
+            scale_symmetric(block, length, bits, method, fitted, spare.ctypes.data)
         if seed != NEAREST:
             round_randomly(block, start, seed, words)
-        pack(block, codes + start // 2)
+        pack(bits, block, codes + start * bits // 8)
 
 
 @inner
-def scale_symmetric(block: np.ndarray, length: int, method: int, scales: np.ndarray, room: int) -> None:
+def scale_symmetric(block: np.ndarray, length: int, bits: int, method: int, scales: np.ndarray, room: int) -> None:
     """Write the scales of the groups in a block, and bring its numbers to the scale of codes.
 
     `room`: the address of float32 (3 * groups,), to compute in.
@@ -86,7 +88,7 @@ def scale_symmetric(block: np.ndarray, length: int, method: int, scales: np.ndar
     ranks = array_at(room, count, np.uint32)
     inverses = array_at(room + 4 * count, count, np.float32)
     find_extremes(block, length, ranks)
-    fit_symmetric(method, ranks, scales, inverses)
+    fit_symmetric(bits, method, ranks, scales, inverses)
     for group in range(len(scales)):
         numbers, inverse = part(block, group, length), inverses[group]
         for i in range(len(numbers)):
@@ -94,7 +96,9 @@ def scale_symmetric(block: np.ndarray, length: int, method: int, scales: np.ndar
 
 
 @inner
-def scale_asymmetric(block: np.ndarray, length: int, scales: np.ndarray, offsets: np.ndarray, room: int) -> None:
+def scale_asymmetric(
+    block: np.ndarray, length: int, bits: int, scales: np.ndarray, offsets: np.ndarray, room: int
+) -> None:
     """Write the scales and offsets of the groups in a block, and bring its numbers to the scale of codes.
 
     `room`: the address of float32 (3 * groups,), to compute in.
@@ -103,7 +107,7 @@ def scale_asymmetric(block: np.ndarray, length: int, scales: np.ndarray, offsets
     lows, highs = array_at(room, count, np.float32), array_at(room + 4 * count, count, np.float32)
     inverses = array_at(room + 8 * count, count, np.float32)
     find_ends(block, length, lows, highs)
-    fit_asymmetric(lows, highs, scales, offsets, inverses)
+    fit_asymmetric(bits, lows, highs, scales, offsets, inverses)
     for group in range(len(scales)):
         numbers, offset, inverse = part(block, group, length), offsets[group], inverses[group]
         for i in range(len(numbers)):
@@ -141,6 +145,7 @@ def decompress_groups(
     target: int,
     elements: int,
     length: int,
+    bits: int,
     codes: int,
     scales: int,
     offsets: int,
@@ -158,7 +163,7 @@ def decompress_groups(
     for group in range(first, last, step):
         start, count = group * length, min(step, last - group)
         block = array_at(buffer.ctypes.data, min(count * length, elements - start), np.float32)
-        unpack(codes + start // 2, block)
+        unpack(bits, codes + start * bits // 8, block)
         fitted = array_at(scales + 4 * group, count, np.float32)
         if offsets:
             restore_asymmetric(block, length, fitted, array_at(offsets + 4 * group, count, np.float32))

@@ -1,4 +1,4 @@
-"""The arithmetic of INT4 on blocks of float32 in the L1 cache: scales, rounding, and two codes to a byte.
+"""The arithmetic of INT4 and INT8 on blocks of float32 in the L1 cache: scales, rounding, and codes in bytes.
 
 All of it is to the bit what the reference codecs compute with torch. Loops have no branches, so that they vectorize:
 numbers are compared as integers, which also lets NaN win.
@@ -6,19 +6,22 @@ numbers are compared as integers, which also lets NaN win.
 
 import numpy as np
 
-from ..reference.asymmetric import LARGEST_SCALE, STEP
-from ..reference.int4 import SMALLEST_SCALE
+from ..reference.asymmetric import GREATEST, STEP
 from ..reference.philox import MULTIPLIERS, WEYL
+from ..reference.quantized import SMALLEST_SCALE
+from ..width import INT4, INT8
 from .compiling import inner
 from .memory import array_at, as_bits, as_float
 
 EXTREME, PAPER, ASYMMETRIC = 0, 1, 2  # methods
 NEAREST = -1  # in place of a seed
 
-SMALLEST, LARGEST, FIFTEENTHS = np.float32(SMALLEST_SCALE), np.float32(LARGEST_SCALE), np.float32(STEP)
+SMALLEST, LARGEST = np.float32(SMALLEST_SCALE), np.float32(GREATEST)
+STEP_4, STEP_8 = np.float32(STEP[INT4]), np.float32(STEP[INT8])
 # Adding 1.5 * 2^23 rounds a small float32 to an integer, halves to even, and leaves it in the low bits.
 ROUNDER, ROUNDER_BITS = np.float32(1.5 * 2**23), np.int32(0x4B400000)
-LEAST_CODE, GREATEST_CODE = np.int32(ROUNDER_BITS - 8), np.int32(ROUNDER_BITS + 7)
+LEAST_4, GREATEST_4 = np.int32(ROUNDER_BITS - 8), np.int32(ROUNDER_BITS + 7)
+LEAST_8, GREATEST_8 = np.int32(ROUNDER_BITS - 128), np.int32(ROUNDER_BITS + 127)
 LANES = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 WEYL_A, WEYL_B = np.uint32(WEYL[0]), np.uint32(WEYL[1])
 UNIT = np.float32(2.0**-24)
@@ -61,23 +64,32 @@ def find_ends(block: np.ndarray, length: int, lows: np.ndarray, highs: np.ndarra
 
 
 @inner
-def fit_symmetric(method: int, ranks: np.ndarray, scales: np.ndarray, inverses: np.ndarray) -> None:
+def half_of(bits: int) -> float:
+    """Return half of how many codes of so many bits there are, as float32."""
+    return np.float32(8) if bits == 4 else np.float32(128)
+
+
+@inner
+def fit_symmetric(bits: int, method: int, ranks: np.ndarray, scales: np.ndarray, inverses: np.ndarray) -> None:
     """Write the scales of groups with these extremes, zero for what would be subnormal, and their reciprocals."""
+    half = half_of(bits)
     for i in range(len(ranks)):
         extreme = as_float(np.int32(ranks[i] >> np.uint32(1) | ranks[i] << np.uint32(31)))
-        scale = normal(abs(extreme) / np.float32(8) if method == PAPER else extreme / np.float32(-8))
+        scale = normal(abs(extreme) / half if method == PAPER else extreme / -half)
         scales[i], inverses[i] = scale, reciprocal(scale)
 
 
 @inner
 def fit_asymmetric(
-    lows: np.ndarray, highs: np.ndarray, scales: np.ndarray, offsets: np.ndarray, inverses: np.ndarray
+    bits: int, lows: np.ndarray, highs: np.ndarray, scales: np.ndarray, offsets: np.ndarray, inverses: np.ndarray
 ) -> None:
     """Write the scales and offsets of groups with these ends, and the scales' reciprocals."""
+    half, step = half_of(bits), STEP_4 if bits == 4 else STEP_8
+    largest = LARGEST / half
     for i in range(len(lows)):
-        scale = (highs[i] / np.float32(2) - lows[i] / np.float32(2)) * FIFTEENTHS
-        scale = normal(LARGEST if LARGEST < scale < np.float32(np.inf) else scale)
-        scales[i], offsets[i], inverses[i] = scale, lows[i] + np.float32(8) * scale, reciprocal(scale)
+        scale = (highs[i] / np.float32(2) - lows[i] / np.float32(2)) * step
+        scale = normal(largest if largest < scale < np.float32(np.inf) else scale)
+        scales[i], offsets[i], inverses[i] = scale, lows[i] + half * scale, reciprocal(scale)
 
 
 @inner
@@ -130,18 +142,38 @@ def philox(first: int, last: int, seed: int, words: np.ndarray) -> None:
 
 
 @inner
-def pack(scaled: np.ndarray, codes: int) -> None:
-    """Round float32 numbers to the nearest codes, halves to even, and write them plus 8, two to a byte, at an address.
+def stored_code(number: float, least: int, greatest: int) -> int:
+    """Return the nearest code to a float32, halves to even, clipped and minus the least: int32.
 
-    The first of two is in the low half; if they are odd in number, the last byte's high half is zero. The numbers
-    are overwritten.
+    The bounds are the bits of the codes' sums with ROUNDER.
     """
+    code = as_bits(number + ROUNDER)
+    code = least if code < least else code
+    code = greatest if code > greatest else code
+    return np.int32(code - least)
+
+
+@inner
+def pack(bits: int, scaled: np.ndarray, codes: int) -> None:
+    """Round float32 numbers to the nearest codes of so many bits, and write them at an address.
+
+    A code is written plus 8 or 128. In 4 bits, the first of two is in the low half of a byte; if they are odd in
+    number, the last byte's high half is zero. The numbers are overwritten.
+    """
+    if bits == 4:
+        pack_nibbles(scaled, codes)
+    else:
+        packed = array_at(codes, len(scaled), np.uint8)
+        for i in range(len(scaled)):
+            packed[i] = np.uint8(stored_code(scaled[i], LEAST_8, GREATEST_8))
+
+
+@inner
+def pack_nibbles(scaled: np.ndarray, codes: int) -> None:
+    """See `pack`."""
     count = len(scaled)
     for i in range(count):
-        code = as_bits(scaled[i] + ROUNDER)
-        code = LEAST_CODE if code < LEAST_CODE else code
-        code = GREATEST_CODE if code > GREATEST_CODE else code
-        scaled[i] = as_float(np.int32(code - LEAST_CODE))
+        scaled[i] = as_float(stored_code(scaled[i], LEAST_4, GREATEST_4))
     pairs = array_at(scaled.ctypes.data, count // 2, np.uint64)
     packed = array_at(codes, (count + 1) // 2, np.uint8)
     for i in range(count // 2):
@@ -151,8 +183,19 @@ def pack(scaled: np.ndarray, codes: int) -> None:
 
 
 @inner
-def unpack(codes: int, values: np.ndarray) -> None:
-    """Write the codes at an address into `values`, float32."""
+def unpack(bits: int, codes: int, values: np.ndarray) -> None:
+    """Write the codes of so many bits at an address into `values`, float32."""
+    if bits == 4:
+        unpack_nibbles(codes, values)
+    else:
+        packed = array_at(codes, len(values), np.uint8)
+        for i in range(len(values)):
+            values[i] = np.float32(packed[i]) - np.float32(128)
+
+
+@inner
+def unpack_nibbles(codes: int, values: np.ndarray) -> None:
+    """See `unpack`."""
     count = len(values)
     packed = array_at(codes, (count + 1) // 2, np.uint8)
     for i in range(count // 2):

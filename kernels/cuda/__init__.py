@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from ..codec import Codec, constructor_arguments
+from ..codec import Codec
+from ..codec import make as make_of
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .launch import Kernels
 from .modules import missing, warm_up
@@ -25,7 +26,7 @@ __all__ = [
 
 
 CLASSES = {
-    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+    codec.form: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 }
 
 
@@ -38,4 +39,4 @@ def make(
     """
     if kernels is None and (reason := missing()):
         raise RuntimeError(reason)
-    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding), kernels=kernels)
+    return make_of(CLASSES, name, group_size, channels, scale, rounding, kernels=kernels)

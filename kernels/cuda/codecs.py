@@ -35,8 +35,8 @@ class Plan(NamedTuple):
     raw: tuple[int, int] = (0, 0)
 
 
-class _Int4(Planned):
-    """What the kernels of INT4 codecs have in common, beside the reference's codec."""
+class _Quantized(Planned):
+    """What the kernels of INT4 and INT8 codecs have in common, beside the reference's codec."""
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
@@ -70,12 +70,12 @@ class _Int4(Planned):
         numel, groups = math.prod(shape), self._groups(shape)
         team = power_of_two(ceil_div(size, TEAM_ELEMENTS), 1, BLOCK)
         blocks, get = ceil_div(groups, BLOCK // team), self.kernels(device).get
-        compress = get("groups.cu", f"{kind}_compress{self.suffix(dtype)}")
-        decompress = get("groups.cu", f"{kind}_decompress_{SUFFIX[dtype]}")
+        compress = get("groups.cu", f"{kind}{self.width.suffix}_compress{self.suffix(dtype)}")
+        decompress = get("groups.cu", f"{kind}{self.width.suffix}_decompress_{SUFFIX[dtype]}")
         common = (numel, size, team)
         paper = () if kind == "asymmetric" else (int(self.scale == "paper"),)
         return Plan(
-            ceil_div(numel, 2),
+            self.width.code_bytes(numel),
             groups,
             Launch(compress, blocks, BLOCK, (*common, *paper, *numbers)),
             Launch(decompress, blocks, BLOCK, (*common, *numbers)),
@@ -88,35 +88,35 @@ class _Int4(Planned):
         numel, groups, get = math.prod(shape), self._groups(shape), self.kernels(device).get
         lanes = 32 if channels == 1 else 1
         blocks = ceil_div(numel * dtype.itemsize, UNIT_BYTES * BLOCK)
-        common, paper = (numel, length, channels), int(self.scale == "paper")
+        common, paper, kind = (numel, length, channels), int(self.scale == "paper"), f"blocks{self.width.suffix}"
         fit = Launch(
-            get("blocks.cu", f"blocks_fit_{SUFFIX[dtype]}"),
+            get("blocks.cu", f"{kind}_fit_{SUFFIX[dtype]}"),
             ceil_div(groups * lanes, BLOCK),
             BLOCK,
             (*common, groups, lanes, paper),
         )
-        encode = Launch(get("blocks.cu", f"blocks_encode{self.suffix(dtype)}"), blocks, BLOCK, common)
-        decode = Launch(get("blocks.cu", f"blocks_decode_{SUFFIX[dtype]}"), blocks, BLOCK, common)
+        encode = Launch(get("blocks.cu", f"{kind}_encode{self.suffix(dtype)}"), blocks, BLOCK, common)
+        decode = Launch(get("blocks.cu", f"{kind}_decode_{SUFFIX[dtype]}"), blocks, BLOCK, common)
 
         def compress(x: int, codes: int, scales: int, *seed: int) -> None:
             fit(x, scales)
             encode(x, scales, codes, *seed)
 
-        return Plan(ceil_div(numel, 2), groups, compress, decode)
+        return Plan(self.width.code_bytes(numel), groups, compress, decode)
 
     def suffix(self, dtype: torch.dtype) -> str:
         """Return how the name of a compression kernel ends."""
         return f"_stochastic_{SUFFIX[dtype]}" if self.rounding == "stochastic" else f"_{SUFFIX[dtype]}"
 
 
-class GroupCodec(_Int4, reference.GroupCodec):
+class GroupCodec(_Quantized, reference.GroupCodec):
     __doc__ = reference.GroupCodec.__doc__
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
         return self.grouped("group", self.group_size, shape, dtype, device)
 
 
-class TokenCodec(_Int4, reference.TokenCodec):
+class TokenCodec(_Quantized, reference.TokenCodec):
     __doc__ = reference.TokenCodec.__doc__
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
@@ -126,7 +126,7 @@ class TokenCodec(_Int4, reference.TokenCodec):
         return self.grouped("group", channels, shape, dtype, device)
 
 
-class ChannelCodec(_Int4, reference.ChannelCodec):
+class ChannelCodec(_Quantized, reference.ChannelCodec):
     __doc__ = reference.ChannelCodec.__doc__
 
     def plan_of(self, x: Tensor) -> Plan:
@@ -141,17 +141,17 @@ class ChannelCodec(_Int4, reference.ChannelCodec):
         across = power_of_two(units, 32 // down, BLOCK // down)
         blocks = ceil_div(rows, self.group_size) * ceil_div(units, across)
         common, get = (rows, channels, self.group_size, across), self.kernels(device).get
-        compress = get("channel.cu", f"channel_compress{self.suffix(dtype)}")
-        decompress = get("channel.cu", f"channel_decompress_{SUFFIX[dtype]}")
+        compress = get("channel.cu", f"{self.name}_compress{self.suffix(dtype)}")
+        decompress = get("channel.cu", f"{self.name}_decompress_{SUFFIX[dtype]}")
         return Plan(
-            ceil_div(rows * channels, 2),
+            self.width.code_bytes(rows * channels),
             self._groups(shape),
             Launch(compress, blocks, across * down, (*common, int(self.scale == "paper"))),
             Launch(decompress, blocks, across * down, common),
         )
 
 
-class AsymmetricCodec(_Int4, reference.AsymmetricCodec):
+class AsymmetricCodec(_Quantized, reference.AsymmetricCodec):
     __doc__ = reference.AsymmetricCodec.__doc__
 
     def _compress(self, x: Tensor) -> Payload:
@@ -173,7 +173,7 @@ class AsymmetricCodec(_Int4, reference.AsymmetricCodec):
         return self.grouped("asymmetric", self.group_size, shape, dtype, device)
 
 
-class OutlierCodec(_Int4, reference.OutlierCodec):
+class OutlierCodec(_Quantized, reference.OutlierCodec):
     __doc__ = reference.OutlierCodec.__doc__
 
     def _compress(self, x: Tensor) -> Payload:

@@ -12,7 +12,7 @@ BLOCK = 256  # threads
 
 
 def channel_sums(x: Tensor, kernels: Kernels | None = None) -> Tensor:
-    """Return what `reference.channel_sums` does, to the bit; `x` is contiguous, of a dtype that INT4 codecs take.
+    """Return what `reference.channel_sums` does, to the bit; `x` is contiguous, of a dtype that quantizing codecs take.
 
     `kernels`: those of the tensor's CUDA device, if None. Raises TypeError for another dtype, ValueError if `x` is
     not contiguous.

@@ -1,8 +1,8 @@
 """Codecs in plain torch: the readable reference that every other backend is tested against."""
 
-from torch import Tensor
+from functools import partial
 
-from ..codec import Codec, constructor_arguments
+from ..codec import make as make_of
 from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
@@ -27,10 +27,6 @@ __all__ = [
 
 
 CLASSES = {
-    codec.name: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
+    codec.form: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 }
-
-
-def make(name: str, group_size: int, channels: Tensor | None, scale: str, rounding: str) -> Codec:
-    """Return the codec of a name in `ds_adacc.kernels.CODECS`; only "outlier" takes, and needs, `channels`."""
-    return CLASSES[name](*constructor_arguments(name, group_size, channels, scale, rounding))
+make = partial(make_of, CLASSES)

@@ -1,4 +1,4 @@
-"""Asymmetric INT4, for what lies on one side of zero: Softmax, Score."""
+"""Asymmetric INT4 and INT8, for what lies on one side of zero: Softmax, Score."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .int4 import Int4Codec, check_group_size, normal, reciprocal
+from ..width import INT4, INT8, Width
 from .pieces import Block, blocks
+from .quantized import QuantizedCodec, check_group_size, normal, reciprocal
 
-STEP = 0.13333332538604736  # 2 / 15 as float32, rounded down: 15 steps never pass the maximum
-LARGEST_SCALE = torch.finfo(torch.float32).max / 8
+# 2 / 15 and 2 / 255 as float32, rounded down: 15 or 255 steps never pass the maximum.
+STEP = {INT4: 0.13333332538604736, INT8: 0.00784313678741455}
+GREATEST = torch.finfo(torch.float32).max
 
 
-class AsymmetricCodec(Int4Codec):
-    """Equation 3 of the Adacc paper, with all sixteen codes in use.
+class AsymmetricCodec(QuantizedCodec):
+    """Equation 3 of the Adacc paper, with all codes in use.
 
-    scale = (max / 2 - min / 2) * (2 / 15), at most LARGEST_SCALE; offset = min + 8 * scale;
+    scale = (max / 2 - min / 2) * (2 / 15), at most GREATEST / 8; offset = min + 8 * scale;
     code = clip(rint((x - offset) * (1 / scale)), -8, 7); x̂ = code * scale + offset, the product rounded before
     the addition. The minimum has the code -8 and the maximum 7. A minimum of zero and a constant come back exactly.
-    The error is at most scale / 2, beside the rounding of float32.
+    The error is at most scale / 2, beside the rounding of float32. In INT8, 255, 128 and 127 take the places of
+    15, 8 and 7.
 
     The paper's scale (max - min) / 16 with the offset (max + min) / 2 gives the maximum the code 8, which clips:
     the largest number of a group is off by a whole step. With fifteen steps it is not, and the steps are 1/15
@@ -31,11 +34,11 @@ class AsymmetricCodec(Int4Codec):
     Raises ValueError if `group_size` is not an even number of at least two.
     """
 
-    name = "asymmetric"
+    form = "asymmetric"
     parameters = 2
 
-    def __init__(self, group_size: int, rounding: str = "nearest") -> None:
-        super().__init__(rounding)
+    def __init__(self, group_size: int, rounding: str = "nearest", width: Width = INT4) -> None:
+        super().__init__(rounding, width)
         self.group_size = check_group_size(group_size)
 
     def blocks(self, shape: Sequence[int]) -> list[Block]:
@@ -43,9 +46,10 @@ class AsymmetricCodec(Int4Codec):
 
     def quantize(self, block: Tensor) -> tuple[Tensor, ...]:
         low, high = block.amin(1, keepdim=True), block.amax(1, keepdim=True)
-        scale = (high / 2 - low / 2) * STEP
-        scale = normal(torch.where(scale < math.inf, scale.clamp_max(LARGEST_SCALE), scale))
-        offset = low + 8 * scale
+        half = self.width.half
+        scale = (high / 2 - low / 2) * STEP[self.width]
+        scale = normal(torch.where(scale < math.inf, scale.clamp_max(GREATEST / half), scale))
+        offset = low + half * scale
         return (block - offset).mul_(reciprocal(scale)), scale, offset
 
     def dequantize_(self, values: Tensor, *parameters: Tensor) -> None:

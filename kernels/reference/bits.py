@@ -21,7 +21,7 @@ class BitsCodec(Codec):
     A tensor of more than two values does not come back: ask `is_two_valued` before.
     """
 
-    name = "bits"
+    form = "bits"
     lossless = True
     dtypes = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -1,10 +1,11 @@
-"""Channel-wise symmetric INT4, for Query, Key and Value."""
+"""Channel-wise symmetric INT4 and INT8, for Query, Key and Value."""
 
 from collections.abc import Sequence
 
 from ..codec import rows_and_channels
-from .int4 import check_group_size
+from ..width import INT4, Width
 from .pieces import Block, blocks
+from .quantized import check_group_size
 from .symmetric import SymmetricCodec
 
 
@@ -14,10 +15,10 @@ class ChannelCodec(SymmetricCodec):
     The last run may be shorter. Raises ValueError if `group_size` is not an even number of at least two.
     """
 
-    name = "channel"
+    form = "channel"
 
-    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest") -> None:
-        super().__init__(scale, rounding)
+    def __init__(self, group_size: int, scale: str = "extreme", rounding: str = "nearest", width: Width = INT4) -> None:
+        super().__init__(scale, rounding, width)
         self.group_size = check_group_size(group_size)
 
     def blocks(self, shape: Sequence[int]) -> list[Block]:

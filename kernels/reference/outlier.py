@@ -1,4 +1,4 @@
-"""Outlier-separated INT4, for Linear and LayerNorm: a few channels raw, the rest in groups."""
+"""Outlier-separated INT4 and INT8, for Linear and LayerNorm: a few channels raw, the rest in groups."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..codec import Payload, rows_and_channels
+from ..width import INT4, Width
 from .pieces import Piece
 from .symmetric import GroupCodec
 
@@ -20,10 +21,17 @@ class OutlierCodec(GroupCodec):
     Raises ValueError if `group_size` is odd or less than two, or `channels` is not a list of int64 indices.
     """
 
-    name = "outlier"
+    form = "outlier"
 
-    def __init__(self, group_size: int, channels: Tensor, scale: str = "extreme", rounding: str = "nearest") -> None:
-        super().__init__(group_size, scale, rounding)
+    def __init__(
+        self,
+        group_size: int,
+        channels: Tensor,
+        scale: str = "extreme",
+        rounding: str = "nearest",
+        width: Width = INT4,
+    ) -> None:
+        super().__init__(group_size, scale, rounding, width)
         if channels.dtype != torch.int64 or channels.dim() != 1:
             raise ValueError(f"channels must be int64 (capacity,); got {channels.dtype} {tuple(channels.shape)}")
         self.channels = channels

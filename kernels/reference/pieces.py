@@ -18,10 +18,9 @@ class Block(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of a block: where its elements, packed codes and groups lie in the tensor's flat arrays."""
+    """Part of a block: where its elements and groups lie in the tensor's flat arrays."""
 
     elements: slice
-    bytes: slice
     groups: slice
     shape: Block
 
@@ -41,7 +40,7 @@ def blocks(rows: int, length: int, channels: int) -> list[Block]:
 def pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
     """Yield the pieces of consecutive blocks: of about CHUNK elements, and of at least one run.
 
-    Two codes share a byte, so every piece but the last must have an even number of elements, and so must every
+    Two INT4 codes share a byte, so every piece but the last must have an even number of elements, and so must every
     block but the last.
     """
     element = group = 0
@@ -52,5 +51,5 @@ def pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
         for run in range(0, runs, step):
             shape = Block(min(step, runs - run), length, channels)
             end, last = element + shape.runs * size, group + shape.runs * channels
-            yield Piece(slice(element, end), slice(element // 2, (end + 1) // 2), slice(group, last), shape)
+            yield Piece(slice(element, end), slice(group, last), shape)
             element, group = end, last

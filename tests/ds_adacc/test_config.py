@@ -18,7 +18,7 @@ from ds_adacc.config import (
     read,
 )
 
-ALL_CODECS = "'group', 'token', 'channel', 'asymmetric', 'outlier', 'bits'"
+ALL_CODECS = ", ".join(map(repr, CODECS))
 ALL_ROLES = (
     "'block_input', 'linear', 'layernorm', 'gelu', 'query', 'key', 'value', 'attention', 'softmax', 'score', "
     "'dropout_mask', 'statistic', 'other'"

@@ -227,3 +227,23 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     kind.narrow([() for _ in kind.profile.codecs])
     step(runs, [block])
     assert runs.held.planned == runs.held.observed == planned
+
+
+def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
+    runs = Runtime(
+        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
+    )
+    step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
+    ((digest, kind),) = runs.portfolio.kinds.items()
+    (index,) = kind.outlier_values
+    for capacity in (1, 5):
+        resized = runs.portfolio._resize(digest, kind.profile, {index: capacity})
+        sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
+        # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
+        assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}
+    assert kind.outlier_codec(index) == "outlier"
+    kind.policy = replace(
+        kind.policy, stores=tuple("outlier8" if i == index else None for i in range(len(kind.profile.codecs)))
+    )
+    assert kind.outlier_codec(index) == "outlier8"
+    assert kind.outlier_values == kind.tracked_values([]) == [index]

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ds_adacc.kernels import make_codec
+from ds_adacc.kernels import make_codec, separates_outliers
 from torch.profiler import ProfilerActivity, profile
 
 SHAPES = [(), (1,), (2,), (7,), (127, 1), (1, 129), (64, 4), (5, 13), (3, 7, 11), (2, 3, 5, 7), (257, 131)]
@@ -26,9 +26,9 @@ def dtype(request):
 
 
 def build(name, shape, group_size=6, device="cpu"):
-    """A codec for tensors of `shape`; "outlier" keeps the last and the first channel."""
+    """A codec for tensors of `shape`; one that separates outliers keeps the last and the first channel."""
     channels = None
-    if name == "outlier":
+    if separates_outliers(name):
         count = shape[-1] if shape else 1
         channels = torch.tensor(sorted({count - 1, 0}, reverse=True)[:count], dtype=torch.int64, device=device)
     return make_codec(name, backend="reference", group_size=group_size, channels=channels)
@@ -38,6 +38,14 @@ def sample(name, shape, dtype, seed=0):
     """A tensor that the codec may hold: dropout noise for "bits", heavy-tailed numbers for the rest."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return (x > 0.3).to(dtype) / 0.75 if name == "bits" else (x * x.abs()).to(dtype)
+
+
+def stored(codes, width):
+    """The bytes of a list of codes."""
+    numbers = [code + width.half for code in codes]
+    if width.bits == 8:
+        return numbers
+    return [low | high << 4 for low, high in zip(numbers[::2], [*numbers, 0][1::2], strict=True)]
 
 
 def restore(codec, x):
@@ -71,6 +79,7 @@ def kit():
     return SimpleNamespace(
         build=build,
         sample=sample,
+        stored=stored,
         restore=restore,
         relative_error=relative_error,
         nbytes=nbytes,

@@ -1,6 +1,20 @@
 import pytest
 import torch
-from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, Codec, cuda, make_codec, rank_outliers
+from ds_adacc.kernels import (
+    CODECS,
+    ROUNDINGS,
+    SCALES,
+    Codec,
+    cuda,
+    make_codec,
+    rank_outliers,
+    separates_outliers,
+)
+
+ALL = (
+    "'group', 'token', 'channel', 'asymmetric', 'outlier', 'group8', 'token8', 'channel8', 'asymmetric8', 'outlier8', "
+    "'bits'"
+)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -8,7 +22,7 @@ from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, Codec, cuda, make_codec,
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", CODECS)
 def test_every_codec_is_made(name, backend, scale, rounding):
-    channels = torch.tensor([1]) if name == "outlier" else None
+    channels = torch.tensor([1]) if separates_outliers(name) else None
     codec = make_codec(name, backend=backend, group_size=128, channels=channels, scale=scale, rounding=rounding)
     assert isinstance(codec, Codec)
     assert codec.name == name
@@ -37,13 +51,12 @@ def test_outliers_are_ranked_by_every_backend(backend):
         (
             "asymetric",
             "reference",
-            "unknown codec 'asymetric'; did you mean 'asymmetric'? "
-            "(valid: 'group', 'token', 'channel', 'asymmetric', 'outlier', 'bits')",
+            f"unknown codec 'asymetric'; did you mean 'asymmetric'? (valid: {ALL})",
         ),
         (
             "xyz",
             "reference",
-            "unknown codec 'xyz' (valid: 'group', 'token', 'channel', 'asymmetric', 'outlier', 'bits')",
+            f"unknown codec 'xyz' (valid: {ALL})",
         ),
         (
             "group",
@@ -71,16 +84,21 @@ def test_unknown_options_are_answered_with_the_nearest():
 
 
 @pytest.mark.parametrize("group_size", [-2, 0, 1, 3, 127])
-@pytest.mark.parametrize("name", ["group", "channel", "asymmetric", "outlier"])
+@pytest.mark.parametrize("name", ["group", "channel", "asymmetric", "outlier", "outlier8"])
 def test_odd_group_sizes_are_refused(name, group_size):
-    channels = torch.tensor([1]) if name == "outlier" else None
+    channels = torch.tensor([1]) if separates_outliers(name) else None
     with pytest.raises(ValueError, match=f"group_size must be even and at least 2.*got {group_size}"):
         make_codec(name, backend="reference", group_size=group_size, channels=channels)
 
 
+def test_two_codecs_separate_outliers():
+    assert [name for name in (*CODECS, "retain", None) if separates_outliers(name)] == ["outlier", "outlier8"]
+
+
 def test_channels_are_for_outliers_only():
-    with pytest.raises(ValueError, match="'outlier', which needs them; got None for 'outlier'"):
-        make_codec("outlier", backend="reference", group_size=128)
+    for name in ("outlier", "outlier8"):
+        with pytest.raises(ValueError, match=f"'outlier' and 'outlier8', which need them; got None for '{name}'"):
+            make_codec(name, backend="reference", group_size=128)
     with pytest.raises(ValueError, match="for 'group'"):
         make_codec("group", backend="reference", group_size=128, channels=torch.tensor([1]))
     for channels in (torch.tensor([1], dtype=torch.int32), torch.tensor(1)):

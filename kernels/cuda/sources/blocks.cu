@@ -1,5 +1,5 @@
-// Symmetric INT4 of groups that need not begin at whole bytes: rows of an odd length, and channels whose rows do not
-// begin at 16-byte boundaries. The tensor is read twice: for the scales, then for the codes.
+// Symmetric INT4 and INT8 of groups that need not begin at whole bytes: rows of an odd length, and channels whose rows
+// do not begin at 16-byte boundaries. The tensor is read twice: for the scales, then for the codes.
 //
 // A tensor is seen as (runs, length, channels), where the last run may be shorter; a group is the numbers of one run
 // and one channel.
@@ -8,7 +8,7 @@
 constexpr int BLOCK = 256;
 
 // `lanes` threads have a group: 1 or 32.
-template <class T>
+template <int BITS, class T>
 __device__ __forceinline__ void fit(
     const T* x, float* scales, long long numel, long long length, long long channels, long long groups, int lanes,
     bool paper) {
@@ -18,10 +18,10 @@ __device__ __forceinline__ void fit(
     if (group < groups)
         for (long long k = threadIdx.x % lanes; k < length; k += lanes) {
             const long long element = first + k * channels;
-            if (element < numel) Symmetric::include(range, to_float(x[element]));
+            if (element < numel) Symmetric<BITS>::include(range, to_float(x[element]));
         }
     for (int step = lanes / 2; step; step /= 2) range[0] = max(range[0], __shfl_xor_sync(ALL_LANES, range[0], step));
-    if (group < groups && threadIdx.x % lanes == 0) scales[group] = Symmetric::fit(range, paper).scale;
+    if (group < groups && threadIdx.x % lanes == 0) scales[group] = Symmetric<BITS>::fit(range, paper).scale;
 }
 
 __device__ __forceinline__ Parameters parameters(
@@ -32,7 +32,7 @@ __device__ __forceinline__ Parameters parameters(
 }
 
 // A thread has a unit, and a group of its own for each element.
-template <bool STOCHASTIC, class T>
+template <int BITS, bool STOCHASTIC, class T>
 __device__ __forceinline__ void encode_all(
     const T* x, const float* scales, unsigned char* codes, long long numel, long long length, long long channels,
     long long seed) {
@@ -43,45 +43,49 @@ __device__ __forceinline__ void encode_all(
     Parameters each[Unit<T>::SIZE];
 #pragma unroll
     for (int k = 0; k < Unit<T>::SIZE; ++k) each[k] = parameters(scales, min(first + k, numel - 1), length, channels);
-    const unsigned nibbles = encode<Symmetric, STOCHASTIC>(unit, [&](int k) { return each[k]; }, first, seed);
-    store_nibbles<T>(codes + first / 2, nibbles, count, aligned(codes));
+    const auto packed = encode<Symmetric<BITS>, STOCHASTIC>(unit, [&](int k) { return each[k]; }, first, seed);
+    store_codes<BITS, T>(codes + first / PER_BYTE<BITS>, packed, count, aligned(codes));
 }
 
-template <class T>
+template <int BITS, class T>
 __device__ __forceinline__ void decode_all(
     const unsigned char* codes, const float* scales, T* x, long long numel, long long length, long long channels) {
     const long long first = ((long long)blockIdx.x * BLOCK + threadIdx.x) * Unit<T>::SIZE;
     const int count = filled<T>(numel - first);
     if (!count) return;
-    const unsigned nibbles = load_nibbles<T>(codes + first / 2, count, aligned(codes));
+    const auto packed = load_codes<BITS, T>(codes + first / PER_BYTE<BITS>, count, aligned(codes));
     Parameters each[Unit<T>::SIZE];
 #pragma unroll
     for (int k = 0; k < Unit<T>::SIZE; ++k) each[k] = parameters(scales, min(first + k, numel - 1), length, channels);
-    store_unit(x + first, decode<Symmetric, T>(nibbles, [&](int k) { return each[k]; }), count, aligned(x));
+    store_unit(x + first, decode<Symmetric<BITS>, T>(packed, [&](int k) { return each[k]; }), count, aligned(x));
 }
 
-#define KERNELS(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(BLOCK) blocks_fit##SUFFIX(                                            \
+// Names of kernels have the WIDTH in them unless codes have 4 BITS.
+#define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \
+    extern "C" __global__ void __launch_bounds__(BLOCK) blocks##WIDTH##_fit##SUFFIX(                                   \
         const T* x, float* scales, long long numel, long long length, long long channels, long long groups,            \
         long long lanes, long long paper) {                                                                            \
-        fit(x, scales, numel, length, channels, groups, (int)lanes, paper);                                            \
+        fit<BITS>(x, scales, numel, length, channels, groups, (int)lanes, paper);                                      \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) blocks_encode##SUFFIX(                                         \
+    extern "C" __global__ void __launch_bounds__(BLOCK) blocks##WIDTH##_encode##SUFFIX(                                \
         const T* x, const float* scales, unsigned char* codes, long long numel, long long length,                      \
         long long channels) {                                                                                          \
-        encode_all<false>(x, scales, codes, numel, length, channels, 0);                                               \
+        encode_all<BITS, false>(x, scales, codes, numel, length, channels, 0);                                         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) blocks_encode_stochastic##SUFFIX(                              \
+    extern "C" __global__ void __launch_bounds__(BLOCK) blocks##WIDTH##_encode_stochastic##SUFFIX(                     \
         const T* x, const float* scales, unsigned char* codes, long long seed, long long numel, long long length,      \
         long long channels) {                                                                                          \
-        encode_all<true>(x, scales, codes, numel, length, channels, seed);                                             \
+        encode_all<BITS, true>(x, scales, codes, numel, length, channels, seed);                                       \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) blocks_decode##SUFFIX(                                         \
+    extern "C" __global__ void __launch_bounds__(BLOCK) blocks##WIDTH##_decode##SUFFIX(                                \
         const unsigned char* codes, const float* scales, T* x, long long numel, long long length,                      \
         long long channels) {                                                                                          \
-        decode_all(codes, scales, x, numel, length, channels);                                                         \
+        decode_all<BITS>(codes, scales, x, numel, length, channels);                                                   \
     }
 
-KERNELS(_f32, Float)
-KERNELS(_f16, Half)
-KERNELS(_bf16, Bfloat16)
+KERNELS(, 4, _f32, Float)
+KERNELS(, 4, _f16, Half)
+KERNELS(, 4, _bf16, Bfloat16)
+KERNELS(8, 8, _f32, Float)
+KERNELS(8, 8, _f16, Half)
+KERNELS(8, 8, _bf16, Bfloat16)

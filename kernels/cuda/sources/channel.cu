@@ -1,4 +1,4 @@
-// Channel-wise symmetric INT4 of a (rows, channels) tensor whose rows begin at 16-byte boundaries.
+// Channel-wise symmetric INT4 and INT8 of a (rows, channels) tensor whose rows begin at 16-byte boundaries.
 //
 // A block has a run of rows and some neighbouring channels: its threads are `down` rows of 256 / down, and each has the
 // channels of one unit. A tile is what a block holds in registers: HELD rows a thread. The tensor is read once if a run
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load(
 
 // From the ranges of a thread's channels to the inverse scales of these channels over the whole run. The words of a
 // unit's channels lie in quads, a quad of all threads after another: no two threads of a warp meet in a bank.
-template <class T>
+template <int BITS, class T>
 __device__ __forceinline__ void fit(
     const unsigned (&range)[Unit<T>::SIZE][1], float (&inverse)[Unit<T>::SIZE], float* scales, long long channels,
     bool paper, const Place<T>& place) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void fit(
         unsigned whole[1] = {};
         for (int y = 0; y < place.down; ++y)
             whole[0] = max(whole[0], reinterpret_cast<const unsigned*>(ranges[q] + y * place.across)[word]);
-        const Parameters p = Symmetric::fit(whole, paper);
+        const Parameters p = Symmetric<BITS>::fit(whole, paper);
         reinterpret_cast<float*>(inverses[q])[word] = p.inverse;
         const long long column = (place.unit - place.x + word / 4) * Unit<T>::SIZE + 4 * q + word % 4;
         if (column < channels) scales[place.run * channels + column] = p.scale;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void fit(
     }
 }
 
-template <bool STOCHASTIC, class T>
+template <int BITS, bool STOCHASTIC, class T>
 __device__ __forceinline__ void compress(
     const T* x, unsigned char* codes, float* scales, long long channels, bool paper, long long seed,
     const Place<T>& place) {
@@ -94,24 +94,24 @@ __device__ __forceinline__ void compress(
 #pragma unroll
         for (int k = 0; k < HELD; ++k)
 #pragma unroll
-            for (int e = 0; e < Unit<T>::SIZE; ++e) Symmetric::include(range[e], to_float(held[k].at(e)));
+            for (int e = 0; e < Unit<T>::SIZE; ++e) Symmetric<BITS>::include(range[e], to_float(held[k].at(e)));
     }
     float inverse[Unit<T>::SIZE];
-    fit(range, inverse, scales, channels, paper, place);
+    fit<BITS>(range, inverse, scales, channels, paper, place);
     for (int tile = 0; tile < place.tiles; ++tile) {
         if (place.tiles > 1) load(x, channels, held, place, tile);
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
             const long long row = place.row(tile, k), element = (place.first_row + row) * channels + place.column;
             if (!place.has(row)) continue;
-            const unsigned nibbles = encode<Symmetric, STOCHASTIC>(
+            const auto packed = encode<Symmetric<BITS>, STOCHASTIC>(
                 held[k], [&](int e) { return Parameters{0.0f, 0.0f, inverse[e]}; }, element, seed);
-            store_nibbles<T>(codes + element / 2, nibbles, Unit<T>::SIZE, true);
+            store_codes<BITS, T>(codes + element / PER_BYTE<BITS>, packed, Unit<T>::SIZE, true);
         }
     }
 }
 
-template <class T>
+template <int BITS, class T>
 __device__ __forceinline__ void decompress(
     const unsigned char* codes, const float* scales, T* x, long long channels, const Place<T>& place) {
     if (place.unit >= place.units) return;
@@ -120,38 +120,44 @@ __device__ __forceinline__ void decompress(
     for (int e = 0; e < Unit<T>::SIZE; ++e) scale[e] = scales[place.run * channels + place.column + e];
     const bool wide = aligned(codes);
     for (int tile = 0; tile < place.tiles; ++tile) {
-        unsigned nibbles[HELD];
+        Codes<BITS, T> packed[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
             const long long row = place.row(tile, k), element = (place.first_row + row) * channels + place.column;
-            nibbles[k] = load_nibbles<T>(codes + element / 2, row < place.rows ? Unit<T>::SIZE : 0, wide);
+            const int count = row < place.rows ? Unit<T>::SIZE : 0;
+            packed[k] = load_codes<BITS, T>(codes + element / PER_BYTE<BITS>, count, wide);
         }
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
             const long long row = place.row(tile, k), element = (place.first_row + row) * channels + place.column;
-            const auto unit = decode<Symmetric, T>(nibbles[k], [&](int e) { return Parameters{scale[e], 0.0f, 0.0f}; });
+            const auto unit =
+                decode<Symmetric<BITS>, T>(packed[k], [&](int e) { return Parameters{scale[e], 0.0f, 0.0f}; });
             store_unit(x + element, unit, row < place.rows ? Unit<T>::SIZE : 0, true);
         }
     }
 }
 
-#define KERNELS(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(BLOCK) channel_compress##SUFFIX(                                      \
+// Names of kernels have the WIDTH in them unless codes have 4 BITS.
+#define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \
+    extern "C" __global__ void __launch_bounds__(BLOCK) channel##WIDTH##_compress##SUFFIX(                             \
         const T* x, unsigned char* codes, float* scales, long long rows, long long channels, long long size,           \
         long long across, long long paper) {                                                                           \
-        compress<false>(x, codes, scales, channels, paper, 0, Place<T>(rows, channels, size, across));                 \
+        compress<BITS, false>(x, codes, scales, channels, paper, 0, Place<T>(rows, channels, size, across));           \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) channel_compress_stochastic##SUFFIX(                           \
+    extern "C" __global__ void __launch_bounds__(BLOCK) channel##WIDTH##_compress_stochastic##SUFFIX(                  \
         const T* x, unsigned char* codes, float* scales, long long seed, long long rows, long long channels,           \
         long long size, long long across, long long paper) {                                                           \
-        compress<true>(x, codes, scales, channels, paper, seed, Place<T>(rows, channels, size, across));               \
+        compress<BITS, true>(x, codes, scales, channels, paper, seed, Place<T>(rows, channels, size, across));         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) channel_decompress##SUFFIX(                                    \
+    extern "C" __global__ void __launch_bounds__(BLOCK) channel##WIDTH##_decompress##SUFFIX(                           \
         const unsigned char* codes, const float* scales, T* x, long long rows, long long channels, long long size,     \
         long long across) {                                                                                            \
-        decompress(codes, scales, x, channels, Place<T>(rows, channels, size, across));                                \
+        decompress<BITS>(codes, scales, x, channels, Place<T>(rows, channels, size, across));                          \
     }
 
-KERNELS(_f32, Float)
-KERNELS(_f16, Half)
-KERNELS(_bf16, Bfloat16)
+KERNELS(, 4, _f32, Float)
+KERNELS(, 4, _f16, Half)
+KERNELS(, 4, _bf16, Bfloat16)
+KERNELS(8, 8, _f32, Float)
+KERNELS(8, 8, _f16, Half)
+KERNELS(8, 8, _bf16, Bfloat16)

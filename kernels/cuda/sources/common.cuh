@@ -103,44 +103,65 @@ __device__ __forceinline__ void store_unit(T* x, const Unit<T>& unit, int count,
         if (k < count) x[k] = unit.at(k);
 }
 
-// ---- codes: a unit's are SIZE nibbles, the first in the lowest bits ----
+// ---- codes: integers of 4 or 8 bits from -HALF to HALF - 1, stored plus HALF ----
 
-template <class T>
-__device__ __forceinline__ unsigned load_nibbles(const unsigned char* codes, int count, bool wide) {
+template <int BITS>
+constexpr int HALF = 1 << (BITS - 1);
+template <int BITS>
+constexpr int PER_BYTE = 8 / BITS;
+
+template <int BYTES>
+struct Word {
+    using Type = unsigned;
+};
+template <>
+struct Word<8> {
+    using Type = unsigned long long;
+};
+
+// Those of a unit, the first in the lowest bits.
+template <int BITS, class T>
+using Codes = typename Word<Unit<T>::SIZE / PER_BYTE<BITS>>::Type;
+
+template <int BITS, class T>
+__device__ __forceinline__ Codes<BITS, T> load_codes(const unsigned char* bytes, int count, bool wide) {
     if (wide && count == Unit<T>::SIZE) {
-        if (Unit<T>::SIZE == 8) return *reinterpret_cast<const unsigned*>(codes);
-        return *reinterpret_cast<const unsigned short*>(codes);
+        if constexpr (Unit<T>::SIZE / PER_BYTE<BITS> == 2) return *reinterpret_cast<const unsigned short*>(bytes);
+        else return *reinterpret_cast<const Codes<BITS, T>*>(bytes);
     }
-    unsigned nibbles = 0;
+    Codes<BITS, T> codes = 0;
 #pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; k += 2)
-        if (k < count) nibbles |= (unsigned)codes[k / 2] << 4 * k;
-    return nibbles;
+    for (int k = 0; k < Unit<T>::SIZE; k += PER_BYTE<BITS>)
+        if (k < count) codes |= (Codes<BITS, T>)bytes[k / PER_BYTE<BITS>] << BITS * k;
+    return codes;
 }
 
 // A code missing in the last byte, after an odd `count`, is stored as 0.
-template <class T>
-__device__ __forceinline__ void store_nibbles(unsigned char* codes, unsigned nibbles, int count, bool wide) {
+template <int BITS, class T>
+__device__ __forceinline__ void store_codes(unsigned char* bytes, Codes<BITS, T> codes, int count, bool wide) {
     if (wide && count == Unit<T>::SIZE) {
-        if (Unit<T>::SIZE == 8) *reinterpret_cast<unsigned*>(codes) = nibbles;
-        else *reinterpret_cast<unsigned short*>(codes) = (unsigned short)nibbles;
+        if constexpr (Unit<T>::SIZE / PER_BYTE<BITS> == 2)
+            *reinterpret_cast<unsigned short*>(bytes) = (unsigned short)codes;
+        else *reinterpret_cast<Codes<BITS, T>*>(bytes) = codes;
         return;
     }
-    if (count & 1) nibbles &= (1u << 4 * count) - 1;
+    if constexpr (PER_BYTE<BITS> > 1)
+        if (count % PER_BYTE<BITS>) codes &= (1u << BITS * count) - 1;
 #pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; k += 2)
-        if (k < count) codes[k / 2] = (unsigned char)(nibbles >> 4 * k);
+    for (int k = 0; k < Unit<T>::SIZE; k += PER_BYTE<BITS>)
+        if (k < count) bytes[k / PER_BYTE<BITS>] = (unsigned char)(codes >> BITS * k);
 }
 
-// Adding it to a number in [-8, 7] rounds to the nearest, halves to even, and leaves the code + 8 in the lowest bits.
-constexpr float ROUNDER = 12582912.0f + 8.0f;  // 1.5 * 2^23 + 8
-
-__device__ __forceinline__ unsigned nibble_of(float clipped) {
-    return __float_as_uint(__fadd_rn(clipped, ROUNDER)) & 15u;
+// Adding 1.5 * 2^23 + HALF rounds to the nearest, halves to even, and leaves what is stored in the lowest bits.
+template <int BITS>
+__device__ __forceinline__ unsigned stored_code(float clipped) {
+    return __float_as_uint(__fadd_rn(clipped, 12582912.0f + HALF<BITS>)) & ((1u << BITS) - 1);
 }
 
-__device__ __forceinline__ float code_of(unsigned nibble) {
-    return __fsub_rn(__uint_as_float(0x4b000000u | (nibble & 15u)), 8388608.0f + 8.0f);  // 2^23 + nibble, exactly
+// The lowest bits as a code: 2^23 + what is stored, exactly, less 2^23 + HALF.
+template <int BITS>
+__device__ __forceinline__ float code_of(unsigned stored) {
+    return __fsub_rn(__uint_as_float(0x4b000000u | (stored & ((1u << BITS) - 1))), 8388608.0f + HALF<BITS>);
 }
 
 // ---- quantizers ----
@@ -149,9 +170,12 @@ __device__ __forceinline__ float code_of(unsigned nibble) {
 // top, as their bit patterns are the greatest, so that the group's parameters tell of them.
 
 constexpr float SMALLEST_SCALE = 1.17549435e-38f;
-constexpr float LARGEST_SCALE = 3.402823466e+38f / 8;
-constexpr float STEP = 0.13333332538604736f;      // 2 / 15, rounded down
 constexpr float GREATEST = 3.402823466e+38f;
+
+template <int BITS>
+__device__ __forceinline__ float clip(float value) {
+    return fminf(fmaxf(value, (float)-HALF<BITS>), HALF<BITS> - 1.0f);
+}
 
 struct Parameters {
     float scale, offset, inverse;
@@ -164,7 +188,10 @@ __device__ __forceinline__ float reciprocal(float scale) {
     return fabsf(inverse) <= GREATEST ? inverse : 0.0f;
 }
 
+template <int N>
 struct Symmetric {
+    static constexpr int BITS = N;
+    static constexpr float STEP = 1.0f / HALF<N>;
     static constexpr int WORDS = 1;
     static constexpr bool ZERO_IS_IN_RANGE = true;
     static constexpr bool OFFSET = false;
@@ -177,21 +204,25 @@ struct Symmetric {
 
     static __device__ __forceinline__ Parameters fit(const unsigned (&range)[WORDS], bool paper) {
         const float extreme = __uint_as_float(range[0] >> 1 | range[0] << 31);
-        const float scale = normal(paper ? fabsf(extreme) * 0.125f : extreme * -0.125f);
+        const float scale = normal(paper ? fabsf(extreme) * STEP : extreme * -STEP);
         return {scale, 0.0f, reciprocal(scale)};
     }
 
     static __device__ __forceinline__ float scaled(float x, const Parameters& p) { return __fmul_rn(x, p.inverse); }
 
-    // Nothing is below -8 by more than a rounding error, which `nibble_of` rounds away.
-    static __device__ __forceinline__ float clipped(float value) { return fminf(value, 7.0f); }
+    // Nothing is below -HALF by more than a rounding error, which `stored_code` rounds away.
+    static __device__ __forceinline__ float clipped(float value) { return fminf(value, HALF<N> - 1.0f); }
 
-    static __device__ __forceinline__ float restored(unsigned nibble, const Parameters& p) {
-        return __fmul_rn(code_of(nibble), p.scale);
+    static __device__ __forceinline__ float restored(unsigned stored, const Parameters& p) {
+        return __fmul_rn(code_of<N>(stored), p.scale);
     }
 };
 
+template <int N>
 struct Asymmetric {
+    static constexpr int BITS = N;
+    static constexpr float STEP = N == 4 ? 0.13333332538604736f : 0.00784313678741455f;  // 2 / 15, 2 / 255, less
+    static constexpr float LARGEST_SCALE = GREATEST / HALF<N>;
     static constexpr int WORDS = 2;
     static constexpr bool ZERO_IS_IN_RANGE = false;
     static constexpr bool OFFSET = true;
@@ -212,17 +243,17 @@ struct Asymmetric {
         const float high = ranked(range[0]), low = ranked(~range[1]);
         const float wanted = __fmul_rn(__fsub_rn(__fmul_rn(high, 0.5f), __fmul_rn(low, 0.5f)), STEP);
         const float scale = normal(wanted > LARGEST_SCALE && wanted <= GREATEST ? LARGEST_SCALE : wanted);
-        return {scale, __fadd_rn(low, __fmul_rn(8.0f, scale)), reciprocal(scale)};
+        return {scale, __fadd_rn(low, __fmul_rn((float)HALF<N>, scale)), reciprocal(scale)};
     }
 
     static __device__ __forceinline__ float scaled(float x, const Parameters& p) {
         return __fmul_rn(__fsub_rn(x, p.offset), p.inverse);
     }
 
-    static __device__ __forceinline__ float clipped(float value) { return fminf(fmaxf(value, -8.0f), 7.0f); }
+    static __device__ __forceinline__ float clipped(float value) { return clip<N>(value); }
 
-    static __device__ __forceinline__ float restored(unsigned nibble, const Parameters& p) {
-        return __fadd_rn(__fmul_rn(code_of(nibble), p.scale), p.offset);
+    static __device__ __forceinline__ float restored(unsigned stored, const Parameters& p) {
+        return __fadd_rn(__fmul_rn(code_of<N>(stored), p.scale), p.offset);
     }
 };
 
@@ -258,12 +289,12 @@ __device__ __forceinline__ void include(unsigned (&range)[Q::WORDS], const Unit<
         if (all || k < count) Q::include(range, to_float(unit.at(k)));
 }
 
-// The nibbles of a unit whose first element has the flat index `first`, which is even. `of(k)`: the Parameters of the
+// The codes of a unit whose first element has the flat index `first`, which is even. `of(k)`: the Parameters of the
 // k-th element's group.
 template <class Q, bool STOCHASTIC, class T, class Of>
-__device__ __forceinline__ unsigned encode(const Unit<T>& unit, Of of, long long first, long long seed) {
-    constexpr int SIZE = Unit<T>::SIZE;
-    unsigned nibbles = 0;
+__device__ __forceinline__ Codes<Q::BITS, T> encode(const Unit<T>& unit, Of of, long long first, long long seed) {
+    constexpr int SIZE = Unit<T>::SIZE, BITS = Q::BITS;
+    Codes<BITS, T> codes = 0;
     if constexpr (STOCHASTIC) {
         unsigned words[SIZE + 4];  // a unit may begin in the middle of a call's four numbers
 #pragma unroll
@@ -275,23 +306,23 @@ __device__ __forceinline__ unsigned encode(const Unit<T>& unit, Of of, long long
             const float uniform = __fmul_rn((float)(word >> 8), 5.9604644775390625e-8f);  // 2^-24
             const float value = Q::scaled(to_float(unit.at(k)), of(k)), floor = floorf(value);
             const float chosen = uniform < __fsub_rn(value, floor) ? __fadd_rn(floor, 1.0f) : floor;
-            nibbles |= nibble_of(fminf(fmaxf(chosen, -8.0f), 7.0f)) << 4 * k;
+            codes |= (Codes<BITS, T>)stored_code<BITS>(clip<BITS>(chosen)) << BITS * k;
         }
     } else {
 #pragma unroll
         for (int k = 0; k < SIZE; ++k)
-            nibbles |= nibble_of(Q::clipped(Q::scaled(to_float(unit.at(k)), of(k)))) << 4 * k;
+            codes |= (Codes<BITS, T>)stored_code<BITS>(Q::clipped(Q::scaled(to_float(unit.at(k)), of(k)))) << BITS * k;
     }
-    return nibbles;
+    return codes;
 }
 
 template <class Q, class T, class Of>
-__device__ __forceinline__ Unit<T> decode(unsigned nibbles, Of of) {
+__device__ __forceinline__ Unit<T> decode(Codes<Q::BITS, T> codes, Of of) {
     Unit<T> unit = {};
 #pragma unroll
     for (int k = 0; k < Unit<T>::SIZE; ++k) {
         T x;
-        from_float(Q::restored(nibbles >> 4 * k, of(k)), x);
+        from_float(Q::restored((unsigned)(codes >> Q::BITS * k), of(k)), x);
         unit.put(k, x);
     }
     return unit;

@@ -1,4 +1,4 @@
-// Groups of neighbours in memory: group-wise, token-wise, asymmetric and outlier-separated INT4.
+// Groups of neighbours in memory: group-wise, token-wise, asymmetric and outlier-separated INT4 and INT8.
 //
 // A team of threads (a power of two, 256 at most) has a group; a block has 256 / team groups, one after the other in
 // memory. A tile is what a team holds in registers: 16 elements a thread. The tensor is read once if a group fits in a
@@ -150,8 +150,8 @@ __device__ __forceinline__ void compress(
 #pragma unroll
         for (int k = 0; k < Place<T>::UNITS; ++k) {
             const long long element = place.start(tile) + place.offset(k);
-            const unsigned nibbles = encode<Q, STOCHASTIC>(held[k], [&](int) { return p; }, element, seed);
-            store_nibbles<T>(codes + element / 2, nibbles, place.filled(tile, k), source.wide);
+            const auto packed = encode<Q, STOCHASTIC>(held[k], [&](int) { return p; }, element, seed);
+            store_codes<Q::BITS, T>(codes + element / PER_BYTE<Q::BITS>, packed, place.filled(tile, k), source.wide);
         }
     }
 }
@@ -162,14 +162,15 @@ __device__ __forceinline__ void decompress(
     Parameters p = {};
     if (place.count > 0) p = {scales[place.group], Q::OFFSET ? offsets[place.group] : 0.0f, 0.0f};
     for (int tile = 0; tile < place.tiles; ++tile) {
-        unsigned nibbles[Place<T>::UNITS];
-        const unsigned char* start = codes + place.start(tile) / 2;
+        Codes<Q::BITS, T> packed[Place<T>::UNITS];
+        const unsigned char* start = codes + place.start(tile) / PER_BYTE<Q::BITS>;
 #pragma unroll
         for (int k = 0; k < Place<T>::UNITS; ++k)
-            nibbles[k] = load_nibbles<T>(start + place.offset(k) / 2, place.filled(tile, k), wide);
+            packed[k] = load_codes<Q::BITS, T>(
+                start + place.offset(k) / PER_BYTE<Q::BITS>, place.filled(tile, k), wide);
 #pragma unroll
         for (int k = 0; k < Place<T>::UNITS; ++k) {
-            const Unit<T> unit = decode<Q, T>(nibbles[k], [&](int) { return p; });
+            const Unit<T> unit = decode<Q, T>(packed[k], [&](int) { return p; });
             store_unit(x + place.start(tile) + place.offset(k), unit, place.filled(tile, k), wide);
         }
     }
@@ -181,22 +182,23 @@ __device__ __forceinline__ bool wide_access(const T* x, const unsigned char* cod
     return size % Unit<T>::SIZE == 0 && aligned(x) && aligned(codes);
 }
 
-#define COMPRESSORS(SUFFIX, T, STOCHASTIC, SEED, ...)                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) group_compress##SUFFIX(                    \
+// Names of kernels have the WIDTH in them unless codes have 4 BITS.
+#define COMPRESSORS(WIDTH, BITS, SUFFIX, T, STOCHASTIC, SEED, ...)                                                     \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) group##WIDTH##_compress##SUFFIX(           \
         const T* x, unsigned char* codes, float* scales, __VA_ARGS__ long long numel, long long size, long long team,  \
         long long paper) {                                                                                             \
         const Source<T, false> source = {x, wide_access(x, codes, size)};                                              \
         const Place<T> place(numel, size, team);                                                                       \
-        compress<Symmetric, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                           \
+        compress<Symmetric<BITS>, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                     \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) asymmetric_compress##SUFFIX(               \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) asymmetric##WIDTH##_compress##SUFFIX(      \
         const T* x, unsigned char* codes, float* scales, float* offsets, __VA_ARGS__ long long numel, long long size,  \
         long long team) {                                                                                              \
         const Source<T, false> source = {x, wide_access(x, codes, size)};                                              \
         const Place<T> place(numel, size, team);                                                                       \
-        compress<Asymmetric, STOCHASTIC>(source, codes, scales, offsets, place, false, SEED);                          \
+        compress<Asymmetric<BITS>, STOCHASTIC>(source, codes, scales, offsets, place, false, SEED);                    \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 3 : 4) outlier_compress##SUFFIX(                  \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 3 : 4) outlier##WIDTH##_compress##SUFFIX(         \
         const T* x, unsigned char* codes, float* scales, T* raw, int* indices, const long long* channels,              \
         __VA_ARGS__ long long numel, long long size, long long team, long long paper, long long width,                 \
         long long capacity, long long lanes) {                                                                         \
@@ -206,26 +208,26 @@ __device__ __forceinline__ bool wide_access(const T* x, const unsigned char* cod
         const Place<T> place(numel, size, team);                                                                       \
         if (blockIdx.x == 0)                                                                                           \
             for (long long i = threadIdx.x; i < capacity; i += BLOCK) indices[i] = (int)channels[i];                   \
-        compress<Symmetric, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                           \
+        compress<Symmetric<BITS>, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                     \
     }
 
-#define DECOMPRESSORS(SUFFIX, T)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(BLOCK) group_decompress##SUFFIX(                                      \
+#define DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)                                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK) group##WIDTH##_decompress##SUFFIX(                             \
         const unsigned char* codes, const float* scales, T* x, long long numel, long long size, long long team) {      \
         const Place<T> place(numel, size, team);                                                                       \
-        decompress<Symmetric>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                          \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                    \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) asymmetric_decompress##SUFFIX(                                 \
+    extern "C" __global__ void __launch_bounds__(BLOCK) asymmetric##WIDTH##_decompress##SUFFIX(                        \
         const unsigned char* codes, const float* scales, const float* offsets, T* x, long long numel, long long size,  \
         long long team) {                                                                                              \
         const Place<T> place(numel, size, team);                                                                       \
-        decompress<Asymmetric>(codes, scales, offsets, x, place, wide_access(x, codes, size));                         \
+        decompress<Asymmetric<BITS>>(codes, scales, offsets, x, place, wide_access(x, codes, size));                   \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) outlier_decompress##SUFFIX(                                    \
+    extern "C" __global__ void __launch_bounds__(BLOCK) outlier##WIDTH##_decompress##SUFFIX(                           \
         const unsigned char* codes, const float* scales, const T* raw, const int* indices, T* x, long long numel,      \
         long long size, long long team, long long width, long long capacity, long long lanes) {                        \
         const Place<T> place(numel, size, team);                                                                       \
-        decompress<Symmetric>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                          \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                    \
         __syncthreads();  /* the block's own stores come first */                                                      \
         const Outliers outliers = {width, capacity, lanes};                                                            \
         outliers.each(indices, place.window, place.window_count, [&](long long position, long long index) {            \
@@ -233,11 +235,14 @@ __device__ __forceinline__ bool wide_access(const T* x, const unsigned char* cod
         });                                                                                                            \
     }
 
-#define KERNELS(SUFFIX, T)                                                                                             \
-    COMPRESSORS(SUFFIX, T, false, 0,)                                                                                  \
-    COMPRESSORS(_stochastic##SUFFIX, T, true, seed, long long seed,)                                                   \
-    DECOMPRESSORS(SUFFIX, T)
+#define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \
+    COMPRESSORS(WIDTH, BITS, SUFFIX, T, false, 0,)                                                                     \
+    COMPRESSORS(WIDTH, BITS, _stochastic##SUFFIX, T, true, seed, long long seed,)                                      \
+    DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)
 
-KERNELS(_f32, Float)
-KERNELS(_f16, Half)
-KERNELS(_bf16, Bfloat16)
+KERNELS(, 4, _f32, Float)
+KERNELS(, 4, _f16, Half)
+KERNELS(, 4, _bf16, Bfloat16)
+KERNELS(8, 8, _f32, Float)
+KERNELS(8, 8, _f16, Half)
+KERNELS(8, 8, _bf16, Bfloat16)

@@ -24,10 +24,11 @@ def pair(name, group_size, channels=None, scale="extreme", rounding="nearest"):
 
 def specified(codes, codec, rest, x):
     """The codes without those of groups that are not finite, which may be anything."""
-    ones = torch.full_like(codes, 0x99)
+    wide = codec.width.bits == 8
+    ones = torch.full_like(codes, 0x81 if wide else 0x99)
     finite = codec.decompress((ones, *rest), x.shape, x.dtype).reshape(-1).isfinite()
-    nibbles = torch.stack([codes & 15, codes >> 4], 1).view(-1)
-    return torch.cat([nibbles[: len(finite)][finite], nibbles[len(finite) :]])
+    each = codes if wide else torch.stack([codes & 15, codes >> 4], 1).view(-1)
+    return torch.cat([each[: len(finite)][finite], each[len(finite) :]])
 
 
 def agree(x, reference, compiled):

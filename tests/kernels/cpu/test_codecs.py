@@ -2,43 +2,43 @@
 
 import pytest
 import torch
-from ds_adacc.kernels import CODECS, cpu, make_codec, rank_outliers, reference
+from ds_adacc.kernels import CODECS, cpu, make_codec, rank_outliers, reference, separates_outliers
 from ds_adacc.kernels.cpu import bits as bits_kernels
 from ds_adacc.kernels.cpu import groups
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-INT4 = [name for name in CODECS if name != "bits"]
+QUANTIZED = [name for name in CODECS if name != "bits"]
 # The shapes of tests/kernels/conftest.py lie within one block: these cross blocks, strips of channels, and threads.
 LARGE = [(4099,), (131, 1537), (129, 2048), (1, 9001), (66, 1026), (2311, 63)]
 ALL = ["float32", "float16", "bfloat16", "float64", "bool"]
 
 
 def separated(name, shape, capacity=2):
-    """Channels for "outlier": the last and the first; or all of them."""
+    """Channels for codecs that separate them: the last and the first; or all of them."""
     count = shape[-1] if shape else 1
     some = range(count) if capacity == "all" else sorted({count - 1, 0}, reverse=True)[: min(capacity, count)]
-    return torch.tensor(list(some), dtype=torch.int64) if name == "outlier" else None
+    return torch.tensor(list(some), dtype=torch.int64) if separates_outliers(name) else None
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("scale", ["extreme", "paper"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_int4_is_the_reference(kit, bits, name, shape, dtype, scale, rounding):
+def test_quantized_is_the_reference(kit, bits, name, shape, dtype, scale, rounding):
     x = kit.sample(name, shape, dtype)
     for group_size in (2, 6, 128):
         assert bits.agree(x, *bits.pair(name, group_size, separated(name, shape), scale, rounding))
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", LARGE, ids=str)
-def test_int4_is_the_reference_beyond_a_block(kit, bits, name, size, dtype):
+def test_quantized_is_the_reference_beyond_a_block(kit, bits, name, size, dtype):
     x = kit.sample(name, size, dtype)
     for group_size in (64, 5000):
         assert bits.agree(x, *bits.pair(name, group_size, separated(name, size)))
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", [(131, 1537), (2311, 63)], ids=str)
 def test_random_numbers_are_the_references_beyond_a_block(kit, bits, name, size):
     x = kit.sample(name, size, torch.float32)
@@ -62,7 +62,7 @@ def test_values_that_the_first_block_lacks(bits, kind):
 
 @pytest.mark.parametrize("name", CODECS)
 def test_empty(bits, name, empty_shape, dtype):
-    channels = torch.empty(0, dtype=torch.int64) if name == "outlier" else None
+    channels = torch.empty(0, dtype=torch.int64) if separates_outliers(name) else None
     assert bits.agree(torch.empty(empty_shape, dtype=dtype), *bits.pair(name, 6, channels))
 
 
@@ -74,7 +74,7 @@ def test_any_storage_offset(kit, bits, name, offset, dtype):
     assert bits.agree(x, *bits.pair(name, 6, separated(name, x.shape)))
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("scale", ["extreme", "paper"])
 def test_special_numbers(bits, name, dtype, scale):
     largest, tiny = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
@@ -89,12 +89,20 @@ def test_special_numbers(bits, name, dtype, scale):
             assert bits.agree(torch.full((9, 5), one, dtype=dtype), *bits.pair(name, 4, separated(name, (9, 5)), scale))
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_halves_are_rounded_to_even(bits, name):
     x = torch.cat([torch.tensor([-8.0, 7.5]), torch.arange(-15, 15) / 2]).repeat(8).view(-1, 32)
     assert bits.agree(x, *bits.pair(name, 32, separated(name, x.shape)))
     codes = make_codec("group", backend="cpu", group_size=32).compress(x)[0]
     assert {*(codes & 15).tolist(), *(codes >> 4).tolist()} == set(range(16))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_halves_are_rounded_to_even_in_bytes(bits, name):
+    x = torch.cat([torch.tensor([-128.0, 127.5]), torch.arange(-255, 255) / 2]).repeat(2).view(-1, 512)
+    assert bits.agree(x, *bits.pair(name, 512, separated(name, x.shape)))
+    codes = make_codec("group8", backend="cpu", group_size=512).compress(x)[0]
+    assert set(codes.tolist()) == set(range(256))
 
 
 @pytest.mark.parametrize("capacity", [0, 1, "all"])
@@ -154,7 +162,7 @@ def test_wrong_use_is_named(kit, name, dtype):
     payload = codec.compress(x)
     with pytest.raises(ValueError, match=rf"payload of shape \(12, 9\) for codec '{name}' is contiguous tensors of"):
         codec.decompress(payload, (12, 9), dtype)
-    if name in ("outlier", "bits"):
+    if separates_outliers(name) or name == "bits":
         other = torch.float16 if dtype == torch.float32 else torch.float32
         with pytest.raises(ValueError, match=rf"payload of shape \(12, 5\) for codec '{name}' .* bytes; got \["):
             codec.decompress(payload, (12, 5), other)

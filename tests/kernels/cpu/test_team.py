@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from ds_adacc.kernels import CODECS, make_codec
+from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from ds_adacc.kernels.cpu import codecs, team
 from ds_adacc.kernels.cpu.compiling import kernel
 from ds_adacc.kernels.cpu.memory import array_at
@@ -22,7 +22,7 @@ SIZE = (1037, 1024)  # several parts
 
 
 def build(name, backend="cpu"):
-    channels = torch.tensor([1023, 5]) if name == "outlier" else None
+    channels = torch.tensor([1023, 5]) if separates_outliers(name) else None
     return make_codec(name, backend=backend, group_size=128, channels=channels)
 
 
@@ -248,7 +248,7 @@ def test_loader_workers(kit, threads):
 
 FRESH = """
 import atexit, torch
-from ds_adacc.kernels import CODECS, make_codec
+from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 torch.set_num_threads(2)
 x = (torch.arange(1 << 19) % 2).float()
 codecs = [make_codec(name, backend="cpu", group_size=128) for name in ("channel", "bits")]

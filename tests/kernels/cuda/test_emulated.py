@@ -10,7 +10,7 @@ import ds_adacc.kernels
 import pytest
 import torch
 from device_memory import DeviceMemory
-from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference
+from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference, separates_outliers
 from emulation import EmulatedKernels
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,8 @@ CODECS_AND_DTYPES = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}") for name in CODECS for dtype in DTYPES[name]
 ]
 WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WIDE = [name for name in CODECS if name.endswith("8")]
+NARROW_AND_DTYPES = [param for param in CODECS_AND_DTYPES if param.values[0] not in WIDE]
 GROUP_SIZES = (2, 6, 8, 16, 32, 64, 100, 128, 256, 1000, 5000)
 EXTENTS = (1, 2, 3, 7, 8, 16, 31, 64, 72, 127, 128, 129, 131, 256, 257, 1009, 4104, 5003)
 MOST = 12_000  # elements
@@ -57,6 +59,10 @@ def ties(shape, generator):
     return torch.randint(-16, 17, shape, generator=generator).double() / 2
 
 
+def ties_of_bytes(shape, generator):
+    return torch.randint(-256, 257, shape, generator=generator).double() / 2
+
+
 def extremes_of_both_signs(shape, generator):
     return (torch.randint(0, 3, shape, generator=generator) - 1).double() * 3.5
 
@@ -83,6 +89,7 @@ NUMBERS = [
     constant,
     zeros,
     ties,
+    ties_of_bytes,
     extremes_of_both_signs,
     one_sided,
     largest,
@@ -131,17 +138,20 @@ def assert_same_bits(got, expected, what):
         pytest.fail(f"{what}: {differ.numel()} of {got.numel()} differ, first at {at}: got {mine}, not {theirs}")
 
 
-def nibbles(codes, numel):
-    """The codes + 8, and what fills the last byte."""
-    return torch.stack([codes & 15, codes >> 4], 1).view(-1).split([numel, 2 * codes.numel() - numel])
+def stored(codes, numel, width):
+    """The codes as they are stored, and what fills the last byte."""
+    each = codes if width.bits == 8 else torch.stack([codes & 15, codes >> 4], 1).view(-1)
+    return each.split([numel, each.numel() - numel])
 
 
-def assert_same_int4(codec, payload, expected, shape):
+def assert_same_quantized(codec, payload, expected, shape):
     """Codes and parameters of finite groups are equal; those of the others say that these are not finite."""
-    plain = make_codec("group", backend="reference", group_size=codec.group_size) if codec.name == "outlier" else codec
-    quantized = 3 if codec.name == "asymmetric" else 2
+    plain = codec
+    if separates_outliers(codec.name):
+        plain = make_codec("group" + codec.width.suffix, backend="reference", group_size=codec.group_size)
+    quantized = 3 if codec.form == "asymmetric" else 2
     finite = plain.decompress(expected[:quantized], shape, torch.float32).isfinite().view(-1)
-    (got, filling), (wanted, no_filling) = (nibbles(p[0], finite.numel()) for p in (payload, expected))
+    (got, filling), (wanted, no_filling) = (stored(p[0], finite.numel(), codec.width) for p in (payload, expected))
     assert_same_bits(got[finite], wanted[finite], "codes")
     assert torch.equal(filling, no_filling)
     assert_same_bits(payload[1], expected[1], "scales")
@@ -192,7 +202,7 @@ class Trial:
             for what, got, wanted in zip(("bits", "values"), payload, self.payload, strict=True):
                 assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), what
         else:
-            assert_same_int4(self.reference, payload, self.payload, self.x.shape)
+            assert_same_quantized(self.reference, payload, self.payload, self.x.shape)
 
     def _compress(self, codec, x):
         torch.default_generator.manual_seed(1234)
@@ -206,8 +216,9 @@ class Trial:
         return y
 
 
-@pytest.mark.parametrize(("name", "dtype"), CODECS_AND_DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), NARROW_AND_DTYPES)
 @given(
+    suffix=st.sampled_from(["", "", "", "8"]),
     shape=shapes,
     numbers=st.sampled_from(NUMBERS),
     group_size=st.sampled_from(GROUP_SIZES),
@@ -218,20 +229,34 @@ class Trial:
     reversed=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-@SETTINGS
-def test_any_tensor(cases, name, dtype, shape, numbers, group_size, share, scale, rounding, offset, reversed, seed):
+@settings(SETTINGS, max_examples=250)
+def test_any_tensor(
+    cases, name, dtype, suffix, shape, numbers, group_size, share, scale, rounding, offset, reversed, seed
+):
+    name += suffix if name + suffix in CODECS else ""
     x = tensor(name, numbers, tuple(shape), dtype, seed)
-    channels = outliers(tuple(shape), share, seed) if name == "outlier" else None
+    channels = outliers(tuple(shape), share, seed) if separates_outliers(name) else None
     Trial(name, x, group_size, channels, scale, rounding).run(offset, reversed)
     cases[name] += 1
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-@pytest.mark.parametrize(("name", "dtype"), CODECS_AND_DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), NARROW_AND_DTYPES)
 def test_odd_shapes(cases, name, dtype, group_size):
+    odd_shapes(cases, name, dtype, group_size)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", WIDE)
+def test_odd_shapes_in_bytes(cases, name, dtype):
+    for group_size in (6, 128, 5000):
+        odd_shapes(cases, name, dtype, group_size)
+
+
+def odd_shapes(cases, name, dtype, group_size):
     for offset, size in enumerate([(), (1,), (7,), (127,), (129,), (13, 1), (1, 257), (2, 3, 5, 7), (67, 131)]):
         x = tensor(name, normal, size, dtype, offset)
-        channels = outliers(size, 0.02, 0) if name == "outlier" else None
+        channels = outliers(size, 0.02, 0) if separates_outliers(name) else None
         Trial(name, x, group_size, channels).run(offset, reversed=False)
         cases[name] += 1
 
@@ -239,7 +264,7 @@ def test_odd_shapes(cases, name, dtype, group_size):
 @pytest.mark.parametrize(("name", "dtype"), CODECS_AND_DTYPES)
 def test_empty_tensors_launch_nothing(cases, name, dtype):
     for size in [(0,), (0, 3), (3, 0), (2, 0, 4)]:
-        channels = outliers(size, 0.5, 0) if name == "outlier" else None
+        channels = outliers(size, 0.5, 0) if separates_outliers(name) else None
         Trial(name, torch.empty(size, dtype=dtype), 8, channels).run(offset=0, reversed=False)
         cases[name] += 1
 
@@ -256,7 +281,7 @@ def test_bits_of_more_tiles_than_blocks(cases, dtype, reversed, monkeypatch):
 @pytest.mark.parametrize("name", CODECS)
 def test_strided_tensors_are_refused_and_views_are_not(cases, name):
     whole = tensor(name, normal, (6, 10, 12), torch.float32, 0)
-    channels = torch.tensor([2]) if name == "outlier" else None
+    channels = torch.tensor([2]) if separates_outliers(name) else None
     codec = cuda.make(name, 8, channels, "extreme", "nearest", kernels=EmulatedKernels(SOURCES))
     for strided in (whole.transpose(0, 1), whole[:, 1:], whole[..., ::2]):
         with pytest.raises(ValueError, match="takes contiguous tensors"):

@@ -4,19 +4,19 @@ import threading
 
 import pytest
 import torch
-from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, rank_outliers
+from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, rank_outliers, separates_outliers
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-INT4 = [name for name in CODECS if name != "bits"]
+QUANTIZED = [name for name in CODECS if name != "bits"]
 SIZES = [(), (7,), (129, 1), (1, 127), (3, 7, 11), (64, 128), (129, 96), (700, 999), (1030, 4096), (3, 20000)]
 
 
 def build(name, width, backend="cuda", group_size=128, **options):
     channels = None
-    if name == "outlier":
+    if separates_outliers(name):
         channels = torch.tensor(sorted({width - 1, 0, width // 2}), device="cuda" if backend == "cuda" else "cpu")
     return make_codec(name, backend=backend, group_size=group_size, channels=channels, **options)
 
@@ -70,7 +70,7 @@ def test_views_at_any_element(name, dtype, offset):
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_non_finite_numbers_spoil_their_groups_alone(name, dtype, value):
     x = sample(name, (256, 96), dtype)
     x[100, 40] = value
@@ -184,7 +184,7 @@ def test_a_graph_captures_and_replays(name, dtype):
 @pytest.mark.parametrize("name", CODECS)
 def test_tensors_on_another_device_than_the_current_one(name):
     x = sample(name, (100, 96), torch.float32)
-    channels = torch.tensor([0, 95], device="cuda:1") if name == "outlier" else None
+    channels = torch.tensor([0, 95], device="cuda:1") if separates_outliers(name) else None
     there = make_codec(name, backend="cuda", group_size=128, channels=channels)
     here = make_codec(name, backend="reference", group_size=128, channels=None if channels is None else channels.cpu())
     payload = there.compress(x.to("cuda:1"))

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ds_adacc.kernels import CODECS, cuda
+from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.cuda import modules
 from ds_adacc.kernels.cuda.launch import Planned
 
-INT4 = [name for name in CODECS if name != "bits"]
+QUANTIZED = [name for name in CODECS if name != "bits"]
 
 
 class Recorder:
@@ -28,7 +28,7 @@ class Recorder:
 
 
 def build(name, recorder, channels=(3, 1), group_size=128, scale="extreme", rounding="nearest"):
-    channels = torch.tensor(channels, dtype=torch.int64) if name == "outlier" else None
+    channels = torch.tensor(channels, dtype=torch.int64) if separates_outliers(name) else None
     return cuda.make(name, group_size, channels, scale, rounding, kernels=recorder)
 
 
@@ -36,16 +36,17 @@ def pointers(tensors):
     return tuple(t.data_ptr() for t in tensors)
 
 
-def test_arguments_are_pointers_then_numbers():
+@pytest.mark.parametrize("name", ["outlier", "outlier8"])
+def test_arguments_are_pointers_then_numbers(name):
     recorder = Recorder()
-    codec = build("outlier", recorder, scale="paper")
+    codec = build(name, recorder, scale="paper")
     x = torch.randn(64, 256).bfloat16()
     payload = codec.compress(x)
     y = codec.decompress(payload, x.shape, x.dtype)
     inputs = (x.data_ptr(), *pointers(payload), codec.channels.data_ptr())
     assert recorder.launched == [
-        ("outlier_compress_bf16", 4, 256, (*inputs, 64 * 256, 128, 8, 1, 256, 2, 2)),
-        ("outlier_decompress_bf16", 4, 256, (*pointers(payload), y.data_ptr(), 64 * 256, 128, 8, 256, 2, 2)),
+        (f"{name}_compress_bf16", 4, 256, (*inputs, 64 * 256, 128, 8, 1, 256, 2, 2)),
+        (f"{name}_decompress_bf16", 4, 256, (*pointers(payload), y.data_ptr(), 64 * 256, 128, 8, 256, 2, 2)),
     ]
 
 
@@ -58,6 +59,10 @@ def test_arguments_are_pointers_then_numbers():
         ("channel", (5, 8), ["channel_compress_f32"]),
         ("channel", (5, 6), ["blocks_fit_f32", "blocks_encode_f32"]),
         ("asymmetric", (5, 7), ["asymmetric_compress_f32"]),
+        ("token8", (5, 7), ["blocks8_fit_f32", "blocks8_encode_f32"]),
+        ("token8", (5, 6), ["group8_compress_f32"]),
+        ("channel8", (5, 8), ["channel8_compress_f32"]),
+        ("asymmetric8", (5, 7), ["asymmetric8_compress_f32"]),
     ],
 )
 def test_kernels_are_chosen_by_the_shape(name, size, kernels):
@@ -92,7 +97,7 @@ def test_plans_do_not_pile_up():
     assert len(codec._plans) == 50
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_a_seed_is_drawn_for_stochastic_rounding_alone(name):
     recorder = Recorder()
     x = torch.randn(6, 8)
@@ -102,7 +107,7 @@ def test_a_seed_is_drawn_for_stochastic_rounding_alone(name):
     payload = build(name, recorder, rounding="stochastic").compress(x)
     kernel, _, _, args = recorder.launched[-1]
     assert "_stochastic_" in kernel
-    assert args[1 + len(payload) + (name == "outlier")] == seed
+    assert args[1 + len(payload) + separates_outliers(name)] == seed
     before = torch.get_rng_state()
     build(name, recorder).compress(x)
     assert torch.equal(torch.get_rng_state(), before)

@@ -3,6 +3,7 @@ import pytest
 import torch
 from ds_adacc.kernels import make_codec
 from ds_adacc.kernels.reference.asymmetric import STEP
+from ds_adacc.kernels.width import INT4, INT8
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,38 +12,48 @@ FINFO = np.finfo(F)
 FLOAT32 = st.floats(min_value=-1.75 * 2**127, max_value=1.75 * 2**127, width=32)
 
 
-def oracle(numbers, length):
+def oracle(numbers, length, width):
     """Codes, scales and offsets by the formula, number by number."""
-    codes, scales, offsets = [], [], []
+    codes, scales, offsets, half = [], [], [], width.half
     for start in range(0, len(numbers), length):
         group = [F(x) for x in numbers[start : start + length]]
         low, high = min(group), max(group)
-        scale = min((high * F(0.5) - low * F(0.5)) * F(STEP), FINFO.max / F(8))
+        scale = min((high * F(0.5) - low * F(0.5)) * F(STEP[width]), FINFO.max / F(half))
         if scale < FINFO.tiny:
             scale = F(0)
-        offset = low + F(8) * scale
+        offset = low + F(half) * scale
         inverse = F(1) / scale if scale else F(0)
-        codes += [min(7, max(-8, int(np.rint((x - offset) * inverse)))) for x in group]
+        codes += [min(half - 1, max(-half, int(np.rint((x - offset) * inverse)))) for x in group]
         scales.append(scale)
         offsets.append(offset)
     return codes, scales, offsets
 
 
-def test_payload_and_result_are_the_formula_to_the_bit(kit, shape, dtype):
-    x = kit.sample("asymmetric", shape, dtype) + 1
-    codec = kit.build("asymmetric", shape, group_size=6)
-    codes, scales, offsets = oracle(x.float().view(-1).tolist(), 6)
+@pytest.mark.parametrize("name", ["asymmetric", "asymmetric8"])
+def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype):
+    x = kit.sample(name, shape, dtype) + 1
+    codec = kit.build(name, shape, group_size=6)
+    codes, scales, offsets = oracle(x.float().view(-1).tolist(), 6, codec.width)
     payload = codec.compress(x)
-    flat = [*(code + 8 for code in codes), 0]
-    assert payload[0].tolist() == [low | high << 4 for low, high in zip(flat[:-1:2], flat[1::2], strict=False)]
+    assert payload[0].tolist() == kit.stored(codes, codec.width)
     assert payload[1].numpy().tobytes() == np.array(scales, F).tobytes()
     assert payload[2].numpy().tobytes() == np.array(offsets, F).tobytes()
     expected = np.array([F(code) * scales[i // 6] + offsets[i // 6] for i, code in enumerate(codes)], F)
     assert torch.equal(codec.decompress(payload, x.shape, dtype), torch.tensor(expected).to(dtype).view(shape))
 
 
-def test_step_is_two_fifteenths_rounded_down():
-    assert float(F(STEP)) == STEP < 2 / 15 < float(np.nextafter(F(STEP), F(1)))
+@pytest.mark.parametrize(("width", "steps"), [(INT4, 15), (INT8, 255)])
+def test_step_is_two_over_the_number_of_steps_rounded_down(width, steps):
+    step = STEP[width]
+    assert float(F(step)) == step < 2 / steps < float(np.nextafter(F(step), F(1)))
+
+
+def test_minimum_and_maximum_have_the_outermost_bytes():
+    x = torch.tensor([3.0, 258.0, 130.0, 11.4])
+    codec = make_codec("asymmetric8", backend="reference", group_size=4)
+    codes, scales, offsets = codec.compress(x)
+    assert codes.tolist() == [0, 255, 127, 8]
+    torch.testing.assert_close((scales, offsets), (torch.tensor([1.0]), torch.tensor([131.0])))
 
 
 def test_minimum_and_maximum_have_the_outermost_codes():
@@ -53,19 +64,21 @@ def test_minimum_and_maximum_have_the_outermost_codes():
     torch.testing.assert_close((scales, offsets), (torch.tensor([1.0]), torch.tensor([11.0])))
 
 
+@pytest.mark.parametrize("name", ["asymmetric", "asymmetric8"])
 @given(numbers=st.lists(FLOAT32, min_size=1, max_size=24))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_the_error_is_half_a_step(numbers):
+def test_the_error_is_half_a_step(name, numbers):
     x = torch.tensor(numbers)
-    codec = make_codec("asymmetric", backend="reference", group_size=8)
+    codec = make_codec(name, backend="reference", group_size=8)
     payload = codec.compress(x)
     y = codec.decompress(payload, x.shape, x.dtype)
     groups = torch.nn.functional.pad(x, (0, -x.numel() % 8), value=x[-1].item()).view(-1, 8).double()
     scale = payload[1].double().repeat_interleave(8)[: x.numel()]
     magnitude = groups.abs().amax(1).repeat_interleave(8)[: x.numel()]
-    capped = scale == float(FINFO.max / 8)
+    half = codec.width.half
+    capped = scale == float(FINFO.max / half)
     allowed = torch.where(capped, scale, scale / 2) + 2e-6 * magnitude
-    allowed = torch.where(scale == 0, 15 * float(FINFO.tiny), allowed)
+    allowed = torch.where(scale == 0, (2 * half - 1) * float(FINFO.tiny), allowed)
     assert ((x.double() - y.double()).abs() <= allowed).all()
 
 

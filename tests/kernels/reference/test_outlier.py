@@ -7,23 +7,24 @@ from hypothesis import strategies as st
 FLOAT32 = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
 
 
-def outlier_codec(channels, group_size=6):
+def outlier_codec(channels, group_size=6, suffix=""):
     indices = torch.tensor(channels, dtype=torch.int64)
-    return make_codec("outlier", backend="reference", group_size=group_size, channels=indices)
+    return make_codec("outlier" + suffix, backend="reference", group_size=group_size, channels=indices)
 
 
-def group_codec(group_size=6):
-    return make_codec("group", backend="reference", group_size=group_size)
+def group_codec(group_size=6, suffix=""):
+    return make_codec("group" + suffix, backend="reference", group_size=group_size)
 
 
 @pytest.mark.parametrize("size", [(9, 5), (3, 7, 11), (257, 131), (1, 7), (7,)], ids=str)
 @pytest.mark.parametrize("channels", [[], [0], [4], [3, 1]], ids=str)
-def test_payload_is_the_group_codecs_of_the_rest_and_the_raw_channels(kit, size, channels, dtype):
+@pytest.mark.parametrize("suffix", ["", "8"])
+def test_payload_is_the_group_codecs_of_the_rest_and_the_raw_channels(kit, size, channels, dtype, suffix):
     x = kit.sample("outlier", size, dtype)
     rest = x.clone()
     rest[..., channels] = 0
-    codes, scales, raw, indices = outlier_codec(channels).compress(x)
-    expected = group_codec().compress(rest)
+    codes, scales, raw, indices = outlier_codec(channels, suffix=suffix).compress(x)
+    expected = group_codec(suffix=suffix).compress(rest)
     assert torch.equal(codes, expected[0])
     assert torch.equal(scales, expected[1])
     assert torch.equal(raw, x.view(-1, size[-1])[:, channels])
@@ -31,13 +32,14 @@ def test_payload_is_the_group_codecs_of_the_rest_and_the_raw_channels(kit, size,
 
 
 @pytest.mark.parametrize("channels", [[], [0], [4], [3, 1]], ids=str)
-def test_outliers_come_back_exactly_and_the_rest_as_from_the_group_codec(kit, channels, dtype):
+@pytest.mark.parametrize("suffix", ["", "8"])
+def test_outliers_come_back_exactly_and_the_rest_as_from_the_group_codec(kit, channels, dtype, suffix):
     x = kit.sample("outlier", (50, 7), dtype)
     rest = x.clone()
     rest[:, channels] = 0
-    expected = kit.restore(group_codec(), rest)
+    expected = kit.restore(group_codec(suffix=suffix), rest)
     expected[:, channels] = x[:, channels]
-    assert torch.equal(kit.restore(outlier_codec(channels), x), expected)
+    assert torch.equal(kit.restore(outlier_codec(channels, suffix=suffix), x), expected)
 
 
 def test_decompression_believes_the_payload_not_the_codec():

@@ -9,41 +9,36 @@ TINY = np.finfo(np.float32).tiny
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def oracle(numbers, length, scale_kind="extreme"):
+def oracle(numbers, length, scale_kind="extreme", half=8):
     """Codes and scales by the formula, number by number."""
     codes, scales = [], []
     for start in range(0, len(numbers), length):
         group = [np.float32(x) for x in numbers[start : start + length]]
         low, high = min(group), max(group)
-        scale = (high if high > -low else low) / np.float32(-8)
+        scale = (high if high > -low else low) / np.float32(-half)
         if scale_kind == "paper":
-            scale = max(high, -low) / np.float32(8)
+            scale = max(high, -low) / np.float32(half)
         if abs(scale) < TINY:
             scale = np.float32(0)
         inverse = np.float32(1) / scale if scale else np.float32(0)
-        codes += [min(7, max(-8, int(np.rint(x * inverse)))) for x in group]
+        codes += [min(half - 1, max(-half, int(np.rint(x * inverse)))) for x in group]
         scales.append(scale)
     return codes, scales
 
 
-def nibbles(codes):
-    padded = [code + 8 for code in codes] + [0] * (len(codes) % 2)
-    return [low | high << 4 for low, high in zip(padded[::2], padded[1::2], strict=True)]
-
-
 def codec_and_length(name, shape, group_size, scale="extreme"):
     codec = make_codec(name, backend="reference", group_size=group_size, scale=scale)
-    return codec, group_size if name == "group" else (shape[-1] if shape else 1)
+    return codec, group_size if codec.form == "group" else (shape[-1] if shape else 1)
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", ["group", "token"])
+@pytest.mark.parametrize("name", ["group", "token", "group8", "token8"])
 def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype, scale):
     x = kit.sample(name, shape, dtype)
     codec, length = codec_and_length(name, shape, 6, scale)
-    codes, scales = oracle(x.float().view(-1).tolist(), length, scale)
+    codes, scales = oracle(x.float().view(-1).tolist(), length, scale, codec.width.half)
     payload = codec.compress(x)
-    assert payload[0].tolist() == nibbles(codes)
+    assert payload[0].tolist() == kit.stored(codes, codec.width)
     assert payload[1].numpy().tobytes() == np.array(scales, np.float32).tobytes()
     expected = [np.float32(code) * scales[i // length] for i, code in enumerate(codes)]
     expected = torch.tensor(np.array(expected, np.float32)).to(dtype).view(shape)
@@ -60,7 +55,7 @@ def test_a_known_group():
     assert restored.tolist() == [4.0, -2.0, 1.0, 0.5, 4.0, 0.0, -4.0, 3.5]
 
 
-@pytest.mark.parametrize("name", ["group", "token"])
+@pytest.mark.parametrize("name", ["group", "token", "group8", "token8"])
 @given(numbers=st.lists(FLOAT32, min_size=1, max_size=40), columns=st.integers(1, 5))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_the_error_is_half_a_step_or_a_clipped_step(name, numbers, columns):
@@ -70,20 +65,32 @@ def test_the_error_is_half_a_step_or_a_clipped_step(name, numbers, columns):
     y = codec.decompress(payload, x.shape, x.dtype)
     scale = payload[1].double().repeat_interleave(length)[: x.numel()].view(x.shape)
     error = (x.double() - y.double()).abs()
-    opposite = x.double() / scale > 7.5 - 1e-6
+    half = codec.width.half
+    opposite = x.double() / scale > half - 0.5 - 1e-5
     allowed = torch.where(opposite, scale.abs(), scale.abs() / 2) * (1 + 1e-6)
-    assert (error <= torch.where(scale == 0, 8 * float(TINY), allowed)).all()
+    assert (error <= torch.where(scale == 0, half * float(TINY), allowed)).all()
 
 
+@pytest.mark.parametrize("name", ["group", "group8"])
 @given(numbers=st.lists(FLOAT32, min_size=4, max_size=4))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_the_extreme_comes_back_exactly(numbers):
+def test_the_extreme_comes_back_exactly(name, numbers):
     x = torch.tensor(numbers)
-    codec = make_codec("group", backend="reference", group_size=4)
+    codec = make_codec(name, backend="reference", group_size=4)
     y = codec.decompress(codec.compress(x), x.shape, x.dtype)
     extreme = x.abs().argmax()
-    if x[extreme].abs() >= 8 * TINY and (x.abs() == x[extreme].abs()).sum() == 1:
+    if x[extreme].abs() >= codec.width.half * TINY and (x.abs() == x[extreme].abs()).sum() == 1:
         assert y[extreme] == x[extreme]
+
+
+def test_a_known_group_of_bytes():
+    x = torch.tensor([4.0, -2.0, 1.0, 0.26, 3.9, 0.0, -4.0, 4.0])
+    codec = make_codec("group8", backend="reference", group_size=6)
+    codes, scales = codec.compress(x)
+    assert scales.tolist() == [-1 / 32, 1 / 32]
+    assert [byte - 128 for byte in codes.tolist()] == [-128, 64, -32, -8, -125, 0, -128, 127]
+    restored = codec.decompress((codes, scales), x.shape, x.dtype)
+    assert restored.tolist() == [4.0, -2.0, 1.0, 0.25, 3.90625, 0.0, -4.0, 3.96875]
 
 
 def test_the_papers_scale_is_positive_and_clips():

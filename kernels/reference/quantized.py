@@ -1,4 +1,4 @@
-"""What the INT4 codecs share: two codes to a byte, and the walk over a tensor's groups."""
+"""What the INT4 and INT8 codecs share: codes in bytes, and the walk over a tensor's groups."""
 
 import math
 from abc import abstractmethod
@@ -9,17 +9,22 @@ import torch
 from torch import Tensor
 
 from ..codec import Codec, Payload, draw_seed
+from ..width import INT4, INT8, Width
 from .philox import uniform
 from .pieces import Block, Piece, pieces
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
-def pack(codes: Tensor, out: Tensor) -> None:
-    """Write int8 codes in [-8, 7], shape (n,), into `out`: uint8, shape (ceil(n / 2),).
+def pack(codes: Tensor, out: Tensor, width: Width) -> None:
+    """Write int8 codes, shape (n,), into `out`: uint8, shape (width.code_bytes(n),).
 
-    Byte i is (code[2i] + 8) | (code[2i + 1] + 8) << 4, where a code missing at the end has the nibble 0.
+    In INT4, byte i is (code[2i] + 8) | (code[2i + 1] + 8) << 4, where a code missing at the end has the nibble 0. In
+    INT8, byte i is code[i] + 128.
     """
+    if width == INT8:
+        torch.bitwise_xor(codes.view(torch.uint8), 128, out=out)
+        return
     nibbles = codes + 8
     if nibbles.numel() % 2:
         nibbles = torch.nn.functional.pad(nibbles, (0, 1))
@@ -27,8 +32,10 @@ def pack(codes: Tensor, out: Tensor) -> None:
     out.copy_((pairs >> 4).bitwise_or_(pairs))  # copying int16 to uint8 keeps the low byte
 
 
-def unpack(packed: Tensor, numel: int) -> Tensor:
+def unpack(packed: Tensor, numel: int, width: Width) -> Tensor:
     """Return the first `numel` codes that `pack` wrote: int8, shape (numel,)."""
+    if width == INT8:
+        return packed.bitwise_xor(128).view(torch.int8)
     pairs = packed.to(torch.int16)
     nibbles = (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F)
     return nibbles.view(torch.int8)[:numel].sub_(8)
@@ -44,33 +51,33 @@ def reciprocal(scale: Tensor) -> Tensor:
     return scale.reciprocal().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def to_codes(values: Tensor) -> Tensor:
-    """Round float32 values to the nearest (halves to even) and clip them to [-8, 7]: int8. Consumes `values`."""
-    return values.round_().to(torch.int8).clamp_(-8, 7)
+def to_codes(values: Tensor, width: Width) -> Tensor:
+    """Round float32 values to the nearest (halves to even) and clip them to the codes: int8. Consumes `values`."""
+    return values.round_().clamp_(-width.half, width.half - 1).to(torch.int8)
 
 
-def to_random_codes(values: Tensor, uniform: Tensor) -> Tensor:
+def to_random_codes(values: Tensor, uniform: Tensor, width: Width) -> Tensor:
     """Round float32 values down, or up where `uniform`, in [0, 1), is below their fraction; clip as `to_codes`.
 
     Without the clip, a value's expected code is the value itself: GACT (Liu et al., ICML 2022) and ActNN round so.
     """
     floor = values.floor()
-    return floor.add_(uniform < values - floor).to(torch.int8).clamp_(-8, 7)
+    return floor.add_(uniform < values - floor).clamp_(-width.half, width.half - 1).to(torch.int8)
 
 
 def check_group_size(group_size: int) -> int:
     """Return `group_size`, or raise ValueError if it is odd or less than two: groups begin at whole bytes."""
     if group_size < 2 or group_size % 2:
-        raise ValueError(f"group_size must be even and at least 2, as two codes share a byte; got {group_size}")
+        raise ValueError(f"group_size must be even and at least 2, as two 4-bit codes share a byte; got {group_size}")
     return group_size
 
 
-class Int4Codec(Codec):
-    """Quantization to 4 bits in the tensor's memory order, with float32 parameters for each group.
+class QuantizedCodec(Codec):
+    """Quantization to a `width` of bits in the tensor's memory order, with float32 parameters for each group.
 
-    The payload is uint8 codes (ceil(numel / 2),) and `parameters` tensors, float32 (groups,). All arithmetic is done
-    in float32, whatever the tensor's dtype, with one rounding an operation (no fused multiply-add); the last step
-    rounds to the dtype.
+    The payload is uint8 codes (width.code_bytes(numel),) and `parameters` tensors, float32 (groups,). All arithmetic
+    is done in float32, whatever the tensor's dtype, with one rounding an operation (no fused multiply-add); the last
+    step rounds to the dtype.
 
     A group that holds Inf or NaN comes back non-finite throughout. The codes of such a group are unspecified.
 
@@ -82,8 +89,13 @@ class Int4Codec(Codec):
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float16, torch.bfloat16)
     parameters: ClassVar[int] = 1
 
-    def __init__(self, rounding: str = "nearest") -> None:
+    def __init__(self, rounding: str = "nearest", width: Width = INT4) -> None:
         self.rounding = rounding
+        self.width = width
+
+    @property
+    def name(self) -> str:
+        return self.form + self.width.suffix
 
     @abstractmethod
     def blocks(self, shape: Sequence[int]) -> list[Block]:
@@ -106,7 +118,7 @@ class Int4Codec(Codec):
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return (math.prod(shape) + 1) // 2 + 4 * self.parameters * self._groups(shape)
+        return self.width.code_bytes(math.prod(shape)) + 4 * self.parameters * self._groups(shape)
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
@@ -120,13 +132,14 @@ class Int4Codec(Codec):
 
     @torch.no_grad()
     def _compress(self, x: Tensor) -> Payload:
-        codes = torch.empty((x.numel() + 1) // 2, dtype=torch.uint8, device=x.device)
+        codes = torch.empty(self.width.code_bytes(x.numel()), dtype=torch.uint8, device=x.device)
         groups = self._groups(x.shape)
         parameters = [torch.empty(groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
         seed = draw_seed() if self.rounding == "stochastic" else None
         for piece in pieces(self.blocks(x.shape)):
             block = self.load(x, piece)
-            self._compress_piece(block, piece, codes[piece.bytes], [p[piece.groups] for p in parameters], seed)
+            packed = codes[self.width.code_slice(piece.elements)]
+            self._compress_piece(block, piece, packed, [p[piece.groups] for p in parameters], seed)
         return codes, *parameters
 
     def _compress_piece(
@@ -135,14 +148,15 @@ class Int4Codec(Codec):
         values, *fitted = self.quantize(block)
         codes = self._round(values.view(-1), piece, seed)
         del values  # the workspace's bound counts on it
-        pack(codes, out=packed)
+        pack(codes, packed, self.width)
         for kept, new in zip(parameters, fitted, strict=True):
             kept.copy_(new.view(-1))
 
     def _round(self, values: Tensor, piece: Piece, seed: int | None) -> Tensor:
         if seed is None:
-            return to_codes(values)
-        return to_random_codes(values, uniform(piece.elements.start, piece.elements.stop, seed, values.device))
+            return to_codes(values, self.width)
+        drawn = uniform(piece.elements.start, piece.elements.stop, seed, values.device)
+        return to_random_codes(values, drawn, self.width)
 
     @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -154,7 +168,8 @@ class Int4Codec(Codec):
 
     def _decompress_piece(self, out: Tensor, piece: Piece, codes: Tensor, parameters: Sequence[Tensor]) -> None:
         values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-        values.copy_(unpack(codes[piece.bytes], out.numel()))
+        packed = codes[self.width.code_slice(piece.elements)]
+        values.copy_(unpack(packed, out.numel(), self.width))
         runs, _, channels = piece.shape
         fitted = [p[piece.groups].view(runs, 1, channels) for p in parameters]
         self.dequantize_(values.view(piece.shape), *fitted)
