@@ -11,6 +11,7 @@ from ds_adacc.cells import (
     UNPLANNED,
     Cell,
     Compressed,
+    Offloaded,
     ParameterSlot,
     Rebuilt,
     Replay,
@@ -21,6 +22,7 @@ from ds_adacc.cells import (
 from ds_adacc.geometry import Geometry, span
 from ds_adacc.log import get_logger
 from ds_adacc.plan import Plan, Step, rows
+from ds_adacc.planner import OFFLOAD, RETAIN
 
 _warned: set[str] = set()
 
@@ -135,11 +137,14 @@ def _open(plan: Plan) -> dict[int, Cell]:
     """Empty cells for one call, linked to what they are rebuilt from."""
     recording, cells = plan.recording, {}
     replays: dict[int, Replay] = {}
+    offloads = None if plan.prefetcher is None else plan.prefetcher.register()
     for index in plan.order:
         value = recording.values[index]
         choice = plan.policy.stores[index]
-        if choice == "retain":
+        if choice == RETAIN:
             cells[index] = Retained(value.name)
+        elif choice == OFFLOAD:
+            cells[index] = Offloaded(value.name, value.geometry, plan.uses[index], offloads)
         elif choice is not None:
             uses = plan.uses[index]
             cells[index] = Compressed(value.name, plan.codecs[index], value.geometry, rows(value), uses)

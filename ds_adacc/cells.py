@@ -1,21 +1,25 @@
 """What one call of a block holds for its backward.
 
-A *cell* stands for a value: retained, compressed, or rebuilt by replaying an operator. A *slot* is what the pack hook
-returns for one saved tensor: a view of a cell's value, or a parameter. Rules obeyed here:
+A *cell* stands for a value: retained, compressed, offloaded, or rebuilt by replaying an operator. A *slot* is what the
+pack hook returns for one saved tensor: a view of a cell's value, or a parameter. Rules obeyed here:
 
 1. Slots refer to cells, cells to the cells they are rebuilt from, nothing back: no reference cycle, so autograd's
    release of a node frees at once what only that node needed.
 2. `get` is idempotent and its order is not assumed: `retain_graph`, partial and repeated backward passes work. The
    count of uses only decides how long a rebuilt tensor stays cached.
-3. A retained tensor that has been written to since raises, as autograd itself does without hooks.
+3. A retained or offloaded tensor that has been written to since raises, as autograd itself does without hooks.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 
 from ds_adacc.geometry import Geometry
 from ds_adacc.kernels import Codec
+from ds_adacc.offload import Offloads
 from ds_adacc.replay import Rerun, live, modified, replay
 
 UNPLANNED = "unplanned"
@@ -37,7 +41,7 @@ class Retained:
 
     def get(self) -> torch.Tensor:
         if self.tensor is None:
-            raise RuntimeError(f"value {self.name} is asked for, but this call never saved it")
+            raise _never_saved(self.name)
         if self.tensor._version != self.version:
             raise modified(f"value {self.name}", self.tensor, self.version)
         return self.tensor
@@ -46,38 +50,100 @@ class Retained:
         return () if self.tensor is None else (self.tensor,)
 
 
-class Compressed:
-    """A value kept as a codec's payload, decompressed on first use and cached until its last."""
+class Restored(ABC):
+    """A value kept in another form: restored on first use, as a flat tensor, and cached until its last."""
 
-    __slots__ = ("__weakref__", "_cached", "_left", "codec", "geometry", "name", "payload", "rows", "uses")
+    __slots__ = ("__weakref__", "_cached", "_left", "geometry", "name", "uses")
 
-    def __init__(self, name: str, codec: Codec, geometry: Geometry, rows: tuple[int, int], uses: int) -> None:
+    def __init__(self, name: str, geometry: Geometry, uses: int) -> None:
         self.name = name
-        self.codec = codec
         self.geometry = geometry
-        self.rows = rows
         self.uses = self._left = uses
-        self.payload: tuple[torch.Tensor, ...] | None = None
         self._cached: torch.Tensor | None = None
-
-    def fill(self, root: torch.Tensor) -> None:
-        flat = root.as_strided(self.rows, (self.rows[1], 1))
-        self.payload = self.codec.compress(flat)
 
     def get(self) -> torch.Tensor:
         root = self._cached
         if root is None:
-            if self.payload is None:
-                raise RuntimeError(f"value {self.name} is asked for, but this call never saved it")
-            flat = self.codec.decompress(self.payload, torch.Size(self.rows), self.geometry.dtype)
-            root = self._cached = flat.as_strided(self.geometry.size, self.geometry.stride)
+            root = self._cached = self._restore().as_strided(self.geometry.size, self.geometry.stride)
         self._left -= 1
         if self._left <= 0:
             self._cached, self._left = None, self.uses
         return root
 
+    @abstractmethod
+    def _restore(self) -> torch.Tensor:
+        """All elements, in the order in which they lie in memory. Raises RuntimeError if the cell is empty."""
+
+
+class Compressed(Restored):
+    """A value kept as a codec's payload."""
+
+    __slots__ = ("codec", "payload", "rows")
+
+    def __init__(self, name: str, codec: Codec, geometry: Geometry, rows: tuple[int, int], uses: int) -> None:
+        super().__init__(name, geometry, uses)
+        self.codec = codec
+        self.rows = rows
+        self.payload: tuple[torch.Tensor, ...] | None = None
+
+    def fill(self, root: torch.Tensor) -> None:
+        flat = root.as_strided(self.rows, (self.rows[1], 1))
+        self.payload = self.codec.compress(flat)
+
     def held(self) -> tuple[torch.Tensor, ...]:
         return self.payload or ()
+
+    def _restore(self) -> torch.Tensor:
+        if self.payload is None:
+            raise _never_saved(self.name)
+        return self.codec.decompress(self.payload, torch.Size(self.rows), self.geometry.dtype)
+
+
+class Offloaded(Restored):
+    """A value in host memory, fetched ahead of its use or, if nobody did, at its first use."""
+
+    __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
+
+    def __init__(self, name: str, geometry: Geometry, uses: int, offloads: Offloads) -> None:
+        super().__init__(name, geometry, uses)
+        self.offloads = offloads
+        offloads.add(self)
+        self._handle: Any = None
+        self._coming = False
+        self._witness: torch.Tensor | None = None
+        self._version = 0
+
+    def fill(self, root: torch.Tensor) -> None:
+        self._witness, self._version = _witness(root), root._version
+        self._handle = self.offloads.transfer.out(root.as_strided((self.geometry.numel,), (1,)))
+
+    def settle(self) -> None:
+        """Wait until the copy to the host is done."""
+        if self._handle is not None:
+            self.offloads.transfer.settle(self._handle)
+
+    def prefetch(self) -> None:
+        """Let the value come back, if it is not here or on its way already."""
+        if self._handle is not None and not self._coming and self._cached is None:
+            self.offloads.transfer.back(self._handle)
+            self._coming = True
+
+    def get(self) -> torch.Tensor:
+        if self._witness is not None and self._witness._version != self._version:
+            raise modified(f"value {self.name}", self._witness, self._version)
+        return super().get()
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """Nothing on the device."""
+        return ()
+
+    def _restore(self) -> torch.Tensor:
+        if self._handle is None:
+            raise _never_saved(self.name)
+        self.offloads.expect()
+        self.prefetch()
+        self._coming = False
+        return self.offloads.transfer.take(self._handle)
 
 
 class Replay:
@@ -137,7 +203,7 @@ class Rebuilt:
         return self.pending.held() if self.pending is not None else ()
 
 
-Cell = Retained | Compressed | Rebuilt
+Cell = Retained | Compressed | Offloaded | Rebuilt
 
 
 class ValueSlot:
@@ -171,6 +237,17 @@ class ParameterSlot:
 
 
 Slot = ValueSlot | ParameterSlot
+
+
+def _witness(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that counts the writes to `tensor`, and has its shape, but not its memory."""
+    witness = tensor.detach()
+    witness.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+    return witness
+
+
+def _never_saved(name: str) -> RuntimeError:
+    return RuntimeError(f"value {name} is asked for, but this call never saved it")
 
 
 def unpack(slot: Slot) -> torch.Tensor:

@@ -19,50 +19,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import PydanticCustomError
 
 from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
+from ds_adacc.presets import BY_ERROR, PRESETS, ROLES
 
 SECTION = "adacc"
-
-ROLES = (
-    "block_input",
-    "linear",
-    "layernorm",
-    "gelu",
-    "query",
-    "key",
-    "value",
-    "attention",
-    "softmax",
-    "score",
-    "dropout_mask",
-    "statistic",
-    "other",
-)
-
-_WITHOUT_OUTLIERS = {
-    **dict.fromkeys(("block_input", "linear", "layernorm", "gelu", "attention", "other"), ("group",)),
-    **dict.fromkeys(("query", "key", "value"), ("channel",)),
-    **dict.fromkeys(("softmax", "score"), ("asymmetric",)),
-    "dropout_mask": ("bits",),
-}
-
-# The same codecs, and others that suit the same data.
-_CANDIDATES = {
-    "group": ("outlier", "group", "asymmetric"),
-    "channel": ("channel", "group"),
-    "asymmetric": ("asymmetric", "group"),
-    "bits": ("bits",),
-}
-_BY_ERROR = "by-error"
-
-# Section 3.2 of the Adacc paper, its ablation, its "Quantization" baseline, and all that may be chosen among by their
-# errors; roles not named are never compressed.
-PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
-    "paper-no-outliers": _WITHOUT_OUTLIERS,
-    "quantization": dict.fromkeys(ROLES, ("token",)),
-    _BY_ERROR: {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
-    "none": {},
-}
 
 _MIB = 1 << 20
 _UNITS = {
@@ -234,9 +193,10 @@ class AdaccConfig(_Part):
 
     `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
     codecs. `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
-    `group_size`: elements that share a scale; even, as two codes share a byte. `scale`: what it is anchored at,
-    the signed extreme of its group, or as in the paper max|x| / 8 (equation 2), which clips the extreme. `rounding`: to
-    the nearest code, or stochastic. `zscore_threshold`: above it a channel is an outlier (equation 1).
+    `offload`: whether values on a CUDA device may wait in host memory. `group_size`: elements that share a scale; even,
+    as two codes share a byte. `scale`: what it is anchored at, the signed extreme of its group, or as in the paper
+    max|x| / 8 (equation 2), which clips the extreme. `rounding`: to the nearest code, or stochastic.
+    `zscore_threshold`: above it a channel is an outlier (equation 1).
     """
 
     enabled: bool = True
@@ -244,6 +204,7 @@ class AdaccConfig(_Part):
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
     max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    offload: bool = True
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
     scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
     rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
@@ -254,8 +215,8 @@ class AdaccConfig(_Part):
 
     @model_validator(mode="after")
     def _has_a_bound_to_choose_by(self) -> "AdaccConfig":
-        if self.codecs == _BY_ERROR and self.max_gradient_error is None:
-            raise _invalid((("codecs",), _BY_ERROR, "chooses by 'max_gradient_error', which is not set: 0.05, say"))
+        if self.codecs == BY_ERROR and self.max_gradient_error is None:
+            raise _invalid((("codecs",), BY_ERROR, "chooses by 'max_gradient_error', which is not set: 0.05, say"))
         return self
 
     @property

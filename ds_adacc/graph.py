@@ -12,10 +12,14 @@ from ds_adacc.program import Op, Recording, ValueRef
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes that an operator allocates besides its results, and frees again: in a replay, and in its backward step."""
+    """Bytes that an operator allocates besides its results, and frees again: in a replay, and in its backward step.
+
+    `backward_seconds` is how long the latter took.
+    """
 
     replay: int = 0
     backward: int = 0
+    backward_seconds: float = 0.0
 
 
 def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> planner.BlockGraph:

@@ -12,6 +12,7 @@ from ds_adacc.config import AdaccConfig, codecs_for
 from ds_adacc.graph import block_graph
 from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
 from ds_adacc.log import get_logger
+from ds_adacc.offload import pinned
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording, Value
 from ds_adacc.replay import replay
@@ -19,6 +20,8 @@ from ds_adacc.timer import Timer, device_of
 from ds_adacc.workspace import workspaces
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_LEAST_OFFLOADED = 1 << 20  # bytes, at least: a small copy takes as long
+_SAMPLE = 64 << 20
 
 
 class CodecMaker:
@@ -28,9 +31,13 @@ class CodecMaker:
         self._config = config
         self._offers: Mapping[str, tuple[str, ...]] = codecs_for(config)
         self._backends: dict[torch.device, str] = {}
+        self._byte_seconds: dict[torch.device, tuple[float, float]] = {}
 
     def on_offer(self, value: Value, recording: Recording) -> tuple[str, ...]:
-        """Names of the codecs that may hold `value`. Data that holds Inf or NaN by design is never quantised."""
+        """Names of the codecs that may hold `value`, the offload among them.
+
+        Data that holds Inf or NaN by design is never quantised. What lies on the CPU, or is small, is never offloaded.
+        """
         saved = value.index in recording.saved or value.origin == "input"
         if not saved or not value.owned or value.dynamic or value.overwritten or not value.geometry.is_dense:
             return ()
@@ -38,7 +45,9 @@ class CodecMaker:
             return ()
         names = self._offers[value.role]
         quantisable = value.geometry.dtype in _FLOATS and value.finite
-        return tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
+        offered = tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
+        offloads = self._config.offload and value.device == "cuda" and value.nbytes >= _LEAST_OFFLOADED
+        return (*offered, planner.OFFLOAD) if offloads else offered
 
     def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
         """The codec `name`; `channels` are the outlier channels, for a codec that separates them."""
@@ -55,6 +64,15 @@ class CodecMaker:
         """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
         flat = root.as_strided(rows(value), (value.channels, 1))
         return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
+
+    def byte_seconds(self, device: torch.device) -> tuple[float, float]:
+        """Seconds a byte that a copy to the host takes, and one back: timed once a device, on 64 MiB."""
+        if device not in self._byte_seconds:
+            timer, here = Timer(device), torch.empty(_SAMPLE, dtype=torch.uint8, device=device)
+            host = pinned(here)
+            out = timer(lambda: host.copy_(here, non_blocking=True))
+            self._byte_seconds[device] = out / _SAMPLE, timer(lambda: here.copy_(host, non_blocking=True)) / _SAMPLE
+        return self._byte_seconds[device]
 
     def _backend(self, device: torch.device) -> str:
         if device not in self._backends:
@@ -73,14 +91,23 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
         for op in recording.ops
     )
     offers = tuple(
-        tuple(_codec_cost(name, value, tensors[value.index], codecs, timer) for name in names)
+        tuple(_cost(name, value, tensors[value.index], codecs, timer) for name in names)
         for value, names in ((v, codecs.on_offer(v, recording)) for v in recording.values)
     )
     worthwhile = tuple(
         tuple(cost for cost in costs if cost.nbytes < value.nbytes)
         for value, costs in zip(recording.values, offers, strict=True)
     )
-    return planner.Profile(block_graph(recording, workspaces(recording, tensors)), seconds, worthwhile)
+    taken = workspaces(recording, tensors)
+    hiding = sum(seconds), sum(each.backward_seconds for each in taken)
+    return planner.Profile(block_graph(recording, taken), seconds, worthwhile, hiding, timer.noise)
+
+
+def _cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+    if name == planner.OFFLOAD:
+        out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
+        return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0)
+    return _codec_cost(name, value, tensor, codecs, timer)
 
 
 def empty_cell(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:

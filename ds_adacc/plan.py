@@ -10,7 +10,8 @@ import torch
 
 from ds_adacc.geometry import Geometry
 from ds_adacc.kernels import Codec
-from ds_adacc.planner import Policy
+from ds_adacc.offload import Prefetcher
+from ds_adacc.planner import OFFLOAD, Policy
 from ds_adacc.program import Op, ParameterRef, Recording, Value, ValueRef
 from ds_adacc.replay import Rerun
 
@@ -60,7 +61,8 @@ class Step:
 class Plan:
     """How to execute one block's calls under a policy.
 
-    `order` lists the values that have a cell, sources before what is rebuilt from them.
+    `order` lists the values that have a cell, sources before what is rebuilt from them. `prefetcher` is there if any of
+    them is offloaded.
     """
 
     recording: Recording
@@ -71,15 +73,21 @@ class Plan:
     replays: Mapping[int, Rerun]
     uses: Mapping[int, int]
     inputs: tuple[int, ...]
+    prefetcher: Prefetcher | None = None
 
     @property
     def is_trivial(self) -> bool:
         """Whether everything is retained, so that plain autograd does the same without hooks."""
-        return not self.replays and not self.codecs
+        return not self.replays and not self.codecs and self.prefetcher is None
 
 
-def bind(recording: Recording, policy: Policy, codecs: Mapping[int, Codec]) -> Plan:
-    """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value."""
+def bind(
+    recording: Recording, policy: Policy, codecs: Mapping[int, Codec], prefetcher: Prefetcher | None = None
+) -> Plan:
+    """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value.
+
+    Raises ValueError if a value is offloaded and there is no `prefetcher`.
+    """
     replays = _needed_replays(recording, policy)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
@@ -87,7 +95,10 @@ def bind(recording: Recording, policy: Policy, codecs: Mapping[int, Codec]) -> P
     inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
-    return Plan(recording, policy, used_codecs, steps, order, reruns, uses, inputs)
+    offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
+    if offloaded and prefetcher is None:
+        raise ValueError(f"value {offloaded[0]} is to be offloaded; bind the plan with a prefetcher")
+    return Plan(recording, policy, used_codecs, steps, order, reruns, uses, inputs, prefetcher if offloaded else None)
 
 
 def rows(value: Value) -> tuple[int, int]:

@@ -38,6 +38,7 @@ class Value:
     `origin` is "made" (by an operator of the block), "input" (an argument), "buffer" (a tensor held by the
     block's modules) or "captured" (from elsewhere). `channels` is the length of its last dimension as the
     operators that read it see it. `requires_grad` matters for inputs: what needs no gradient stays with the caller.
+    `device` is the type of the device it lies on.
     """
 
     index: int
@@ -54,6 +55,7 @@ class Value:
     two_valued: bool = False
     finite: bool = True
     role: str = "other"
+    device: str = "cpu"
 
     @property
     def nbytes(self) -> int:

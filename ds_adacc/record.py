@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         return index
 
     def _add(self, tensor: torch.Tensor, value: Value) -> None:
-        self._values.append(value)
+        self._values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
             self.tensors.append(tensor.detach())
         self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)

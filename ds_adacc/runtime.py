@@ -15,13 +15,16 @@ from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
 from ds_adacc.decision import Decision, Together
+from ds_adacc.journal import Journal
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
-from ds_adacc.measure import CodecMaker, measure
+from ds_adacc.measure import CodecMaker
 from ds_adacc.observe import Held, Observation, Pass
+from ds_adacc.offload import CudaTransfer, Prefetcher
 from ds_adacc.plan import bind
 from ds_adacc.portfolio import Portfolio
+from ds_adacc.profiler import Profiler
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 from ds_adacc.reach import Reach, reach, with_modules
@@ -29,6 +32,7 @@ from ds_adacc.registry import Registry
 from ds_adacc.report import decision_table
 from ds_adacc.sensitivity import gradient_errors
 from ds_adacc.signature import ambient, describe, flatten, refusal
+from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
 
 
@@ -39,9 +43,18 @@ class Runtime:
     backward begins a new step: the kinds met by then are planned for, by this process alone.
     """
 
-    def __init__(self, config: AdaccConfig, ranks: Ranks | None = None, stepped: bool = False) -> None:
+    def __init__(
+        self,
+        config: AdaccConfig,
+        ranks: Ranks | None = None,
+        stepped: bool = False,
+        store: ProfileStore | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.config = config
         self.codecs = CodecMaker(config)
+        self.profiler = Profiler(config, self.codecs, store)
+        self.journal = journal or Journal(None)
         self.ranks = ranks or Ranks()
         self.blocks = Registry()
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
@@ -53,6 +66,7 @@ class Runtime:
         self.recordings = 0
         self._stepped = stepped
         self._device: torch.device | None = None
+        self._prefetcher: Prefetcher | None = None
         self._inside = False
         self._together: set[str] = set()
         self._waiting: set[Together] = set()
@@ -207,12 +221,14 @@ class Runtime:
         policy = self._permitted(kind.policy(record.place), recording)
         codecs = {}
         for index, choice in enumerate(policy.stores):
-            if choice not in (None, planner.RETAIN):
+            if choice not in (None, planner.RETAIN, planner.OFFLOAD):
                 channels = None
                 if separates_outliers(choice):
                     channels = record.outliers[index][0][: kind.capacity[index]]
                 codecs[index] = self.codecs.make(choice, self._device, channels)
-        record.plan = bind(recording, policy, codecs)
+        if self._prefetcher is None and planner.OFFLOAD in policy.stores:
+            self._prefetcher = Prefetcher(CudaTransfer(self._device))
+        record.plan = bind(recording, policy, codecs, self._prefetcher)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""

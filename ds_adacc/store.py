@@ -47,6 +47,7 @@ def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.devi
     the keys of the section that change what a codec does come besides.
     """
     measured = {key: getattr(section, key) for key in _MEASURED}
+    measured["gradient_errors"] = section.max_gradient_error is not None
     parts = [digest, [list(names) for names in offers], device_name(device), versions(), measured]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

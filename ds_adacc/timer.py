@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,10 +16,18 @@ class Timer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._spreads: list[float] = []
 
     def __call__(self, function: Callable[[], object]) -> float:
         function()
-        return min(self.once(function) for _ in range(_REPEATS))
+        least, second, *_ = sorted(self.once(function) for _ in range(_REPEATS))
+        self._spreads.append((second - least) / least if least else 0.0)
+        return least
+
+    @property
+    def noise(self) -> float:
+        """By what fraction what was measured so far comes out differently, in the median."""
+        return statistics.median(self._spreads) if self._spreads else 0.0
 
     def once(self, function: Callable[[], object]) -> float:
         """Seconds of a single run."""

@@ -69,10 +69,7 @@ def workspaces(recording: Recording, tensors: Sequence[torch.Tensor]) -> tuple[W
     """What each operator takes besides its results. `tensors` are the recorded values, by index, still alive."""
     gradients = Gradients(recording)
     return tuple(
-        Workspace(
-            replay_workspace(op, tensors, recording.parameters),
-            backward_workspace(op, tensors, gradients).workspace_bytes,
-        )
+        Workspace(replay_workspace(op, tensors, recording.parameters), *backward_workspace(op, tensors, gradients))
         for op in recording.ops
     )
 

@@ -57,9 +57,18 @@ def random_policy(recording, seed):
     return policy
 
 
-def under(block, recording, policy, codecs=None):
+def offloading(recording, policy):
+    """The policy with everything in host memory that it retains and that may go there."""
+    stores = list(policy.stores)
+    for value, choice in zip(recording.values, policy.stores, strict=True):
+        if choice == planner.RETAIN and value.owned and value.geometry.is_dense and not value.dynamic:
+            stores[value.index] = planner.OFFLOAD
+    return planner.Policy(tuple(stores), policy.replays)
+
+
+def under(block, recording, policy, codecs=None, prefetcher=None):
     """A function that calls the block under `policy` (`codecs` by value), and the list of its `Call`s."""
-    plan = bind(recording, policy, codecs or {})
+    plan = bind(recording, policy, codecs or {}, prefetcher)
     calls = []
 
     def run(*args, **kwargs):

@@ -24,7 +24,7 @@ ALL_ROLES = (
     "'dropout_mask', 'statistic', 'other'"
 )
 ALL_KEYS = (
-    "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'group_size', 'scale', 'rounding', "
+    "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'offload', 'group_size', 'scale', 'rounding', "
     "'zscore_threshold', 'rectifier', 'solver', 'backend'"
 )
 
@@ -43,6 +43,7 @@ def test_defaults():
         memory_budget="auto",
         codecs="paper",
         max_gradient_error=None,
+        offload=True,
         group_size=128,
         scale="extreme",
         rounding="nearest",

@@ -1,0 +1,45 @@
+"""Roles of values, and which codecs the presets of "codecs" offer for each."""
+
+from collections.abc import Mapping
+
+ROLES = (
+    "block_input",
+    "linear",
+    "layernorm",
+    "gelu",
+    "query",
+    "key",
+    "value",
+    "attention",
+    "softmax",
+    "score",
+    "dropout_mask",
+    "statistic",
+    "other",
+)
+
+_WITHOUT_OUTLIERS = {
+    **dict.fromkeys(("block_input", "linear", "layernorm", "gelu", "attention", "other"), ("group",)),
+    **dict.fromkeys(("query", "key", "value"), ("channel",)),
+    **dict.fromkeys(("softmax", "score"), ("asymmetric",)),
+    "dropout_mask": ("bits",),
+}
+
+# The same codecs, and others that suit the same data.
+_CANDIDATES = {
+    "group": ("outlier", "group", "asymmetric", "outlier8", "group8", "asymmetric8"),
+    "channel": ("channel", "group", "channel8", "group8"),
+    "asymmetric": ("asymmetric", "group", "asymmetric8", "group8"),
+    "bits": ("bits",),
+}
+BY_ERROR = "by-error"
+
+# Section 3.2 of the Adacc paper, its ablation, its "Quantization" baseline, and all that may be chosen among by their
+# errors; roles not named are never compressed.
+PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
+    "paper-no-outliers": _WITHOUT_OUTLIERS,
+    "quantization": dict.fromkeys(ROLES, ("token",)),
+    BY_ERROR: {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
+    "none": {},
+}

@@ -1,0 +1,50 @@
+"""The profile of a block: taken from what earlier runs have measured, or measured and kept."""
+
+from __future__ import annotations
+
+from ds_adacc import planner
+from ds_adacc.capture import Capture
+from ds_adacc.config import AdaccConfig
+from ds_adacc.graph import block_graph
+from ds_adacc.measure import CodecMaker, measure
+from ds_adacc.program import Recording
+from ds_adacc.sensitivity import gradient_errors
+from ds_adacc.store import ProfileStore, describe, profile_key
+from ds_adacc.timer import device_of
+
+
+class Profiler:
+    """Measures with `codecs`, unless the `store` knows; `measured` counts how often it had to."""
+
+    def __init__(self, config: AdaccConfig, codecs: CodecMaker, store: ProfileStore | None) -> None:
+        self.measured = 0
+        self._config = config
+        self._codecs = codecs
+        self._store = store
+
+    def profile(self, recording: Recording, captured: Capture) -> planner.Profile:
+        """The block's profile, while the values of its captured call are still alive."""
+        if self._store is None:
+            return self._measure(recording, captured)
+        device = device_of(captured.tensors)
+        offers = [self._codecs.on_offer(value, recording) for value in recording.values]
+        key = profile_key(recording.digest, offers, device, self._config)
+        profile = self._store.load(key)
+        if profile is None or not _is_of(profile, recording):
+            profile = self._measure(recording, captured)
+            self._store.save(key, profile, describe(device))
+        return profile
+
+    def _measure(self, recording: Recording, captured: Capture) -> planner.Profile:
+        self.measured += 1
+        profile = measure(recording, captured.tensors, self._codecs)
+        if self._config.max_gradient_error is not None:
+            profile = gradient_errors(captured, recording, profile, self._codecs)
+        return profile
+
+
+def _is_of(profile: planner.Profile, recording: Recording) -> bool:
+    """Whether it is this block's, sizes and roles included, which its data may have decided."""
+    graph = block_graph(recording)
+    ops = [(op.inputs, op.outputs, op.replayable) for op in profile.graph.ops]
+    return profile.graph.values == graph.values and ops == [(op.inputs, op.outputs, op.replayable) for op in graph.ops]
