@@ -30,7 +30,6 @@ from ds_adacc.ranks import Ranks
 from ds_adacc.reach import Reach, reach, with_modules
 from ds_adacc.registry import Registry
 from ds_adacc.report import decision_table
-from ds_adacc.sensitivity import gradient_errors
 from ds_adacc.signature import ambient, describe, flatten, refusal
 from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
@@ -200,10 +199,7 @@ class Runtime:
     def _kind(self, recording: Recording, captured: Capture) -> Kind:
         digest = recording.digest
         if digest not in self.portfolio.kinds:
-            profile = measure(recording, captured.tensors, self.codecs)
-            if self.config.max_gradient_error is not None:
-                profile = gradient_errors(captured, recording, profile, self.codecs)
-            self.portfolio.add(digest, recording, profile)
+            self.portfolio.add(digest, recording, self.profiler.profile(recording, captured))
         kind = self.portfolio.kinds[digest]
         kind.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return kind

@@ -24,8 +24,8 @@ ALL_ROLES = (
     "'dropout_mask', 'statistic', 'other'"
 )
 ALL_KEYS = (
-    "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'offload', 'group_size', 'scale', 'rounding', "
-    "'zscore_threshold', 'rectifier', 'solver', 'backend'"
+    "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'offload', 'group_size', 'scale', "
+    "'rounding', 'zscore_threshold', 'rectifier', 'solver', 'backend'"
 )
 
 
