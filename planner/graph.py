@@ -6,6 +6,7 @@ may have several outputs, and one tensor may be needed by several steps of backw
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Event:
 class BlockGraph:
     """The block: `ops` in forward (topological) order, `events` in backward order (`events[0]` runs first).
 
+    `forward_overhead` are bytes alive in forward that the ops do not tell of: what Python's variables keep, say.
     Raises ValueError, naming the culprit, if indices, orders or producers do not fit together, or if backward needs
     a value that can be neither stored nor rebuilt.
     """
@@ -64,8 +66,10 @@ class BlockGraph:
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
     events: tuple[Event, ...]
+    forward_overhead: int = 0
 
     def __post_init__(self) -> None:
+        check_count("forward_overhead", self.forward_overhead)
         for value in self.values:
             check_count(f"nbytes of value {value.name!r}", value.nbytes)
         for index in range(len(self.ops)):
@@ -90,6 +94,16 @@ class BlockGraph:
                 usable.add(index)
         return frozenset(usable)
 
+    @functools.cached_property
+    def forward_lives(self) -> tuple[tuple[int, int], ...]:
+        """Per value the first and the last op of forward at which it is alive for forward's own sake."""
+        last = [len(self.ops) - 1] * len(self.values)
+        for index, op in enumerate(self.ops):
+            for value in op.inputs:
+                if self.values[value].producer is not None:
+                    last[value] = index
+        return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict that `from_json` turns back into an equal graph."""
         return asdict(self)
@@ -99,7 +113,8 @@ class BlockGraph:
         """The graph of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
         ops = (Op(**{**o, "inputs": tuple(o["inputs"]), "outputs": tuple(o["outputs"])}) for o in data["ops"])
         events = (Event(e["name"], tuple(e["values"]), e["gradient_bytes"]) for e in data["events"])
-        return cls(tuple(Value(**value) for value in data["values"]), tuple(ops), tuple(events))
+        values = (Value(**value) for value in data["values"])
+        return cls(tuple(values), tuple(ops), tuple(events), data["forward_overhead"])
 
     def _obtainable(self, index: int, usable: Collection[int]) -> bool:
         value = self.values[index]

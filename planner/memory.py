@@ -35,8 +35,21 @@ class BlockMemory:
         """What one call has in host memory."""
         return mip.xsum(value.nbytes * self._program.offloaded(i) for i, value in enumerate(self._graph.values))
 
+    def in_forward(self, number: int) -> mip.LinExpr:
+        """What is alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
+        parts: list[Expr] = [self._graph.forward_overhead]
+        needs: list[Expr] = [self._graph.ops[number].workspace_bytes]
+        for index, (first, last) in enumerate(self._graph.forward_lives):
+            if first <= number:
+                full = self._graph.values[index].nbytes
+                parts.append(full if number <= last else full * self._program.retained(index))
+                parts += [offer.nbytes * chosen for offer, chosen in self._program.compressions(index)]
+            if first <= number <= last:
+                needs += [offer.workspace_bytes * chosen for offer, chosen in self._program.compressions(index)]
+        return mip.xsum(parts) + self._most(needs)
+
     def at(self, time: int) -> mip.LinExpr:
-        """What is alive at an event, with the largest workspace of the codecs and operators at work."""
+        """What is alive at an event of backward, with the largest workspace of the codecs and operators at work."""
         for earlier in (time - 1, time):
             self._program.ran_by_all(earlier)
         alive = mip.xsum(self._alive(value, time) for value in self._used)
@@ -53,10 +66,16 @@ class BlockMemory:
             if self._graph.ops[op].workspace_bytes and time in times:
                 now = self._program.ran_by(op, time) - self._program.ran_by(op, time - 1)
                 needs.append(self._graph.ops[op].workspace_bytes * now)
-        if not needs:
-            return 0
-        reserve = self._program.model.add_var()
-        for need in needs:
+        return self._most(needs)
+
+    def _most(self, needs: list[Expr]) -> Expr:
+        """The largest: a variable where the choices decide."""
+        least = max((need for need in needs if isinstance(need, int)), default=0)
+        variable = [need for need in needs if not isinstance(need, int)]
+        if not variable:
+            return least
+        reserve = self._program.model.add_var(lb=least)
+        for need in variable:
             self._program.model += reserve >= need
         return reserve
 

@@ -25,7 +25,7 @@ from ds_adacc.planner.solution import NoSolutionInTime
 
 # granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
 _LARGEST = 2**17
-_EVENTS_AT_ONCE = 4
+_ROWS_AT_ONCE = 4
 _FOUND = (mip.OptimizationStatus.OPTIMAL, mip.OptimizationStatus.FEASIBLE)
 _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INFEASIBLE)
 
@@ -64,6 +64,7 @@ def in_granules(profile: Profile, granule: int) -> Profile:
         tuple(replace(value, nbytes=up(value.nbytes)) for value in profile.graph.values),
         tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
         tuple(replace(event, gradient_bytes=up(event.gradient_bytes)) for event in profile.graph.events),
+        up(profile.graph.forward_overhead),
     )
     codecs = tuple(
         tuple(replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes)) for o in offers)
@@ -73,6 +74,7 @@ def in_granules(profile: Profile, granule: int) -> Profile:
 
 
 def _sizes(profile: Profile) -> Iterator[int]:
+    yield profile.graph.forward_overhead
     yield from (value.nbytes for value in profile.graph.values)
     yield from (op.workspace_bytes for op in profile.graph.ops)
     yield from (event.gradient_bytes for event in profile.graph.events)
@@ -88,10 +90,10 @@ class Tightened(Protocol):
 
 
 class Watched:
-    """One kind of block in the model, whose backward is watched: `others` + what is alive in it <= `limit`.
+    """One kind of block in the model, whose call is watched: `others` + what is alive in it <= `limit`.
 
-    A row an event would be far too many. They are added for the events at which a solution found breaks the limit,
-    until none does: few events ever bind.
+    A row for each event of backward and each op of forward would be far too many. They are added for the moments at
+    which a solution found breaks the limit, until none does: few ever bind.
     """
 
     def __init__(self, model: mip.Model, kind: Kind, granule: int, max_gradient_error: float | None) -> None:
@@ -101,37 +103,43 @@ class Watched:
         self._expressions: dict[int, mip.LinExpr] = {}
 
     def watch(self, others: mip.LinExpr, limit: mip.LinExpr) -> None:
-        """Hold what is alive in backward, with `others` beside it, below `limit`."""
+        """Hold what is alive in the call, with `others` beside it, below `limit`."""
         self._rows.append((others - limit, set()))
 
     def expect(self, policy: Policy) -> None:
-        """Add rows for the events at which this policy takes the most: the solution may take the most there too."""
-        timeline = simulate(self.program.profile, policy).timeline
+        """Add rows for the moments at which this policy takes the most: the solution may take the most there too."""
         for beside, known in self._rows:
-            self._add(beside, known, dict(enumerate(timeline)))
+            self._add(beside, known, dict(enumerate(self._moments(policy))))
 
     def tighten(self) -> bool:
-        """Add rows for events at which the solution in the model breaks a limit; False if there are none."""
-        timeline = simulate(self.program.profile, self.program.policy()).timeline
+        """Add rows for moments at which the solution in the model breaks a limit; False if there are none."""
+        moments = self._moments(self.program.policy())
         found = 0
         for beside, known in self._rows:
             room = 0.5 - beside.x
-            over = {event: alive for event, alive in enumerate(timeline) if alive > room and event not in known}
+            over = {moment: alive for moment, alive in enumerate(moments) if alive > room and moment not in known}
             found += self._add(beside, known, over)
         return found > 0
 
     def _add(self, beside: mip.LinExpr, known: set[int], amounts: Mapping[int, float]) -> int:
-        """Rows for the events of the largest amounts; returns how many."""
-        worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_EVENTS_AT_ONCE]
-        for event in worst:
-            known.add(event)
-            self.program.model += beside + self._at(event) <= 0
+        """Rows for the moments of the largest amounts; returns how many."""
+        worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_ROWS_AT_ONCE]
+        for moment in worst:
+            known.add(moment)
+            self.program.model += beside + self._at(moment) <= 0
         return len(worst)
 
-    def _at(self, time: int) -> mip.LinExpr:
-        if time not in self._expressions:
-            self._expressions[time] = self.memory.at(time)
-        return self._expressions[time]
+    def _moments(self, policy: Policy) -> tuple[int, ...]:
+        """The bytes alive at each event of backward, then at each op of forward."""
+        run = simulate(self.program.profile, policy)
+        return *run.timeline, *run.forward
+
+    def _at(self, moment: int) -> mip.LinExpr:
+        if moment not in self._expressions:
+            events = len(self.program.profile.graph.events)
+            backward = moment < events
+            self._expressions[moment] = self.memory.at(moment) if backward else self.memory.in_forward(moment - events)
+        return self._expressions[moment]
 
 
 def optimise(model: mip.Model, watched: Sequence[Tightened], max_seconds: float) -> bool | None:

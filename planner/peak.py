@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -25,12 +26,15 @@ def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
 def peak_bytes(problem: Problem, policies: Policies) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
-    Forward holds the stored values of every call. Backward takes the calls one by one: in a known order each finds
+    Forward adds up the stored values of the calls. Backward takes the calls one by one: in a known order each finds
     only what the calls before it in forward hold; in an unknown one any may come first. ValueError as in `simulations`.
     """
     runs = simulations(problem, policies)
     if problem.order:
-        return max(alive for _, alive in timeline_of(problem, runs))
+        calls = _calls(problem, runs)
+        before = [0, *accumulate(call.held for call in calls)]
+        forward = max(held + max(call.forward, default=0) for held, call in zip(before, calls, strict=False))
+        return max(forward, *(alive for _, alive in timeline_of(problem, runs)))
     return max(_unordered(problem, runs, group) for group in problem.groups)
 
 
@@ -50,15 +54,20 @@ def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
 
 def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[tuple[int, int]]:
     """(number of the block in forward order, bytes alive) through backward; the first entry is its beginning."""
-    waiting = [iter(of_kind) for of_kind in runs]
-    calls = [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
+    calls = _calls(problem, runs)
     before = sum(call.held for call in calls)
     line = [(len(calls) - 1, before)]
     for number in reversed(range(len(calls))):
         before -= calls[number].held
-        fetched = calls[number - 1].fetched if number else 0
+        fetched = next((call.fetched for call in reversed(calls[:number]) if call.fetched), 0)
         line += [(number, before + fetched + alive) for alive in calls[number].timeline]
     return line
+
+
+def _calls(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[Simulation]:
+    """One call of every block, in forward order."""
+    waiting = [iter(of_kind) for of_kind in runs]
+    return [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
 
 
 def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]], group: Sequence[int]) -> int:

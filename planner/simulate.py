@@ -1,9 +1,11 @@
-"""Carry a policy out on paper, event by event, and watch the bytes: the judge of every planner.
+"""Carry a policy out on paper, step by step, and watch the bytes: the judge of every planner.
 
-Within one call's backward an event asks for its values: a retained one is there; a compressed one is decompressed at
-its first request; any other is rebuilt by replaying its producer, whose inputs are requested in turn and whose other
-missing outputs come alive with it. Stored payloads and rebuilt copies alike go at the end of the event that uses them
-last. An offloaded value is fetched back before the call's backward begins.
+Forward makes a value when its op runs, has it until its last reader has run (an input, or what nothing reads: to the
+end), and keeps what is stored of it from then on. A payload is there as soon as its value. Within one call's backward
+an event asks for its values: a retained one is there; a compressed one is decompressed at its first request; any other
+is rebuilt by replaying its producer, whose inputs are requested in turn and whose other missing outputs come alive with
+it. Stored payloads and rebuilt copies alike go at the end of the event that uses them last. An offloaded value is
+fetched back before the call's backward begins.
 """
 
 from __future__ import annotations
@@ -20,24 +22,25 @@ from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 class Simulation:
     """One call of a block.
 
-    `held` bytes from forward to backward; `timeline`, the bytes alive at each event of backward, with the largest
-    workspace of the codecs and operators at work; `seconds` that replays, codecs and transfers add; `fetched` bytes
-    that come back from the host, while the backward of the call before runs.
+    `held` bytes from forward to backward; `forward` and `timeline`, the bytes alive at each op of forward and at each
+    event of backward, with the largest workspace of the codecs and operators at work; `seconds` that replays, codecs
+    and transfers add; `fetched` bytes that come back from the host, while the backward of the call before runs.
     """
 
     held: int
+    forward: tuple[int, ...]
     timeline: tuple[int, ...]
     seconds: float
     fetched: int = 0
 
     @property
     def inner_peak(self) -> int:
-        """The most bytes within the call's backward."""
-        return max(self.timeline, default=0)
+        """The most bytes within the call's forward or backward."""
+        return max((*self.forward, *self.timeline), default=0)
 
     @property
     def transient(self) -> int:
-        """What backward needs beyond what the call holds."""
+        """What forward or backward needs beyond what the call holds."""
         return max(0, self.inner_peak - self.held)
 
 
@@ -127,6 +130,26 @@ class _Backward:
         return max(0.0, out) + max(0.0, back)
 
 
+def _forward(profile: Profile, policy: Policy) -> tuple[int, ...]:
+    """The bytes at each op."""
+    graph, codecs = profile.graph, chosen_codecs(profile, policy)
+    end = len(graph.ops) - 1
+    changes = [0] * (len(graph.ops) + 1)
+    workspace = [op.workspace_bytes for op in graph.ops]
+    for index, (first, last) in enumerate(graph.forward_lives):
+        payload = codecs[index].nbytes if index in codecs else 0
+        spans = [(first, last, graph.values[index].nbytes + payload)]
+        spans += [(last + 1, end, policy.stored_bytes(profile, index))]
+        for begin, until, nbytes in spans:
+            changes[begin] += nbytes
+            changes[until + 1] -= nbytes
+        if index in codecs:
+            for op in range(first, last + 1):
+                workspace[op] = max(workspace[op], codecs[index].workspace_bytes)
+    changes[0] += graph.forward_overhead
+    return tuple(alive + extra for alive, extra in zip(accumulate(changes), workspace, strict=False))
+
+
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
     """The cost of what was chosen for each value that is stored, but not as it is, by value."""
     stores = enumerate(policy.stores)
@@ -134,7 +157,7 @@ def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
 
 
 def simulate(profile: Profile, policy: Policy) -> Simulation:
-    """Run one call's backward; ValueError if the policy cannot be carried out.
+    """Run one call; ValueError if the policy cannot be carried out.
 
     An op that the policy replays but nothing asks for never runs, and costs nothing.
     """
@@ -142,4 +165,6 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     backward = _Backward(profile, policy)
     backward.run()
     fetched = sum(profile.graph.values[v].nbytes for v, store in enumerate(policy.stores) if store == OFFLOAD)
-    return Simulation(policy.held_bytes(profile), backward.timeline(), backward.seconds(), fetched)
+    return Simulation(
+        policy.held_bytes(profile), _forward(profile, policy), backward.timeline(), backward.seconds(), fetched
+    )
