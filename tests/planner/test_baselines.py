@@ -1,49 +1,51 @@
 """The policies one would write by hand."""
 
 import pytest
-from ds_adacc.planner import InfeasibleBudget, Kind, compress_all, recompute_all, retain_all
+from ds_adacc.planner import InfeasibleBudget, Kind, Problem, compress_all, recompute_all, retain_all
 
 
 def only(solution, kind):
-    """The single policy, with values by name."""
-    values = zip(kind.profile.graph.values, solution.policies[0].stores, strict=True)
-    return {value.name: store for value, store in values if store is not None}, solution.policies[0].replays
+    """The one policy of all blocks, with values by name."""
+    (policies,) = solution.policies
+    assert policies == policies[:1] * kind.blocks
+    values = zip(kind.profile.graph.values, policies[0].stores, strict=True)
+    return {value.name: store for value, store in values if store is not None}, policies[0].replays
 
 
 def test_retain_all(block):
     kind = Kind("block", block, 3)
-    stores, replays = only(retain_all([kind], 2**20, max_seconds=1), kind)
+    stores, replays = only(retain_all(Problem((kind,)), 2**20, max_seconds=1), kind)
     assert stores == dict.fromkeys("xabc", "retain")
     assert replays == (2,)  # d cannot be stored
 
 
 def test_recompute_all(block):
     kind = Kind("block", block, 3)
-    stores, replays = only(recompute_all([kind], 2**20, max_seconds=1), kind)
+    stores, replays = only(recompute_all(Problem((kind,)), 2**20, max_seconds=1), kind)
     assert (stores, replays) == ({"x": "retain"}, (0, 1, 2))
 
 
 def test_compress_all(block):
     kind = Kind("block", block, 3)
-    stores, replays = only(compress_all([kind], 2**20, max_seconds=1), kind)
+    stores, replays = only(compress_all(Problem((kind,)), 2**20, max_seconds=1), kind)
     assert (stores, replays) == ({"x": "retain", "a": "retain", "b": "retain", "c": "int4"}, (2,))
 
 
 def test_gpt(gpt):
-    plain = retain_all([gpt], 2**50, max_seconds=1)
-    recompute = recompute_all([gpt], 2**50, max_seconds=1)
-    compress = compress_all([gpt], 2**50, max_seconds=1)
+    plain = retain_all(Problem((gpt,)), 2**50, max_seconds=1)
+    recompute = recompute_all(Problem((gpt,)), 2**50, max_seconds=1)
+    compress = compress_all(Problem((gpt,)), 2**50, max_seconds=1)
     assert plain.added_seconds == plain.error == recompute.error == 0
     assert max(recompute.peak, compress.peak) < plain.peak / 2
     assert min(recompute.added_seconds, compress.added_seconds, compress.error) > 0
     assert only(recompute, gpt)[0] == {"x": "retain"}
-    assert not compress.policies[0].replays
+    assert only(compress, gpt)[1] == ()
 
 
 @pytest.mark.parametrize("baseline", [retain_all, recompute_all, compress_all])
 def test_over_budget(gpt, baseline):
-    peak = baseline([gpt], 2**50, max_seconds=1).peak
-    assert baseline([gpt], peak, max_seconds=1).peak == peak
+    peak = baseline(Problem((gpt,)), 2**50, max_seconds=1).peak
+    assert baseline(Problem((gpt,)), peak, max_seconds=1).peak == peak
     with pytest.raises(InfeasibleBudget) as caught:
-        baseline([gpt], peak - 1, max_seconds=1)
+        baseline(Problem((gpt,)), peak - 1, max_seconds=1)
     assert (caught.value.budget, caught.value.smallest) == (peak - 1, peak)

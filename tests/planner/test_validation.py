@@ -11,12 +11,20 @@ from ds_adacc.planner import (
     Kind,
     Op,
     Policy,
+    Problem,
     Profile,
     Value,
+    compress_all,
+    dynamic_programming,
+    frontier,
+    greedy,
+    mix,
+    mix_isolated,
+    peak_bytes,
     recompute_all,
+    retain_all,
     smallest_peak,
     solve,
-    solve_isolated,
 )
 
 X = Value("x", "block input", 4, None, True)
@@ -34,10 +42,9 @@ USE = Event("use", (1,), 0)
         ((X, Y, replace(Y, name="z", producer=7)), (DOUBLE,), (USE,), "value 'z' has producer 7; valid are None and 0"),
         ((X, Y, replace(Y, name="z")), (DOUBLE,), (USE,), "value 'z' has producer 0 .'double'., which does not list"),
         ((X, Y), (replace(DOUBLE, outputs=(1, 1)),), (USE,), "lists output 'y'.*list it once"),
+        ((X, Y), (replace(DOUBLE, workspace_bytes=-8),), (USE,), "workspace_bytes of op 'double' is -8"),
         ((X, Y), (replace(DOUBLE, inputs=(5,)),), (USE,), r"op 'double' refers to value 5; valid are 0\.\.1"),
         ((X, Y), (replace(DOUBLE, inputs=(1,)),), (USE,), "op 'double' .* reads value 'y', which op 0 makes"),
-        ((X, Y), (replace(DOUBLE, workspace_bytes=-8),), (USE,), "workspace_bytes of op 'double' is -8"),
-        ((X, Y), (replace(DOUBLE, workspace_bytes=0.5),), (USE,), "workspace_bytes of op 'double' is 0.5"),
         ((X, Y), (DOUBLE,), (replace(USE, values=(2,)),), "event 'use' refers to value 2"),
         ((X, Y), (DOUBLE,), (replace(USE, values=(1, 1)),), "event 'use' lists values .1, 1.: each must appear once"),
         ((X, Y), (DOUBLE,), (replace(USE, gradient_bytes=-1),), "gradient_bytes of event 'use' is -1"),
@@ -70,7 +77,6 @@ def test_saved_and_rebuildable():
         ({"decompress_seconds": float("inf")}, "decompress_seconds of codec 'int4' is inf"),
         ({"error": -0.1}, "error of codec 'int4' is -0.1"),
         ({"gradient_error": float("nan")}, "gradient_error of codec 'int4' is nan"),
-        ({"gradient_error": -0.1}, "gradient_error of codec 'int4' is -0.1"),
         ({"codec": "retain"}, "a codec is named 'retain'"),
     ],
 )
@@ -91,6 +97,15 @@ def test_codec(change, message):
 def test_profile(seconds, codecs, message):
     with pytest.raises(ValueError, match=message):
         Profile(BlockGraph((X, Y), (DOUBLE,), (USE,)), seconds, codecs)
+
+
+@pytest.mark.parametrize(
+    ("hiding_seconds", "message"),
+    [((-1.0, 0.0), "hiding_seconds of forward is -1.0"), ((0.0, float("inf")), "hiding_seconds of backward is inf")],
+)
+def test_hiding_seconds(block, hiding_seconds, message):
+    with pytest.raises(ValueError, match=message):
+        replace(block, hiding_seconds=hiding_seconds)
 
 
 def test_no_codec_for_what_cannot_be_stored():
@@ -133,60 +148,105 @@ def test_kind(block):
         Kind("gpt", block, -2)
 
 
+def test_calls_per_block(block):
+    with pytest.raises(ValueError, match="calls_per_block of kind 'gpt' is 0; leave the kind out"):
+        Kind("gpt", block, 2, calls_per_block=0)
+    with pytest.raises(ValueError, match="calls_per_block of 'gpt' is 3; it must divide its 4 calls"):
+        Kind("gpt", block, 4, calls_per_block=3)
+    assert Kind("gpt", block, 6, calls_per_block=3).blocks == 2
+
+
+PLANNERS = (retain_all, recompute_all, compress_all, greedy, dynamic_programming, solve, mix, mix_isolated)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize(
-    ("kinds", "budget", "max_seconds", "message"),
+    ("budget", "max_seconds", "message"),
     [
-        (0, 100, 1.0, "kinds is empty"),
-        (1, -1, 1.0, "budget is -1; it must be a non-negative int"),
-        (1, 1e9, 1.0, "budget is 1000000000.0"),
-        (1, 100, 0.0, "max_seconds is 0.0; it must be finite and positive"),
-        (1, 100, float("inf"), "max_seconds is inf"),
+        (-1, 1.0, "budget is -1; it must be a non-negative int"),
+        (1e9, 1.0, "budget is 1000000000.0"),
+        (100, 0.0, "max_seconds is 0.0; it must be finite and positive"),
+        (100, float("inf"), "max_seconds is inf"),
     ],
 )
-def test_request(block, kinds, budget, max_seconds, message):
+def test_request(block, planner, budget, max_seconds, message):
     with pytest.raises(ValueError, match=message):
-        solve([Kind("block", block, 1)] * kinds, budget, max_seconds=max_seconds)
+        planner(Problem((Kind("block", block, 1),)), budget, max_seconds=max_seconds)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("", "kinds is empty; give at least one"),
+        ("aba", r"kinds are named \['a', 'b', 'a'\]; give each a name of its own"),
+    ],
+)
+def test_kinds(block, names, message):
+    with pytest.raises(ValueError, match=message):
+        Problem(tuple(Kind(name, block, 1) for name in names))
 
 
 @pytest.mark.parametrize(
     ("together", "message"),
     [
-        ([["a"], ["c"]], r"together names 'c'; the kinds are \['a', 'b'\]"),
-        ([["a"]], "together has no set with kind 'b'"),
-        ([["a", "b"], []], "together has an empty set"),
+        (("a", "c"), r"together names 'c'; the kinds are \['a', 'b'\]"),
+        (("a",), "together has no set with kind 'b'"),
+        (("ab", ""), "together has an empty set"),
     ],
 )
 def test_together(block, together, message):
-    kinds = [Kind(name, block, 1) for name in "ab"]
-    for planner in (solve, solve_isolated, recompute_all):
-        with pytest.raises(ValueError, match=message):
-            planner(kinds, 100, max_seconds=1.0, together=together)
+    with pytest.raises(ValueError, match=message):
+        Problem(tuple(Kind(name, block, 1) for name in "ab"), tuple(map(frozenset, together)))
+
+
+@pytest.mark.parametrize(
+    ("together", "calls_per_block", "order", "message"),
+    [
+        (("a", "b"), 1, "aabb", "order is given, and several sets are alive together; give an order to one set only"),
+        ((), 2, "aab", "order is given, but each block of kind 'b' is called more than once"),
+        ((), 1, "aab", r"order names {'a': 2, 'b': 1} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
+        ((), 1, "aabbc", r"order names {'a': 2, 'b': 2, 'c': 1} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
+        ((), 1, "aa", r"order names {'a': 2} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
+    ],
+)
+def test_order(block, together, calls_per_block, order, message):
+    kinds = (Kind("a", block, 2), Kind("b", block, 2, calls_per_block))
+    with pytest.raises(ValueError, match=message):
+        Problem(kinds, tuple(map(frozenset, together)), tuple(order))
+
+
+def test_groups_and_runs(block):
+    kinds = (Kind("a", block, 3), Kind("b", block, 2))
+    assert Problem(kinds).groups == ((0, 1),)
+    assert Problem(kinds, (frozenset("b"), frozenset("ab"))).groups == ((1,), (0, 1))
+    assert Problem(kinds).runs == ()
+    assert Problem(kinds, order=tuple("abbaa")).runs == ((0, 1), (1, 2), (0, 2))
+
+
+@pytest.mark.parametrize("bound", [-0.1, float("nan"), float("inf")])
+def test_max_gradient_error(block, bound):
+    with pytest.raises(ValueError, match=f"max_gradient_error is {bound}; it must be finite and non-negative"):
+        Problem((Kind("a", block, 1),), max_gradient_error=bound)
+
+
+def test_a_policy_for_each_block(block):
+    policy = Policy(("retain", "retain", "retain", "retain", None, None), (2,))
+    with pytest.raises(ValueError, match="kind 'a' has 2 blocks; got 3 policies"):
+        peak_bytes(Problem((Kind("a", block, 4, calls_per_block=2),)), [[policy] * 3])
 
 
 def test_smallest_peak_request(block):
     with pytest.raises(ValueError, match="max_seconds is nan"):
-        smallest_peak([Kind("block", block, 1)], float("nan"))
+        smallest_peak(Problem((Kind("block", block, 1),)), float("nan"))
 
 
-def test_gradient_errors_travel_as_json_and_are_0_where_not_named(block):
-    cost = replace(block.codecs[3][0], gradient_error=0.25)
-    profile = replace(block, codecs=(*block.codecs[:3], (cost,), *block.codecs[4:]))
-    data = profile.to_json()
-    assert Profile.from_json(json.loads(json.dumps(data))) == profile
-    del data["codecs"][3][0]["gradient_error"]
-    assert Profile.from_json(data) == block
-
-
-def test_workspaces_travel_as_json_and_are_0_where_not_named():
-    graph = BlockGraph((X, Y), (replace(DOUBLE, workspace_bytes=64),), (USE,))
-    data = graph.to_json()
-    assert BlockGraph.from_json(json.loads(json.dumps(data))) == graph
-    del data["ops"][0]["workspace_bytes"]
-    assert BlockGraph.from_json(data) == BlockGraph((X, Y), (DOUBLE,), (USE,))
+def test_frontier_request(block):
+    with pytest.raises(ValueError, match="max_seconds is 0; it must be finite and positive"):
+        frontier(block, max_seconds=0)
 
 
 def test_profiles_and_policies_travel_as_json(gpt, block):
-    for profile in (gpt.profile, block):
+    for profile in (gpt.profile, replace(block, hiding_seconds=(1.0, 2.5))):
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
     assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy

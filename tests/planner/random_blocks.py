@@ -1,0 +1,117 @@
+"""Small random blocks, and every policy of them: what the planners are held against."""
+
+import itertools
+import math
+
+from ds_adacc.planner import (
+    OFFLOAD,
+    RETAIN,
+    BlockGraph,
+    CodecCost,
+    Event,
+    Kind,
+    Op,
+    Point,
+    Policy,
+    Problem,
+    Profile,
+    Value,
+)
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+MICROSECOND = 1e-6
+SMALL = st.integers(0, 12)
+# no common divisor, gigabytes: what CBC's tolerances cannot tell apart
+LARGE = st.integers(0, 12).flatmap(lambda k: st.sampled_from([k * 10**9, k * 10**9 + 7]))
+# the root of an integer: sums of squares stay away from the square of a bound that is a half more than one
+ERRORS = st.integers(0, 9).map(math.sqrt)
+ERROR_BOUNDS = st.integers(0, 12).map(lambda square: math.sqrt(square + 0.5))
+UNBOUNDED = st.none()
+TIMES = st.integers(0, 9).map(lambda count: count * MICROSECOND)
+
+
+def examples(count):
+    """So many of them, the same each time."""
+    checks = list(HealthCheck)
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+
+
+@st.composite
+def graphs(draw, sizes, ops=5):
+    """Up to `ops` with one or two outputs each, some not replayable, values some not storable; up to four events."""
+    values = [("input", None, True)]
+    made = []
+    for index in range(draw(st.integers(1, ops))):
+        inputs = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=2))
+        outputs = tuple(range(len(values), len(values) + draw(st.sampled_from([1, 1, 2]))))
+        values += [(f"v{output}", index, draw(st.sampled_from([True, True, False]))) for output in outputs]
+        replayable = draw(st.sampled_from([True, True, True, False]))
+        made.append(Op(f"op{index}", tuple(inputs), outputs, replayable, draw(sizes)))
+    values = tuple(Value(name, "any", draw(sizes), producer, storable) for name, producer, storable in values)
+    usable = BlockGraph(values, tuple(made), ()).rebuildable_ops
+    needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
+    events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
+    events = tuple(Event(f"e{time}", tuple(event), draw(sizes)) for time, event in enumerate(events))
+    return BlockGraph(values, tuple(made), events)
+
+
+@st.composite
+def offers(draw, sizes, count):
+    """So many ways to store a value, of which the last may be in the host's memory."""
+    codecs = [
+        CodecCost(f"c{i}", draw(sizes) // 2, draw(TIMES), draw(TIMES), i / 4, draw(sizes), draw(ERRORS))
+        for i in range(count)
+    ]
+    if codecs and draw(st.sampled_from([True, False, False])):
+        codecs[-1] = CodecCost(OFFLOAD, 0, draw(TIMES), draw(TIMES), 0.0, 0)
+    return tuple(codecs)
+
+
+@st.composite
+def profiles(draw, sizes, ops=5, most_offers=4):
+    """A graph with its times; up to `most_offers` codecs and transfers, two a value at most."""
+    graph = draw(graphs(sizes, ops))
+    codecs, left = [], most_offers
+    for value in graph.values:
+        count = draw(st.integers(0, min(2, left))) if value.storable else 0
+        left -= count
+        codecs.append(draw(offers(sizes, count)))
+    hiding = (draw(TIMES), draw(TIMES))
+    return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), hiding)
+
+
+@st.composite
+def problems(draw, sizes, bounds=UNBOUNDED, profiles=profiles, most_kinds=2):
+    """One or two kinds of up to three calls, all alive together."""
+    drawn = draw(st.lists(st.tuples(profiles(sizes), st.integers(1, 3)), min_size=1, max_size=most_kinds))
+    kinds = tuple(Kind(f"k{i}", profile, count) for i, (profile, count) in enumerate(drawn))
+    return Problem(kinds, max_gradient_error=draw(bounds))
+
+
+def points(profile, max_gradient_error=None):
+    """Every policy that can be carried out, as a point."""
+    graph = profile.graph
+    stores = [
+        (None, RETAIN, *(offer.codec for offer in offers)) if value.storable else (None,)
+        for value, offers in zip(graph.values, profile.codecs, strict=True)
+    ]
+    replayable = [index for index, op in enumerate(graph.ops) if op.replayable]
+    replays = [chosen for size in range(len(replayable) + 1) for chosen in itertools.combinations(replayable, size)]
+    for policy in itertools.starmap(Policy, itertools.product(itertools.product(*stores), replays)):
+        try:
+            point = Point.of(profile, policy)
+        except ValueError:
+            continue
+        if max_gradient_error is None or point.gradient_error <= max_gradient_error:
+            yield point
+
+
+def microseconds(seconds):
+    return round(seconds / MICROSECOND, 3)
+
+
+def undominated(results):
+    """Those tuples that no other is at most as large as in every place."""
+    results = set(results)
+    return {r for r in results if not any(o != r and all(a <= b for a, b in zip(o, r, strict=True)) for o in results)}

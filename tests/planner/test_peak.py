@@ -1,0 +1,123 @@
+"""The peak of a step, against steps walked by hand and block by block."""
+
+import itertools
+from dataclasses import replace
+
+from ds_adacc.planner import (
+    OFFLOAD,
+    CodecCost,
+    Kind,
+    Policy,
+    Problem,
+    added_seconds,
+    held_bytes,
+    peak_bytes,
+    simulate,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import SMALL, examples, points, profiles
+
+# on the `block` of conftest, as in test_simulate: what a call holds, and its backward
+KEEP = Policy(("retain", "retain", "retain", "retain", None, None), (2,))  # 210; 245 210 160 101
+PACK = Policy(("retain", None, None, "int4", None, None), (0, 2))  # 115; 217 232 160 101
+REPLAY = Policy(("retain", None, None, None, None, None), (0, 1, 2))  # 100; 245 210 160 101
+
+
+def test_in_any_order_the_largest_transient_meets_all_that_is_held(block):
+    problem = Problem((Kind("few", block, 2), Kind("many", block, 5)))
+    policies = [[KEEP] * 2, [PACK] * 5]
+    assert peak_bytes(problem, policies) == 2 * 210 + 5 * 115 + max(245 - 210, 232 - 115)
+    assert added_seconds(problem, policies) == 2 * 0.5 + 5 * 8.5
+    assert held_bytes(problem, policies) == (2 * 210, 5 * 115)
+
+
+def test_in_a_known_order_a_block_finds_what_earlier_ones_hold(block):
+    problem = Problem((Kind("block", block, 3),), order=("block",) * 3)
+    expected = {
+        (REPLAY, KEEP, PACK): 100 + 210 + 232,  # at the last block; then 100 + 245, then 245
+        (KEEP, PACK, REPLAY): 210 + 115 + 245,
+        (PACK, REPLAY, KEEP): 115 + 100 + 245,
+    }
+    for policies, peak in expected.items():
+        assert peak_bytes(problem, [policies]) == peak
+        assert peak_bytes(replace(problem, order=()), [policies]) == 210 + 115 + 100 + (245 - 100)
+
+
+def test_the_peak_may_fall_at_an_earlier_block(block):
+    lean = replace(block, graph=replace(block.graph, events=block.graph.events[3:]))
+    problem = Problem((Kind("fat", block, 2), Kind("lean", lean, 1)), order=("fat", "fat", "lean"))
+    last = Policy(("retain", None, None, None, None, None), ())  # 100; 101
+    # the last block: 2 * 100 + 101; the second: 100 + 245
+    assert peak_bytes(problem, [[REPLAY] * 2, [last]]) == 345
+
+
+def test_the_peak_may_fall_where_backward_begins(block):
+    quiet = replace(block, graph=replace(block.graph, events=()))
+    problem = Problem((Kind("quiet", quiet, 3),), order=("quiet",) * 3)
+    assert peak_bytes(problem, [[KEEP, PACK, REPLAY]]) == 210 + 115 + 100
+
+
+def test_what_was_offloaded_comes_back_beside_the_block_after(block):
+    transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
+    profile = replace(block, codecs=((transfer,), *block.codecs[1:]))
+    away = Policy((OFFLOAD, "retain", "retain", "retain", None, None), (2,))  # 110 and 100 on the host; 245 ...
+    problem = Problem((Kind("block", profile, 2),), order=("block",) * 2)
+    assert peak_bytes(problem, [(away, REPLAY)]) == 110 + 100 + 245
+    assert peak_bytes(problem, [(REPLAY, away)]) == 100 + 245
+    assert peak_bytes(replace(problem, order=()), [(REPLAY, away)]) == 210 + (245 - 100) + 100
+
+
+def test_sets_alive_together_each_have_a_peak(block):
+    kinds = (Kind("a", block, 1), Kind("b", block, 4, calls_per_block=2))
+    policies = [[KEEP], [PACK, REPLAY]]
+    apart = Problem(kinds, (frozenset("a"), frozenset("b")))
+    assert peak_bytes(apart, policies) == 2 * 115 + 2 * 100 + 145
+    assert peak_bytes(Problem(kinds), policies) == 210 + 2 * 115 + 2 * 100 + 145
+    assert held_bytes(apart, policies) == (210, 2 * 115 + 2 * 100)
+    assert added_seconds(apart, policies) == 0.5 + 2 * 8.5 + 2 * 3.5
+
+
+@st.composite
+def planned(draw):
+    """Up to four blocks of one or two kinds in a row, and a policy for each."""
+    of_kind = {name: draw(profiles(SMALL, ops=3)) for name in draw(st.sampled_from(["a", "ab"]))}
+    order = draw(st.permutations([*of_kind, *draw(st.lists(st.sampled_from(sorted(of_kind)), max_size=2))]))
+    known = {name: [point.policy for point in points(profile)] for name, profile in of_kind.items()}
+    policies = [[draw(st.sampled_from(known[name])) for _ in range(order.count(name))] for name in of_kind]
+    kinds = tuple(Kind(name, profile, order.count(name)) for name, profile in of_kind.items())
+    return Problem(kinds, order=tuple(order)), policies
+
+
+def in_forward_order(problem, policies):
+    """One call of each block."""
+    waiting = {kind.name: iter(chosen) for kind, chosen in zip(problem.kinds, policies, strict=True)}
+    profiles = {kind.name: kind.profile for kind in problem.kinds}
+    return [simulate(profiles[name], next(waiting[name])) for name in problem.order]
+
+
+def walk(calls):
+    """The peak of one backward over the calls, last first."""
+    most, alive = 0, [call.held for call in calls]
+    while alive:
+        most = max(most, sum(alive))
+        alive.pop()
+        at_work = calls[len(alive)]
+        fetched = calls[len(alive) - 1].fetched if alive else 0
+        for nbytes in at_work.timeline:
+            most = max(most, sum(alive) + nbytes + fetched)
+    return most
+
+
+@examples(150)
+@given(planned())
+def test_the_peak_is_that_of_a_walk_through_backward(plan):
+    problem, policies = plan
+    calls = in_forward_order(problem, policies)
+    assert peak_bytes(problem, policies) == walk(calls)
+    # not knowing the order, no order must take more
+    unordered = peak_bytes(replace(problem, order=()), policies)
+    walks = [walk(order) for order in itertools.permutations(calls)]
+    assert max(walks) <= unordered
+    if not any(call.fetched for call in calls):
+        assert max(walks) == unordered
