@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mip
@@ -10,7 +13,7 @@ from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Profile
-from ds_adacc.planner.program import BlockProgram
+from ds_adacc.planner.program import BlockProgram, Expr
 from ds_adacc.planner.simulate import Simulation, simulate
 from ds_adacc.planner.solution import NoSolutionInTime, check_request, gradient_error, quantization_error
 
@@ -41,24 +44,16 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
     """The exact frontier, from the fastest point to the one that holds the least.
 
     Each point is the optimum of a mixed-integer program with one byte less (one granule, see `model`) to hold than the
-    point before. Where there would be more than about 64, the next is asked to hold a 64th less of the range. What
+    point before. Where there could be more than about 64, the next is asked to hold a 64th less of the range. What
     backward needs besides is not bounded. When `max_seconds` run out, the points found by then come back: at least one,
     or NoSolutionInTime. Raises ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
-    search = _Search(profile, max_gradient_error)
     points: list[Point] = []
-    limit = None
-    while (left := deadline - time.perf_counter()) > 0:
-        try:
-            policy = search.fastest(limit, left)
-        except NoSolutionInTime:
-            break
-        if policy is None:
-            return tuple(points)
-        points.append(Point.of(profile, policy))
-        limit = search.held - max(1, (search.held_most - search.held_least) // _MOST_POINTS)
+    with contextlib.suppress(NoSolutionInTime):
+        for policy in _Search(profile, max_gradient_error).policies(deadline):
+            points.append(Point.of(profile, policy))
     if not points:
         raise NoSolutionInTime(f"no point of the frontier was found in {max_seconds:.3g} seconds; allow more")
     return tuple(points)
@@ -72,19 +67,21 @@ class _Search:
         self._program = BlockProgram(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
         self._held = self._model.add_var()
         held = BlockMemory(self._program).held()
-        self._model += self._held >= held
+        self._model += self._held == held
         self._objective = self._program.quanta() + share(self._program.error(), 0.45) + share(held, 0.045)
-        self.held_most = int(sum(held.expr.values()))
-        self.held_least = 0
 
-    @property
-    def held(self) -> int:
-        """What the policy found last holds, in granules."""
+    def policies(self, deadline: float) -> Iterator[Policy]:
+        """The frontier's; NoSolutionInTime when the deadline, a reading of `time.perf_counter()`, has passed."""
+        least = self._minimise(self._held, deadline)
+        held = most = self._minimise(self._objective, deadline)
+        yield self._program.policy()
+        while held > least:
+            self._held.ub = max(least, held - math.ceil((most - least) / _MOST_POINTS)) + 0.5
+            held = self._minimise(self._objective, deadline)
+            yield self._program.policy()
+
+    def _minimise(self, objective: Expr, deadline: float) -> int:
+        """Search; returns what the policy found holds, in granules."""
+        self._model.objective = mip.minimize(objective)
+        optimise(self._model, [], deadline - time.perf_counter())
         return round(self._held.x)
-
-    def fastest(self, limit: int | None, max_seconds: float) -> Policy | None:
-        """The policy that adds the least time and holds at most `limit` granules, and as few as that allows."""
-        if limit is not None:
-            self._held.ub = limit + 0.5
-        self._model.objective = mip.minimize(self._objective)
-        return None if optimise(self._model, [], max_seconds) is None else self._program.policy()

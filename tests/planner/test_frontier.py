@@ -1,0 +1,143 @@
+"""The frontier of one block, against every policy of small ones."""
+
+import sys
+
+import pytest
+from ds_adacc.planner import (
+    BlockGraph,
+    CodecCost,
+    Event,
+    NoSolutionInTime,
+    Point,
+    Policy,
+    Profile,
+    Value,
+    frontier,
+    recompute_policy,
+    retain_policy,
+    simulate,
+)
+from ds_adacc.planner.model import optimise
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated
+
+frontier_module = sys.modules["ds_adacc.planner.frontier"]  # its function hides it in the package
+TINY = st.integers(0, 5)  # so that a 64th of the range is less than a byte
+
+
+def check(profile, max_gradient_error=None):
+    found = frontier(profile, max_seconds=60, max_gradient_error=max_gradient_error)
+    pairs = [(point.simulation.held, microseconds(point.simulation.seconds)) for point in found]
+    every = {(p.simulation.held, microseconds(p.simulation.seconds)) for p in points(profile, max_gradient_error)}
+    assert undominated(every) <= set(pairs) <= every
+    # from the fastest to the leanest, no point beaten in both
+    assert [held for held, _ in pairs] == sorted({held for held, _ in pairs}, reverse=True)
+    assert [seconds for _, seconds in pairs] == sorted(seconds for _, seconds in pairs)
+    assert pairs[0][1] == min(seconds for _, seconds in every)
+    assert pairs[-1][0] == min(held for held, _ in every)
+    assert all(point == Point.of(profile, point.policy) for point in found)
+    return found
+
+
+@examples(100)
+@given(profile=profiles(TINY))
+def test_frontier_equals_brute_force(profile):
+    check(profile)
+
+
+@examples(100)
+@given(profile=profiles(TINY), bound=ERROR_BOUNDS)
+def test_frontier_equals_brute_force_under_a_bound_on_the_gradient_error(profile, bound):
+    assert all(point.gradient_error <= bound for point in check(profile, bound))
+
+
+def test_by_hand(block):
+    kept, recomputed = retain_policy(block), recompute_policy(block)
+    found = frontier(block, max_seconds=60)
+    assert [(point.simulation.held, point.simulation.seconds) for point in found] == [
+        (210, 0.5),  # d is always replayed
+        (160, 1.5),  # a and b are replayed at once: neither is worth keeping alone
+        (150, 2.5),  # c is replayed
+        (100, 3.5),
+    ]
+    assert (found[0].policy, found[-1].policy) == (kept, recomputed)
+
+
+def test_among_equally_quick_the_smaller_error_wins_then_fewer_bytes():
+    coarse, fine, wide = (
+        CodecCost(name, nbytes, MICROSECOND, 0.0, error, 0)
+        for name, nbytes, error in (("coarse", 2, 0.2), ("fine", 3, 0.1), ("wide", 4, 0.1))
+    )
+    value = Value("x", "", 8, None, True)
+    profile = Profile(BlockGraph((value,), (), (Event("x", (0,), 0),)), (), ((coarse, wide, fine),))
+    found = [point.policy.stores for point in frontier(profile, max_seconds=60)]
+    assert found == [("retain",), ("fine",), ("coarse",)]
+
+
+def independent(count):
+    """So many values, of 1, 2, 4, ... bytes, each of which may be left out for a microsecond a byte."""
+    values = tuple(Value(f"v{i}", "", 2**i, None, True) for i in range(count))
+    gone = tuple((CodecCost("gone", 0, 2**i * MICROSECOND, 0.0, 0.0, 0),) for i in range(count))
+    return Profile(BlockGraph(values, (), (Event("all", tuple(range(count)), 0),)), (), gone)
+
+
+@pytest.mark.parametrize(
+    ("values", "held"),
+    [
+        (6, list(range(63, -1, -1))),
+        (7, [*range(127, 0, -2), 0]),  # in steps of a 64th of the range, to the least in any case
+        (10, [*range(1023, 0, -16), 0]),
+    ],
+)
+def test_more_than_64_points_are_thinned(values, held):
+    found = frontier(independent(values), max_seconds=60)
+    assert [point.simulation.held for point in found] == held
+    assert [microseconds(point.simulation.seconds) for point in found] == [2**values - 1 - left for left in held]
+
+
+def test_sizes_that_are_not_whole_granules():
+    """A codec's 2 MiB and 1 byte are rounded up; the points hold what the simulator says."""
+    mib = 2**20
+    values = (Value("a", "", 16 * mib, None, True), Value("b", "", 16 * mib, None, True))
+    packed = (CodecCost("packed", 2 * mib + 1, MICROSECOND, 0.0, 0.1, 0),)
+    profile = Profile(BlockGraph(values, (), (Event("ab", (0, 1), 0),)), (), (packed, packed))
+    found = frontier(profile, max_seconds=60)
+    assert [point.simulation.held for point in found] == [32 * mib, 18 * mib + 1, 4 * mib + 2]
+
+
+def test_nothing_to_choose():
+    profile = Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ())
+    assert frontier(profile, max_seconds=60) == (Point.of(profile, Policy((), ())),)
+
+
+def test_out_of_time(gpt):
+    with pytest.raises(NoSolutionInTime, match="no point of the frontier was found in 1e-09 seconds; allow more"):
+        frontier(gpt.profile, max_seconds=1e-9)
+
+
+def test_the_points_found_in_time_come_back(gpt, monkeypatch):
+    every = frontier(gpt.profile, max_seconds=60)
+    searches = iter([optimise] * 4)
+
+    def impatient(model, watched, max_seconds):
+        """Runs out of time at the fifth search."""
+        search = next(searches, None)
+        if search is None:
+            raise NoSolutionInTime("late")
+        return search(model, watched, max_seconds)
+
+    monkeypatch.setattr(frontier_module, "optimise", impatient)
+    # the first search is for the least that can be held
+    assert frontier(gpt.profile, max_seconds=60) == every[:3]
+
+
+def test_point(block):
+    lossy = CodecCost("lossy", 4, 0.0, 0.0, 0.25, 0, gradient_error=0.3)
+    away = CodecCost("other", 5, 0.0, 0.0, 0.5, 0, gradient_error=0.4)
+    profile = Profile(block.graph, block.op_seconds, ((), (lossy,), (), (away,), (), ()))
+    policy = Policy(("retain", "lossy", "retain", "other", None, None), (2,))
+    point = Point.of(profile, policy)
+    assert point.simulation == simulate(profile, policy)
+    assert point.error == 40 * 0.25 + 60 * 0.5
+    assert point.gradient_error == pytest.approx(0.5)
