@@ -53,7 +53,12 @@ def dynamic_programming(problem: Problem, budget: int, *, max_seconds: float) ->
     """
     check_request(budget, max_seconds)
     table = _Knapsack(problem)
-    return _fewest(problem, budget, lambda less: _policies(problem, table.choices(_CELLS - less)), _CELLS)
+
+    def plan(less: int) -> list[Policy]:
+        # sizes are rounded up: all the values may take more cells than there are
+        return _policies(problem, table.choices(_CELLS + 1 - less) if less else [])
+
+    return _fewest(problem, budget, plan, _CELLS + 1)
 
 
 def _fewest(problem: Problem, budget: int, plan: Callable[[int], list[Policy]], most: int) -> Solution:

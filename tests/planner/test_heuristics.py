@@ -1,0 +1,180 @@
+"""Greedy and dynamic programming, by hand; and no planner beats the MILP."""
+
+from dataclasses import replace
+
+import pytest
+from ds_adacc.planner import (
+    BlockGraph,
+    CodecCost,
+    Event,
+    InfeasibleBudget,
+    Kind,
+    Policy,
+    Problem,
+    Profile,
+    Value,
+    compress_all,
+    dynamic_programming,
+    gradient_error,
+    greedy,
+    recompute_all,
+    retain_all,
+    smallest_peak,
+    solve,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, SMALL, examples, microseconds, problems
+
+
+def stores_of(solution):
+    """Of the one policy of all blocks of the only kind."""
+    (policies,) = solution.policies
+    assert policies == policies[:1] * len(policies)
+    return policies[0].stores
+
+
+@pytest.fixture
+def pair():
+    """Four calls with two values: q saves 150 bytes a second in INT4; p 75 in INT4, 100 in INT8."""
+    values = (Value("p", "", 100, None, True), Value("q", "", 40, None, True))
+    graph = BlockGraph(values, (), (Event("q", (1,), 0), Event("p", (0,), 0)))
+    p = (CodecCost("int4", 25, 0.5, 0.5, 0.1, 0, 0.5), CodecCost("int8", 50, 0.25, 0.25, 0.01, 0, 0.3))
+    q = (CodecCost("int4", 10, 0.1, 0.1, 0.1, 0, 0.4),)
+    return Problem((Kind("pair", Profile(graph, (), (p, q)), 4),))
+
+
+# what four calls hold, and the backward of one besides
+GREEDY = [
+    (("retain", "retain"), 4 * 140, 0.0),
+    (("retain", "int4"), 4 * 110 + 40, 4 * 0.2),
+    (("int8", "int4"), 4 * 60 + 90, 4 * 0.7),
+]
+
+
+def test_greedy_saves_the_most_bytes_a_second_first_and_stops_when_it_fits(pair):
+    too_little = [2**50, *(peak for _, peak, _ in GREEDY)]
+    for (stores, peak, seconds), next_peak in zip(GREEDY, too_little, strict=False):
+        for budget in (peak, next_peak - 1):
+            solution = greedy(pair, budget, max_seconds=1)
+            assert (stores_of(solution), solution.peak) == (stores, peak)
+            assert solution.added_seconds == pytest.approx(seconds)
+            assert not solution.proven_optimal
+    with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is 330 bytes") as caught:
+        greedy(pair, 329, max_seconds=1)
+    assert (caught.value.budget, caught.value.smallest, caught.value.proven) == (329, 330, False)
+
+
+def test_greedy_recomputes(block):
+    """In `block` of conftest a saves 40 bytes a second, c 30 (6 in INT4), b 10; d cannot be kept."""
+    problem = Problem((Kind("block", block, 2),))
+    expected = [
+        (455, ("retain", "retain", "retain", "retain", None, None), (2,)),
+        (375, ("retain", None, "retain", "retain", None, None), (0, 2)),
+        (355, ("retain", None, "retain", None, None, None), (0, 1, 2)),
+        (345, ("retain", None, None, None, None, None), (0, 1, 2)),
+    ]
+    for peak, stores, replays in expected:
+        solution = greedy(problem, peak, max_seconds=1)
+        assert (solution.peak, solution.policies) == (peak, ((Policy(stores, replays),) * 2,))
+    with pytest.raises(InfeasibleBudget):
+        greedy(problem, 344, max_seconds=1)
+
+
+def test_greedy_keeps_the_gradient_error_within_its_bound(pair):
+    budget = 480
+    for bound, stores in [(0.6, ("retain", "int4")), (0.45, ("retain", "int4")), (0.35, ("int8", "retain"))]:
+        assert stores_of(greedy(replace(pair, max_gradient_error=bound), budget, max_seconds=1)) == stores
+    with pytest.raises(InfeasibleBudget) as caught:
+        greedy(replace(pair, max_gradient_error=0.45), budget - 1, max_seconds=1)  # q's leave no room for p's
+    assert caught.value.smallest == 480
+    with pytest.raises(InfeasibleBudget) as caught:
+        greedy(replace(pair, max_gradient_error=0.0), 4 * 140 - 1, max_seconds=1)
+    assert caught.value.smallest == 4 * 140
+
+
+def test_dynamic_programming_finds_the_least_time_for_what_it_holds(pair):
+    expected = [
+        (560, ("retain", "retain"), 560, 0.0),
+        (559, ("retain", "int4"), 480, 4 * 0.2),
+        (479, ("int8", "retain"), 4 * 90 + 60, 4 * 0.5),
+        # p in INT4 alone would hold 260 bytes, but takes longer than both, which hold 240
+        (419, ("int8", "int4"), 4 * 60 + 90, 4 * 0.7),
+        (329, ("int4", "int4"), 4 * 35 + 90, 4 * 1.2),
+    ]
+    for budget, stores, peak, seconds in expected:
+        for asked in (budget, peak):
+            solution = dynamic_programming(pair, asked, max_seconds=1)
+            assert (stores_of(solution), solution.peak) == (stores, peak)
+            assert solution.added_seconds == pytest.approx(seconds)
+    with pytest.raises(InfeasibleBudget) as caught:
+        dynamic_programming(pair, 229, max_seconds=1)
+    assert (caught.value.smallest, caught.value.proven) == (230, False)
+
+
+def test_dynamic_programming_gives_each_value_an_equal_share_of_the_gradient_error(pair):
+    # 0.45 / sqrt(2) allows for p's 0.3 alone, 0.6 / sqrt(2) for q's 0.4 too
+    for bound, stores, least in [(0.45, ("int8", "retain"), 420), (0.6, ("int8", "int4"), 330)]:
+        bounded = replace(pair, max_gradient_error=bound)
+        assert stores_of(dynamic_programming(bounded, least, max_seconds=1)) == stores
+        with pytest.raises(InfeasibleBudget) as caught:
+            dynamic_programming(bounded, least - 1, max_seconds=1)
+        assert caught.value.smallest == least
+
+
+def test_dynamic_programming_keeps_everything_where_that_fits():
+    """1024 bytes are 512 cells of 2; rounded up to whole cells the values take 513."""
+    values = tuple(Value(name, "", nbytes, None, True) for name, nbytes in (("a", 511), ("b", 511), ("c", 2)))
+    gone = (CodecCost("gone", 0, 1.0, 0.0, 0.0, 0),)
+    graph = BlockGraph(values, (), (Event("abc", (0, 1, 2), 0),))
+    problem = Problem((Kind("odd", Profile(graph, (), (gone,) * 3), 1),))
+    assert stores_of(dynamic_programming(problem, 1024, max_seconds=1)) == ("retain",) * 3
+
+
+HEURISTICS = (greedy, dynamic_programming)
+
+
+@pytest.mark.parametrize("planner", HEURISTICS)
+def test_neither_moves_values_to_the_host(block, planner):
+    away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0)
+    profile = replace(block, codecs=((away,), (away,), (), (*block.codecs[3], away), (), ()))
+    problem = Problem((Kind("block", profile, 2),))
+    assert planner(problem, 345, max_seconds=1).policies == recompute_all(problem, 345, max_seconds=1).policies
+
+
+@pytest.mark.parametrize("planner", HEURISTICS)
+def test_gpt(gpt, planner):
+    problem = Problem((gpt,))
+    full = retain_all(problem, 2**50, max_seconds=1)
+    assert planner(problem, full.peak, max_seconds=1).added_seconds == 0
+    for percent in (40, 60, 80):
+        budget = full.peak * percent // 100
+        found = planner(problem, budget, max_seconds=1)
+        assert found.peak <= budget
+        assert 0 < solve(problem, budget, max_seconds=60).added_seconds <= found.added_seconds
+
+
+@examples(60)
+@given(problem=problems(SMALL, bounds=st.one_of(st.none(), ERROR_BOUNDS)))
+def test_no_planner_beats_the_milp(problem):
+    smallest, most = smallest_peak(problem, 60), 2**50
+    full = retain_all(problem, most, max_seconds=1)
+    planners = [retain_all, recompute_all, greedy, dynamic_programming]
+    planners += [compress_all] if problem.max_gradient_error is None else []
+    for budget in {smallest, (smallest + full.peak) // 2, full.peak}:
+        best = solve(problem, budget, max_seconds=60)
+        for planner in planners:
+            try:
+                found = planner(problem, budget, max_seconds=1)
+            except InfeasibleBudget as error:
+                assert error.smallest > budget
+                continue
+            assert found.peak <= budget
+            assert microseconds(best.added_seconds) <= microseconds(found.added_seconds)
+            check_gradient_error(problem, found)
+
+
+def check_gradient_error(problem, solution):
+    if problem.max_gradient_error is not None:
+        for kind, (policy, *_) in zip(problem.kinds, solution.policies, strict=True):
+            assert gradient_error(kind.profile, policy) <= problem.max_gradient_error
