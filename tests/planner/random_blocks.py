@@ -57,34 +57,34 @@ def graphs(draw, sizes, ops=5):
 
 
 @st.composite
-def offers(draw, sizes, count):
-    """So many ways to store a value, of which the last may be in the host's memory."""
+def offers(draw, sizes, count, transfers):
+    """So many ways to store a value, of which the last may be in the host's memory if `transfers`."""
     codecs = [
         CodecCost(f"c{i}", draw(sizes) // 2, draw(TIMES), draw(TIMES), i / 4, draw(sizes), draw(ERRORS))
         for i in range(count)
     ]
-    if codecs and draw(st.sampled_from([True, False, False])):
+    if transfers and codecs and draw(st.sampled_from([True, False, False])):
         codecs[-1] = CodecCost(OFFLOAD, 0, draw(TIMES), draw(TIMES), 0.0, 0)
     return tuple(codecs)
 
 
 @st.composite
-def profiles(draw, sizes, ops=5, most_offers=4):
-    """A graph with its times; up to `most_offers` codecs and transfers, two a value at most."""
+def profiles(draw, sizes, ops=5, transfers=True):
+    """A graph with its times; up to four codecs and transfers, two a value at most."""
     graph = draw(graphs(sizes, ops))
-    codecs, left = [], most_offers
+    codecs, left = [], 4
     for value in graph.values:
         count = draw(st.integers(0, min(2, left))) if value.storable else 0
         left -= count
-        codecs.append(draw(offers(sizes, count)))
+        codecs.append(draw(offers(sizes, count, transfers)))
     hiding = (draw(TIMES), draw(TIMES))
     return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), hiding)
 
 
 @st.composite
-def problems(draw, sizes, bounds=UNBOUNDED, profiles=profiles, most_kinds=2):
+def problems(draw, sizes, bounds=UNBOUNDED):
     """One or two kinds of up to three calls, all alive together."""
-    drawn = draw(st.lists(st.tuples(profiles(sizes), st.integers(1, 3)), min_size=1, max_size=most_kinds))
+    drawn = draw(st.lists(st.tuples(profiles(sizes), st.integers(1, 3)), min_size=1, max_size=2))
     kinds = tuple(Kind(f"k{i}", profile, count) for i, (profile, count) in enumerate(drawn))
     return Problem(kinds, max_gradient_error=draw(bounds))
 
@@ -105,6 +105,18 @@ def points(profile, max_gradient_error=None):
             continue
         if max_gradient_error is None or point.gradient_error <= max_gradient_error:
             yield point
+
+
+def walk(calls):
+    """The peak of one backward over the calls, last first."""
+    most, alive = 0, [call.held for call in calls]
+    while alive:
+        most = max(most, sum(alive))
+        at_work = calls[len(alive) - 1]
+        alive.pop()
+        fetched = calls[len(alive) - 1].fetched if alive else 0
+        most = max(most, sum(alive) + fetched + max(at_work.timeline, default=0))
+    return most
 
 
 def microseconds(seconds):

@@ -40,13 +40,13 @@ def check(profile, max_gradient_error=None):
     return found
 
 
-@examples(100)
+@examples(50)
 @given(profile=profiles(TINY))
 def test_frontier_equals_brute_force(profile):
     check(profile)
 
 
-@examples(100)
+@examples(50)
 @given(profile=profiles(TINY), bound=ERROR_BOUNDS)
 def test_frontier_equals_brute_force_under_a_bound_on_the_gradient_error(profile, bound):
     assert all(point.gradient_error <= bound for point in check(profile, bound))

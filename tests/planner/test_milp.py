@@ -1,6 +1,7 @@
 """The solver's promises, on blocks larger than brute force can take."""
 
 import pickle
+import random
 
 import pytest
 from ds_adacc.planner import (
@@ -15,6 +16,7 @@ from ds_adacc.planner import (
     Profile,
     Value,
     added_seconds,
+    greedy,
     milp,
     peak_bytes,
     recompute_all,
@@ -172,3 +174,30 @@ def test_nothing_to_choose(capfd):
 def test_solver_is_silent(problem, capfd):
     solve(problem, spread(problem, 3)[1], max_seconds=60)
     assert capfd.readouterr() == ("", "")
+
+
+def chain(length):
+    """So many values, each made from the one before and now and then a little earlier one; two codecs for each."""
+    draw = random.Random(0)
+    values, ops, codecs = [Value("v0", "block input", 4096, None, True)], [], [()]
+    for index in range(length - 1):
+        inputs = sorted({index, max(0, index - draw.randint(1, 6))}) if draw.random() < 0.3 else [index]
+        ops.append(Op(f"op{index}", tuple(inputs), (index + 1,), draw.random() < 0.95))
+        nbytes = draw.choice([1, 2, 4, 8]) * 4096
+        values.append(Value(f"v{index + 1}", "", nbytes, index, True))
+        int4, int8 = (nbytes * seconds * draw.uniform(0.6, 1.4) for seconds in (2e-10, 1.3e-10))
+        codecs.append(
+            (CodecCost("int4", nbytes // 4, int4, int4, 0.1, 0), CodecCost("int8", nbytes // 2, int8, int8, 0.01, 0))
+        )
+    events = (Event(f"e{index}", (index,), 4096) for index in reversed(range(length)))
+    graph = BlockGraph(tuple(values), tuple(ops), tuple(events))
+    return Profile(graph, tuple(draw.uniform(1e-6, 2e-5) for _ in ops), tuple(codecs))
+
+
+def test_two_thousand_values():
+    problem = Problem((Kind("chain", chain(2000), 1),))
+    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    solution, quick = solve(problem, budget, max_seconds=60), greedy(problem, budget, max_seconds=60)
+    assert solution.peak == peak_bytes(problem, solution.policies) <= budget
+    assert set(solution.policies[0][0].stores) == {"retain", "int4", "int8", None}
+    assert 0 < solution.added_seconds <= 1.001 * quick.added_seconds

@@ -69,7 +69,7 @@ def check_gradient_error(problem, solution):
         assert gradient_error(kind.profile, policy) <= bound
 
 
-@examples(100)
+@examples(60)
 @given(problem=problems(SMALL))
 def test_optimum_equals_brute_force(problem):
     check(problem, slack=0)
@@ -83,19 +83,19 @@ def gatherings(draw):
     return Problem(kinds, tuple(map(frozenset, together)))
 
 
-@examples(100)
+@examples(60)
 @given(problem=gatherings())
 def test_optimum_equals_brute_force_where_not_all_are_alive_together(problem):
     check(problem, slack=0)
 
 
-@examples(100)
+@examples(60)
 @given(problem=problems(SMALL, bounds=ERROR_BOUNDS))
 def test_optimum_equals_brute_force_under_a_bound_on_the_gradient_error(problem):
     check(problem, slack=0)
 
 
-@examples(100)
+@examples(60)
 @given(problem=problems(LARGE))
 def test_optimum_equals_brute_force_at_awkward_sizes(problem):
     # two kinds, three calls each, a dozen sizes, a 2^17th of 12 GB

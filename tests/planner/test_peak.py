@@ -16,7 +16,7 @@ from ds_adacc.planner import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from random_blocks import SMALL, examples, points, profiles
+from random_blocks import SMALL, examples, points, profiles, walk
 
 # on the `block` of conftest, as in test_simulate: what a call holds, and its backward
 KEEP = Policy(("retain", "retain", "retain", "retain", None, None), (2,))  # 210; 245 210 160 101
@@ -96,20 +96,7 @@ def in_forward_order(problem, policies):
     return [simulate(profiles[name], next(waiting[name])) for name in problem.order]
 
 
-def walk(calls):
-    """The peak of one backward over the calls, last first."""
-    most, alive = 0, [call.held for call in calls]
-    while alive:
-        most = max(most, sum(alive))
-        alive.pop()
-        at_work = calls[len(alive)]
-        fetched = calls[len(alive) - 1].fetched if alive else 0
-        for nbytes in at_work.timeline:
-            most = max(most, sum(alive) + nbytes + fetched)
-    return most
-
-
-@examples(150)
+@examples(100)
 @given(planned())
 def test_the_peak_is_that_of_a_walk_through_backward(plan):
     problem, policies = plan
