@@ -276,7 +276,8 @@ ISOLATED = [
     Problem((packable("a", 8),)),
     Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r")),
     Problem((packable("a", 8, calls_per_block=2), packable("b", 4)), (frozenset("a"), frozenset("ab"))),
-    Problem((packable("a", 8, error=0.2),), max_gradient_error=0.25),
+    # but for the bound it would pack three rather than replay four
+    Problem((packable("a", 4, error=0.2), replayable(4)), order=("r",) * 4 + ("a",) * 4, max_gradient_error=0.1),
 ]
 
 
