@@ -41,3 +41,9 @@ def test_importing_the_planner_loads_no_torch():
 def test_checkpointing_alone_loads_no_deepspeed():
     code = "import sys, ds_adacc.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
     assert "deepspeed" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+
+def test_matplotlib_is_needed_by_the_plots_alone():
+    for path in (ROOT / "ds_adacc").rglob("*.py"):
+        drawn = [name for name in imported(path) if name.split(".")[0] == "matplotlib"]
+        assert not drawn or path.parent.name == "plots", f"{path} imports {drawn}"

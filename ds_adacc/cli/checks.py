@@ -42,7 +42,7 @@ def findings() -> list[Finding]:
         _finding("CBC", _cbc, "pip install --force-reinstall mip", required=True),
         _finding("CuPy", _cupy, cuda),
         _finding("NVRTC", _nvrtc, cuda),
-        _finding("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[examples]'"),
+        _finding("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[plots]'"),
         _finding("CUDA devices", _cuda_devices),
         _finding("backend reference", partial(_backend, "reference"), required=True),
         _finding("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
