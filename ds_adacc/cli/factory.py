@@ -1,0 +1,158 @@
+"""The user's model for `ds_adacc plan`: made by a function of theirs, and recorded in one forward and backward."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc import checkpointing, planner
+from ds_adacc.blocks import find_blocks, wrap_blocks
+from ds_adacc.budget import available_bytes
+from ds_adacc.cli.answer import BadInput
+from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
+from ds_adacc.decision import peak_when
+from ds_adacc.kind import Kind
+from ds_adacc.runtime import Runtime
+from ds_adacc.signature import flatten
+
+_UNLIMITED = MemoryBudget("bytes", 1 << 62)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one forward and backward showed: the planner's problem, whose kinds are named after their first blocks.
+
+    `known` are the kinds by these names. `available` bytes are what the device has for activations.
+    """
+
+    batch: int
+    problem: planner.Problem
+    known: Mapping[str, Kind]
+    device: torch.device
+    available: int
+
+
+class Factory:
+    """A function of one micro-batch size that returns a model, and the arguments of its forward at that size."""
+
+    def __init__(self, text: str) -> None:
+        """`text` is MODULE:FUNCTION; the current directory is importable. Raises BadInput."""
+        self.text = text
+        module, colon, name = text.partition(":")
+        if not (module and colon and name):
+            raise BadInput(f"factory {text!r}: must be MODULE:FUNCTION, such as train:make")
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        try:
+            imported = importlib.import_module(module)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}") from error
+        self._function = getattr(imported, name, None)
+        if not callable(self._function):
+            near = difflib.get_close_matches(name, [n for n, v in vars(imported).items() if callable(v)], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
+
+    @property
+    def default_batch(self) -> int:
+        """The default of the function's first parameter. Raises BadInput if it has none."""
+        parameters = list(inspect.signature(self._function).parameters.values())
+        default = parameters[0].default if parameters else None
+        if not isinstance(default, int):
+            raise BadInput(f"factory {self.text!r} has no default micro-batch size; give one with --batch")
+        return default
+
+    def make(self, batch: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model, and positional and keyword arguments. Raises BadInput for whatever the function raises."""
+        try:
+            made = self._function(batch)
+        except Exception as error:
+            raise BadInput(f"factory {self.text!r} raised {type(error).__name__}: {error}") from error
+        match made:
+            case (nn.Module() as model, torch.Tensor() as tensor):
+                return model, (tensor,), {}
+            case (nn.Module() as model, tuple() | list() as inputs):
+                return model, tuple(inputs), {}
+            case (nn.Module() as model, dict() as inputs):
+                return model, (), inputs
+        shown = f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
+        wanted = "(model, inputs): an nn.Module, and the arguments of its forward as a tensor, a tuple or a dict"
+        raise BadInput(f"factory {self.text!r} returned {shown}; it must return {wanted}")
+
+
+def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
+    """Run one forward and backward at this micro-batch size, and measure each kind of block. Raises BadInput."""
+    model, args, kwargs = factory.make(batch)
+    runtime = Runtime(section.model_copy(update={"memory_budget": _UNLIMITED}), stepped=True)
+    try:
+        blocks = find_blocks(model, section.blocks)
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
+    wrap_blocks(blocks, runtime)
+    checkpointing.use(runtime)
+    try:
+        loss = _loss(model(*args, **kwargs))
+        loss.backward()
+        runtime.end_backward()
+    except Exception as error:
+        where = f"factory {factory.text!r}: a forward and backward at micro-batch {batch}"
+        raise BadInput(f"{where} raised {type(error).__name__}: {error}") from error
+    finally:
+        checkpointing.reset()
+    if not runtime.waiting:
+        raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
+    problem, known = _problem(runtime)
+    available = available_bytes(loss.device, peak_when(planner.recompute_policy, problem))
+    return Recorded(batch, problem, known, loss.device, available)
+
+
+def _loss(output: Any) -> torch.Tensor:
+    """The output's `loss` if it has one, else the sum of all that is floating-point in it and needs a gradient."""
+    if isinstance(loss := getattr(output, "loss", None), torch.Tensor):
+        return loss.sum()
+    tensors: list[torch.Tensor] = []
+    flatten(output, tensors)
+    sums = [tensor.float().sum() for tensor in tensors if tensor.is_floating_point() and tensor.requires_grad]
+    if not sums:
+        raise TypeError(f"the output, {type(output).__name__}, has no floating-point tensor that needs a gradient")
+    return torch.stack(sums).sum()
+
+
+def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, Kind]]:
+    """The problem that the runtime would plan for, with kinds named after their first blocks, in the order met."""
+    runtime.plan_waiting()
+    assert runtime.decision is not None
+    (group,) = runtime.decision.groups  # all that ran were alive together
+    names: dict[str, str] = {}
+    for digest, kind in runtime.portfolio.kinds.items():
+        same = sum(kind.recording.name == runtime.portfolio.kinds[other].recording.name for other in names)
+        names[digest] = f"{kind.recording.name} #{same + 1}" if same else kind.recording.name
+    given = {kind.name: kind for kind in group.problem.kinds}
+    kinds = tuple(_named(given[digest], name) for digest, name in names.items())
+    order = tuple(names[digest] for digest in group.problem.order)
+    problem = planner.Problem(kinds, (), order, group.problem.max_gradient_error)
+    return problem, {name: runtime.portfolio.kinds[digest] for digest, name in names.items()}
+
+
+def _named(kind: planner.Kind, name: str) -> planner.Kind:
+    return planner.Kind(name, kind.profile, kind.count, kind.calls_per_block)
+
+
+def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> str:
+    if runtime.blocks.all():
+        why = "no block could be recorded; the log says why"
+    elif found:
+        why = f"none of the {len(found)} blocks found (the first: {found[0]}) ran; name those that do in adacc.blocks"
+    else:
+        why = "no block found; name the blocks' classes in adacc.blocks"
+    return f"factory {factory.text!r}: {why}"

@@ -1,0 +1,143 @@
+"""Plan before any training: what fits a budget, what it costs, and how large the micro-batch may be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ds_adacc import planner
+from ds_adacc.cli.answer import Answer, BadInput
+from ds_adacc.cli.factory import Factory, Recorded, record
+from ds_adacc.cli.planned import document, view
+from ds_adacc.cli.planning import Planned, Stage, plan
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read
+
+_STAGES = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The config, the factory, sizes, the budget, and where figures go."""
+    parser.add_argument("ds_config", help='a DeepSpeed config with an "adacc" section')
+    parser.add_argument(
+        "factory",
+        metavar="MODULE:FUNCTION",
+        help="called with a micro-batch size, it returns (model, inputs): the model, and the arguments of one forward "
+        "as a tensor, a tuple or a dict; the current directory is importable. The loss is the output's `loss` if it "
+        "has one, else the sum of all that is floating-point in it",
+    )
+    text = "the micro-batch size to plan for (by default the factory's own), and another to estimate from (twice that)"
+    parser.add_argument("--batch", type=int, nargs="+", metavar="N", help=text)
+    parser.add_argument("--budget", help="in place of the section's memory_budget: auto, 12GiB, 0.4")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and figures (PNG and SVG) here")
+
+
+def run(arguments: argparse.Namespace) -> Answer:
+    """The plan; no, if nothing fits. Raises BadInput."""
+    section = _section(arguments.ds_config, arguments.budget)
+    factory = Factory(arguments.factory)
+    batches = _batches(arguments.batch, factory)
+    if arguments.out:
+        _require_plots()
+    with _stages() as stage:
+        first, second = (_record(factory, section, batch, stage) for batch in batches)
+        planned = plan((first, second), section, stage)
+        shown = {"factory": factory.text, **document(planned)}
+        written = _write(planned, shown, arguments.out) if arguments.out else []
+    parts = [view(planned), *(Text(f"wrote {path}") for path in written)]
+    return Answer(shown, Group(*parts), planned.solution is not None)
+
+
+def _section(path: str, budget: str | None) -> AdaccConfig:
+    try:
+        config = read(path)
+        if budget is not None and isinstance(config.get(SECTION), dict):
+            config = {**config, SECTION: {**config[SECTION], "memory_budget": _number(budget)}}
+        section = load(config)
+    except ConfigError as error:
+        raise BadInput(str(error)) from error
+    if section is None:
+        raise BadInput(f'{path}: has no "{SECTION}" section, or it is disabled')
+    return section
+
+
+def _number(text: str) -> int | float | str:
+    """The budget as JSON would have it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _batches(given: list[int] | None, factory: Factory) -> tuple[int, int]:
+    sizes = given or [factory.default_batch]
+    if len(sizes) > 2 or min(sizes) < 1:
+        raise BadInput(f"--batch {' '.join(map(str, sizes))}: give one or two sizes of at least 1")
+    first, second = (*sizes, 2 * sizes[0])[:2]
+    if first == second:
+        raise BadInput(f"--batch {first} {second}: the sizes must differ")
+    return first, second
+
+
+def _record(factory: Factory, section: AdaccConfig, batch: int, stage: Stage) -> Recorded:
+    stage(f"recording and measuring at micro-batch {batch}")
+    return record(factory, section, batch)
+
+
+@contextmanager
+def _stages() -> Iterator[Stage]:
+    """A bar on stderr, if that is a terminal, which each call of the stage moves by one."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=_STAGES, completed=-1)
+        yield lambda text: progress.update(task, description=text, advance=1)
+
+
+def _require_plots() -> None:
+    try:
+        import ds_adacc.plots  # noqa: F401
+    except ImportError as error:
+        raise BadInput(f"--out draws with matplotlib: pip install 'ds_adacc[plots]' ({error})") from error
+
+
+def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
+    """plan.json, and the figures: of each kind a frontier and the graph of each policy, and one timeline."""
+    from ds_adacc import plots
+
+    written = [folder / "plan.json"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written[0].write_text(json.dumps(shown, indent=2, allow_nan=False) + "\n")
+        for name, figure in _figures(planned):
+            written += plots.save(figure, folder, name)
+    except OSError as error:
+        raise BadInput(f"--out {folder}: {error}") from error
+    return written
+
+
+def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
+    from ds_adacc import plots
+
+    problem, solution = planned.problem, planned.solution
+    for place, kind in enumerate(problem.kinds, start=1):
+        chosen = solution.policies[place - 1] if solution else ()
+        yield (
+            f"frontier-{place}",
+            plots.frontier_figure(kind, planned.frontiers[kind.name], planned.policies[kind.name], chosen),
+        )
+        for number, policy in enumerate(dict.fromkeys(chosen), start=1):
+            blocks = f"{chosen.count(policy)} of {len(chosen)} blocks"
+            figure = plots.graph_figure(kind.profile, policy, f"{kind.name}: {blocks}")
+            yield f"graph-{place}-{number}", figure
+    if problem.order:
+        full = [[planner.recompute_policy(kind.profile)] * kind.blocks for kind in problem.kinds]
+        plans = {"full checkpointing": full, **({"plan": solution.policies} if solution else {})}
+        yield "timeline", plots.timeline_figure(problem, plans, planned.budget)

@@ -1,0 +1,145 @@
+"""What `ds_adacc plan` finds out, as plain data: the plan for a budget, and what there is beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ds_adacc import planner
+from ds_adacc.budget import budget_bytes
+from ds_adacc.cli.answer import BadInput
+from ds_adacc.cli.factory import Recorded
+from ds_adacc.config import AdaccConfig
+from ds_adacc.decision import Group, compare, peak_when
+from ds_adacc.estimate import BatchLine, Incomparable
+
+Stage = Callable[[str], None]  # told what is being done
+
+
+_FIXED = {
+    "retain all": planner.retain_policy,
+    "recompute all": planner.recompute_policy,
+    "compress all": planner.compress_policy,
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a baseline costs: peak bytes, and seconds added to a forward and backward, None if only that is known."""
+
+    name: str
+    peak: int
+    added_seconds: float | None
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The largest micro-batch by strategy (None: nothing bounds it), or why there is no saying."""
+
+    batches: tuple[int, int]
+    largest: Mapping[str, int | None]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan for a budget (bytes), or the refusal if nothing fits.
+
+    `without` is the peak without checkpointing. `frontiers` and `policies` are by the kind's name; `policies` are those
+    of the baselines, by the baseline's name, one for all of the kind's blocks.
+    """
+
+    recorded: Recorded
+    budget: int
+    without: int
+    frontiers: Mapping[str, tuple[planner.Point, ...]]
+    solution: planner.Solution | None
+    refusal: planner.InfeasibleBudget | None
+    baselines: Sequence[Costs]
+    policies: Mapping[str, Mapping[str, planner.Policy]]
+    estimate: Estimate
+
+    @property
+    def problem(self) -> planner.Problem:
+        return self.recorded.problem
+
+
+def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage) -> Planned:
+    """Plan for the first of the two micro-batch sizes. Raises BadInput if the section's time is too short."""
+    first, seconds = recorded[0], section.solver.max_seconds
+    problem = first.problem
+    without = peak_when(planner.retain_policy, problem)
+    budget = budget_bytes(section.memory_budget, without, first.available)
+    try:
+        stage("finding the frontiers")
+        frontiers = {kind.name: _frontier(problem, kind, seconds) for kind in problem.kinds}
+        stage("planning")
+        solver = planner.compress_all if section.forces_compression else planner.mix
+        solution, refusal = _fit(solver, problem, budget, seconds)
+        stage("comparing")
+        baselines, policies = _baselines(problem, budget, seconds)
+        stage("estimating the largest micro-batch")
+        estimate = _estimate(recorded, budget, seconds)
+    except planner.NoSolutionInTime as error:
+        raise BadInput(f"adacc.solver.max_seconds = {seconds!r}: {error}") from error
+    return Planned(first, budget, without, frontiers, solution, refusal, baselines, policies, estimate)
+
+
+def _frontier(problem: planner.Problem, kind: planner.Kind, seconds: float) -> tuple[planner.Point, ...]:
+    return planner.frontier(kind.profile, max_seconds=seconds, max_gradient_error=problem.max_gradient_error)
+
+
+def _fit(
+    solver: Callable[..., planner.Solution], problem: planner.Problem, budget: int, seconds: float
+) -> tuple[planner.Solution | None, planner.InfeasibleBudget | None]:
+    try:
+        return solver(problem, budget, max_seconds=seconds), None
+    except planner.InfeasibleBudget as error:
+        return None, error
+
+
+def _baselines(
+    problem: planner.Problem, budget: int, seconds: float
+) -> tuple[list[Costs], dict[str, dict[str, planner.Policy]]]:
+    """What each would have cost; and its policy by kind, of those that search if they fit."""
+    together = (frozenset(kind.name for kind in problem.kinds),)
+    retained = planner.evaluate(problem, [planner.retain_policy(k.profile) for k in problem.kinds], 0.0, False)
+    known = compare([Group(problem, together, retained)], budget)
+    costs = [Costs(other.name, other.peak, other.added_seconds, other.fits) for other in known]
+    one, refusal = _fit(planner.solve, problem, budget, seconds)
+    costs.append(Costs("one policy", one.peak, one.added_seconds, True) if one else _unfit("one policy", refusal))
+    found = {"one policy": one}
+    for name, search in (("greedy", planner.greedy), ("dynamic programming", planner.dynamic_programming)):
+        found[name], _ = _fit(search, problem, budget, seconds)
+    policies = {}
+    for place, kind in enumerate(problem.kinds):
+        fixed = {name: plan(kind.profile) for name, plan in _FIXED.items()}
+        policies[kind.name] = fixed | {name: s.policies[place][0] for name, s in found.items() if s is not None}
+    return costs, policies
+
+
+def _unfit(name: str, refusal: planner.InfeasibleBudget | None) -> Costs:
+    assert refusal is not None
+    return Costs(name, refusal.smallest, None, False)
+
+
+def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) -> Estimate:
+    small, large = sorted(recorded, key=lambda one: one.batch)
+    batches = small.batch, large.batch
+    try:
+        line = BatchLine((small.problem, large.problem), batches)
+    except Incomparable as error:
+        return Estimate(batches, {}, str(error))
+    problem = line.at(large.batch)
+    smallest = planner.smallest_peak(problem, seconds)
+    plans = {
+        "smallest peak": planner.solve(problem, smallest, max_seconds=seconds).policies,
+        "full checkpointing": _everywhere(planner.recompute_policy, problem),
+        "no checkpointing": _everywhere(planner.retain_policy, problem),
+    }
+    return Estimate(batches, {name: line.largest(policies, budget) for name, policies in plans.items()})
+
+
+def _everywhere(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> planner.Policies:
+    return [[plan(kind.profile)] * kind.blocks for kind in problem.kinds]

@@ -1,0 +1,95 @@
+"""Peaks at micro-batch sizes that were not recorded: every number of bytes on a line through two that were."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ds_adacc import planner
+
+Part = TypeVar("Part", planner.Value, planner.Op, planner.Event, planner.CodecCost)
+
+_MOST = 1 << 20  # samples; what fits so many is not bounded by the blocks' activations
+
+
+class Incomparable(ValueError):
+    """At the two micro-batch sizes the blocks run different programs."""
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """The same blocks recorded at two micro-batch sizes, the smaller one first; their kinds have the same names.
+
+    Raises Incomparable if kinds, orders, values, operators or steps of backward are not the same at both.
+    """
+
+    problems: tuple[planner.Problem, planner.Problem]
+    batches: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        shapes = [(problem.together, problem.order, *map(_shape, problem.kinds)) for problem in self.problems]
+        if shapes[0] != shapes[1]:
+            small, large = self.batches
+            raise Incomparable(f"at micro-batch {large} the blocks run other operators than at {small}")
+
+    def at(self, batch: int) -> planner.Problem:
+        """The problem at `batch` samples: bytes by the line, rounded up, and all else as at the smaller size.
+
+        Only what both recordings offer (codecs, replayable operators) is on offer.
+        """
+        pairs = zip(self.problems[0].kinds, self.problems[1].kinds, strict=True)
+        kinds = (replace(a, profile=self._profile(batch, a.profile, b.profile)) for a, b in pairs)
+        return replace(self.problems[0], kinds=tuple(kinds))
+
+    def largest(self, policies: planner.Policies, budget: int) -> int | None:
+        """The most samples with a peak of at most `budget` bytes under these policies; None if there is no bound."""
+
+        def exceeds(batch: int) -> bool:
+            return planner.peak_bytes(self.at(batch), policies) > budget
+
+        if not exceeds(_MOST):
+            return None
+        return bisect_left(range(1, _MOST), True, key=exceeds)
+
+    def _profile(self, batch: int, a: planner.Profile, b: planner.Profile) -> planner.Profile:
+        codecs = tuple(self._codecs(batch, *offers) for offers in zip(a.codecs, b.codecs, strict=True))
+        return replace(a, graph=self._graph(batch, a.graph, b.graph), codecs=codecs)
+
+    def _graph(self, batch: int, a: planner.BlockGraph, b: planner.BlockGraph) -> planner.BlockGraph:
+        return planner.BlockGraph(
+            tuple(self._moved(batch, v, w, "nbytes") for v, w in zip(a.values, b.values, strict=True)),
+            tuple(
+                replace(self._moved(batch, o, p, "workspace_bytes"), replayable=o.replayable and p.replayable)
+                for o, p in zip(a.ops, b.ops, strict=True)
+            ),
+            tuple(self._moved(batch, e, f, "gradient_bytes") for e, f in zip(a.events, b.events, strict=True)),
+        )
+
+    def _codecs(
+        self, batch: int, a: Sequence[planner.CodecCost], b: Sequence[planner.CodecCost]
+    ) -> tuple[planner.CodecCost, ...]:
+        others = {cost.codec: cost for cost in b}
+        pairs = [(cost, others[cost.codec]) for cost in a if cost.codec in others]
+        return tuple(self._moved(batch, cost, other, "nbytes", "workspace_bytes") for cost, other in pairs)
+
+    def _moved(self, batch: int, a: Part, b: Part, *fields: str) -> Part:
+        """`a` with these fields, in bytes, on the line through it and `b`."""
+        return replace(a, **{field: self._bytes(batch, getattr(a, field), getattr(b, field)) for field in fields})
+
+    def _bytes(self, batch: int, a: int, b: int) -> int:
+        """The line through (batches[0], a) and (batches[1], b) at `batch`; no less than 0."""
+        small, large = self.batches
+        return max(0, a - (b - a) * (small - batch) // (large - small))
+
+
+def _shape(kind: planner.Kind) -> tuple[object, ...]:
+    """What must be the same at both sizes."""
+    graph = kind.profile.graph
+    return (
+        (kind.name, kind.count, kind.calls_per_block),
+        tuple((value.name, value.producer, value.storable) for value in graph.values),
+        tuple((op.name, op.inputs, op.outputs) for op in graph.ops),
+        tuple((event.name, event.values) for event in graph.events),
+    )

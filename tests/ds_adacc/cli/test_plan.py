@@ -1,0 +1,342 @@
+"""`ds_adacc plan` says before training what a budget costs, and every bad input is one line."""
+
+import contextlib
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from ds_adacc import measure, planner
+from ds_adacc.cli.factory import Factory, record
+from ds_adacc.cli.main import main
+from ds_adacc.cli.plan import _stages
+from ds_adacc.cli.planned import document as document_of
+from ds_adacc.cli.planned import view
+from ds_adacc.cli.planning import plan
+from ds_adacc.config import load
+from ds_adacc.decision import peak_when
+from ds_adacc.estimate import BatchLine
+
+SECTION = {"memory_budget": 0.5, "codecs": {"gelu": "group"}, "backend": "reference", "solver": {"max_seconds": 2.0}}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """The folder of factories.py is the current one, and imported from no longer than a test."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The path of a config with this section, or with these keys besides."""
+
+    def write(**keys):
+        path = tmp_path / "ds_config.json"
+        path.write_text(json.dumps({"adacc": {**SECTION, **keys}}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The tiny GPT at 2, 4 and 16 samples, with gradient errors."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        factory = Factory("factories:gpt")
+    finally:
+        sys.path.remove(str(Path(__file__).parent))
+    section = load({"adacc": {**SECTION, "max_gradient_error": 0.9}})
+    return {batch: record(factory, section, batch) for batch in (2, 4, 16)}
+
+
+@pytest.fixture(scope="module")
+def planned(recorded):
+    stages = []
+    made = plan((recorded[2], recorded[4]), load({"adacc": SECTION}), stages.append)
+    assert stages == ["finding the frontiers", "planning", "comparing", "estimating the largest micro-batch"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory):
+    """The whole command with figures: its exit code, stdout, and the folder."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "c.json").write_text(json.dumps({"adacc": {**SECTION, "codecs": "none", "memory_budget": 0.6}}))
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.syspath_prepend(str(Path(__file__).parent))
+        arguments = ["plan", str(folder / "c.json"), "factories:gpt", "--out", str(folder / "out"), "--json"]
+        code = main(arguments)
+    return code, out.getvalue(), folder / "out"
+
+
+# recording
+
+
+def test_the_problem_is_that_of_the_model_s_blocks(recorded):
+    problem = recorded[2].problem
+    assert [(kind.name, kind.count, kind.blocks) for kind in problem.kinds] == [("blocks.0 (GPTBlock)", 3, 3)]
+    assert problem.order == ("blocks.0 (GPTBlock)",) * 3
+    assert recorded[2].known.keys() == {"blocks.0 (GPTBlock)"}
+
+
+def test_kinds_are_named_after_their_first_blocks_in_forward_order():
+    problem = record(Factory("factories:two_kinds"), load({"adacc": SECTION}), 2).problem
+    first, second = "blocks.0 (GPTBlock)", "blocks.1 (GPTBlock)"
+    assert [(kind.name, kind.count) for kind in problem.kinds] == [(first, 1), (second, 2)]
+    assert problem.order == (first, second, second)
+
+
+@pytest.mark.parametrize("name", ["keywords", "with_loss"])
+def test_arguments_may_be_keywords_and_the_output_may_have_a_loss(name, recorded):
+    found = record(Factory(f"factories:{name}"), load({"adacc": SECTION}), 2)
+    assert found.problem.order == recorded[2].problem.order
+    for kind, other in zip(found.problem.kinds, recorded[2].problem.kinds, strict=True):
+        assert kind.profile.graph == other.profile.graph
+
+
+# the plan
+
+
+def test_the_document_is_the_planner_s_own_numbers(planned):
+    told = document_of(planned)
+    assert told.keys() == {
+        "batch",
+        "device",
+        "budget",
+        "without",
+        "smallest",
+        "kinds",
+        "plan",
+        "baselines",
+        "largest_batch",
+    }
+    problem, solution = planned.problem, planned.solution
+    assert (told["batch"], told["device"], told["smallest"]) == (2, "cpu", None)
+    retained = [[planner.retain_policy(kind.profile)] * kind.blocks for kind in problem.kinds]
+    assert told["without"] == planner.peak_bytes(problem, retained)
+    assert told["budget"] == told["without"] // 2
+    assert told["plan"] == {
+        "peak": planner.peak_bytes(problem, solution.policies),
+        "held": sum(planner.held_bytes(problem, solution.policies)),
+        "added_seconds": planner.added_seconds(problem, solution.policies),
+        "solve_seconds": solution.solve_seconds,
+        "proven_optimal": solution.proven_optimal,
+    }
+    assert told["plan"]["peak"] <= told["budget"]
+    assert json.loads(json.dumps(told)) == {**told, "largest_batch": {**told["largest_batch"], "recorded": [2, 4]}}
+
+
+def test_a_kind_s_frontier_and_policies_are_told_value_by_value(planned):
+    for kind, of_kind, chosen in zip(
+        planned.problem.kinds, document_of(planned)["kinds"], planned.solution.policies, strict=True
+    ):
+        assert of_kind.keys() == {"name", "blocks", "calls", "operators", "values", "frontier", "policies"}
+        assert sum(policy["blocks"] for policy in of_kind["policies"]) == kind.blocks
+        points = of_kind["frontier"]
+        assert all(point.keys() == {"held", "added_seconds", "gradient_error", "choices"} for point in points)
+        assert [point["held"] for point in points] == sorted((p["held"] for p in points), reverse=True)
+        assert points[0]["added_seconds"] == 0 and set(points[0]["choices"].values()) == {"retain"}
+        found = planned.frontiers[kind.name]
+        assert [point["gradient_error"] for point in points] == [point.gradient_error for point in found]
+        calls = [planner.simulate(kind.profile, policy) for policy in dict.fromkeys(chosen)]
+        assert [policy["held"] for policy in of_kind["policies"]] == [call.held for call in calls]
+        assert [policy["added_seconds"] for policy in of_kind["policies"]] == [call.seconds for call in calls]
+
+
+def test_every_baseline_has_its_cost(planned):
+    costs = {costs["name"]: costs for costs in document_of(planned)["baselines"]}
+    names = ("retain all", "recompute all", "compress all", "greedy", "dynamic programming", "one policy")
+    assert tuple(costs) == names
+    assert all(c.keys() == {"name", "peak", "added_seconds", "fits"} for c in costs.values())
+    assert costs["retain all"]["peak"] == planned.without and costs["retain all"]["fits"] is False
+    assert all(c["fits"] == (c["peak"] <= planned.budget) for c in costs.values())
+    assert costs["one policy"]["added_seconds"] >= planned.solution.added_seconds
+
+
+def test_the_view_has_a_table_of_each(planned):
+    console = Console(width=160, file=io.StringIO())
+    console.print(view(planned))
+    text = " ".join(console.file.getvalue().split())  # a title wraps where its table is narrow
+    for title in (
+        "What micro-batch 2 holds between forward and backward",
+        "What a call of blocks.0 (GPTBlock) can hold: ",
+        "The plan for blocks.0 (GPTBlock)",
+        "Beside it",
+        "Largest micro-batch within the budget",
+        "estimated: all bytes on the line through those at micro-batches 2 and 4",
+    ):
+        assert title in text
+    budget, peak = planner.human_bytes(planned.budget), planner.human_bytes(planned.solution.peak)
+    assert f"budget: {budget}, 0.50 of what no checkpointing takes peak: {peak}, of which " in text
+    assert "gradient error" in text
+
+
+def test_the_estimate_is_the_plan_s_own_peak_at_a_batch_that_was_not_recorded(recorded, planned):
+    line, truth = BatchLine((recorded[2].problem, recorded[4].problem), (2, 4)), recorded[16].problem
+    estimated = line.at(16)
+    peaks = [[peak_when(planner.retain_policy, problem) for problem in (estimated, truth)]]
+    peaks += [[peak_when(planner.recompute_policy, problem) for problem in (estimated, truth)]]
+    peaks += [[planner.smallest_peak(problem, 5.0) for problem in (estimated, truth)]]
+    for estimate, peak in peaks:
+        assert estimate == pytest.approx(peak, rel=0.05)
+
+
+def test_the_largest_micro_batch_is_the_last_whose_peak_fits(recorded, planned):
+    line = BatchLine((recorded[2].problem, recorded[4].problem), (2, 4))
+    policies = [[planner.recompute_policy(kind.profile)] * kind.blocks for kind in line.problems[0].kinds]
+    largest = planned.estimate.largest
+    assert largest.keys() == {"smallest peak", "full checkpointing", "no checkpointing"}
+    most = largest["full checkpointing"]
+    assert (
+        planner.peak_bytes(line.at(most), policies) <= planned.budget < planner.peak_bytes(line.at(most + 1), policies)
+    )
+    assert largest["no checkpointing"] <= most <= largest["smallest peak"]
+
+
+# the command
+
+
+def test_the_command_writes_one_document_and_the_figures(answered):
+    code, out, folder = answered
+    told = json.loads(out)
+    assert code == 0 and told["factory"] == "factories:gpt" and told["batch"] == 2
+    assert all(point["gradient_error"] is None for kind in told["kinds"] for point in kind["frontier"])
+    assert json.loads((folder / "plan.json").read_text()) == told
+    distinct = {place: len(kind["policies"]) for place, kind in enumerate(told["kinds"], start=1)}
+    graphs = {f"graph-{place}-{n}" for place, count in distinct.items() for n in range(1, count + 1)}
+    names = {"frontier-1", "timeline", *graphs}
+    assert {path.name for path in folder.iterdir()} == {
+        "plan.json",
+        *(f"{n}.{e}" for n in names for e in ("png", "svg")),
+    }
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("}svg")
+
+
+def test_a_budget_that_nothing_fits_is_exit_code_1_and_names_the_smallest(config, document):
+    code, told = document("plan", config(codecs="none"), "factories:gpt", "--budget", "0.01", "--batch", "2")
+    assert code == 1 and told["plan"] is None
+    assert told["budget"] == told["without"] // 100 < told["smallest"] < told["without"]
+    assert all(kind["policies"] == [] for kind in told["kinds"])
+    assert not any(costs["fits"] for costs in told["baselines"])
+    assert set(told["largest_batch"]["estimates"].values()) == {0}
+
+
+def test_programs_that_differ_with_the_micro_batch_are_not_estimated_from(config, said):
+    code, out, err = said("plan", config(codecs="none"), "factories:other_program", "--batch", "2", "3")
+    assert code == 0 and err == ""
+    assert "no estimate of the largest micro-batch: at micro-batch 3 the blocks run other operators than at 2" in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_what_is_being_done_is_shown_on_a_terminal(stream, shown, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream())
+    with _stages() as stage:
+        stage("recording")
+    assert ("recording" in sys.stderr.getvalue()) is shown
+
+
+# bad input
+
+
+def test_figures_need_matplotlib(config, said, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ds_adacc.plots", None)
+    error = refused(said, config(), "factories:gpt", "--out", str(tmp_path / "out"))
+    assert error.startswith("ds_adacc plan: --out draws with matplotlib: pip install 'ds_adacc[plots]' (")
+    assert not (tmp_path / "out").exists()
+
+
+def refused(said, *arguments):
+    code, out, err = said("plan", *arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("factories", "must be MODULE:FUNCTION, such as train:make"),
+        (":gpt", "must be MODULE:FUNCTION, such as train:make"),
+        ("no_such:gpt", "module 'no_such' cannot be imported: ModuleNotFoundError: No module named 'no_such'"),
+        ("factories:gtp", "module 'factories' has no function 'gtp'; did you mean 'gpt'?"),
+        ("factories:value", "module 'factories' has no function 'value'"),
+        ("factories:raises", "raised FileNotFoundError: no weights for micro-batch 2"),
+        ("factories:only_a_model", "returned GPT; it must return (model, inputs): an nn.Module, and "),
+        ("factories:no_model", "returned (str, Tensor); it must return (model, inputs): "),
+        ("factories:fails", "a forward and backward at micro-batch 2 raised RuntimeError: mat1 and mat2 shapes"),
+        (
+            "factories:no_gradient",
+            "raised TypeError: the output, dict, has no floating-point tensor that needs a gradi",
+        ),
+        ("factories:no_block", "no block found; name the blocks' classes in adacc.blocks"),
+        ("factories:unrecordable", "no block could be recorded; the log says why"),
+        ("factories:idle", "none of the 3 blocks found (the first: blocks.0) ran; name those that do in adacc.blocks"),
+    ],
+)
+def test_a_factory_that_does_not_serve_is_told_why(factory, message, config, said):
+    error = refused(said, config(), factory, "--batch", "2")
+    assert f"ds_adacc plan: factory {factory!r}" in error and message in error
+
+
+def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tmp_path, monkeypatch):
+    (tmp_path / "broken_factory.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert refused(said, config(), "broken_factory:make") == (
+        "ds_adacc plan: factory 'broken_factory:make': module 'broken_factory' cannot be imported: "
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+def test_times_that_are_no_numbers_are_named(config, said, monkeypatch):
+    monkeypatch.setattr(measure.Timer, "__call__", lambda self, function: math.nan)
+    error = refused(said, config(codecs="none"), "factories:gpt")
+    assert "raised ValueError: hiding_seconds of forward is nan; it must be finite and non-negative" in error
+
+
+def test_a_factory_without_a_default_wants_a_batch(config, said):
+    error = refused(said, config(), "factories:without_default")
+    assert error.endswith("'factories:without_default' has no default micro-batch size; give one with --batch\n")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (["0"], "--batch 0: give one or two sizes of at least 1"),
+        (["1", "2", "3"], "--batch 1 2 3: give one or two sizes of at least 1"),
+        (["2", "2"], "--batch 2 2: the sizes must differ"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(sizes, message, config, said):
+    assert refused(said, config(), "factories:gpt", "--batch", *sizes) == f"ds_adacc plan: {message}\n"
+
+
+def test_config_errors_are_told_as_ever(config, said, tmp_path):
+    assert "adacc.codex" in refused(said, config(codex="none"), "factories:gpt")
+    assert "adacc.memory_budget = 'lots'" in refused(said, config(), "factories:gpt", "--budget", "lots")
+    assert "no module of class 'Blok'" in refused(said, config(blocks=["Blok"]), "factories:gpt")
+    assert "no such file" in refused(said, str(tmp_path / "none.json"), "factories:gpt")
+    (tmp_path / "other.json").write_text('{"adacc": {"enabled": false}}')
+    other = str(tmp_path / "other.json")
+    assert refused(said, other, "factories:gpt") == (
+        f'ds_adacc plan: {other}: has no "adacc" section, or it is disabled\n'
+    )
+
+
+def test_the_first_search_needs_some_time(config, said):
+    error = refused(said, config(solver={"max_seconds": 1e-9}), "factories:gpt")
+    assert "adacc.solver.max_seconds = 1e-09: " in error
