@@ -1,0 +1,233 @@
+"""What the planner offers for one GPT, beside simpler planners, and how long it takes.
+
+    python benchmarks/planner.py --out benchmarks/results
+
+With codecs "paper" and "none". Profiles are measured here; what plans cost is the planner's word, which
+benchmarks/strategies.py holds against real steps. The frontier is that of one block. Baselines, and the mix (a policy
+for each block) beside one policy for all, at budgets that are fractions of the peak without checkpointing: milliseconds
+added to a forward and backward of all blocks. The planner's own seconds are the least of three runs for one block
+and for frontier and mix of all, and of one run for a made-up chain of 2000 values with four choices each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from train import GPT, device_name
+
+from ds_adacc import planner, plots
+from ds_adacc.choices import named_choices
+from ds_adacc.cli.factory import record
+from ds_adacc.config import load
+from ds_adacc.decision import peak_when
+
+CODECS = ("paper", "none")
+BUDGETS = [round(0.05 * step, 2) for step in range(4, 20)]
+SHOWN = 0.3  # the budget of the table of baselines and of the figures
+MIB, VALUES = 1 << 20, 2000  # values of the made-up chain
+BASELINES = {
+    "retain all": planner.retain_all,
+    "recompute all": planner.recompute_all,
+    "compress all": planner.compress_all,
+    "greedy": planner.greedy,
+    "dynamic programming": planner.dynamic_programming,
+    "one policy": planner.solve,
+    "mix": planner.mix,
+}
+FIXED = ("retain all", "recompute all", "compress all")  # shown whether they fit or not
+
+
+class Example:
+    """The GPT on random bytes, as `record` wants it."""
+
+    text = "GPT of examples/train.py"
+
+    def __init__(self, args):
+        self.args = args
+
+    def make(self, batch):
+        torch.manual_seed(0)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = GPT(self.args.layers, self.args.width, self.args.heads, self.args.context).to(device)
+        tokens = torch.randint(256, (batch, self.args.context + 1), device=device)
+        return model, (tokens[:, :-1], tokens[:, 1:]), {}
+
+
+def chain():
+    """Values one after the other, each to be retained, recomputed, or held in one of two codecs."""
+    lot = random.Random(0)
+    sizes = [lot.choice((1, 2, 4, 8)) * MIB for _ in range(VALUES)]
+    values = [planner.Value(f"v{n}", "", size, n - 1 if n else None, True) for n, size in enumerate(sizes)]
+    ops = [planner.Op(f"op{n}", (n,), (n + 1,), lot.random() < 0.95) for n in range(VALUES - 1)]
+    events = [planner.Event(f"e{n}", (n,), MIB) for n in reversed(range(VALUES))]
+    codecs = tuple((cost("int8", size, 2, lot), cost("int4", size, 4, lot)) for size in sizes)
+    graph = planner.BlockGraph(tuple(values), tuple(ops), tuple(events))
+    profile = planner.Profile(graph, tuple(lot.uniform(1e-4, 3e-3) for _ in ops), codecs)
+    return planner.Problem((planner.Kind("chain", profile, 1),))
+
+
+def cost(name, nbytes, ratio, lot):
+    """A codec of about 4 GiB a second."""
+    took = nbytes / MIB * lot.uniform(1.5e-4, 3.5e-4)
+    return planner.CodecCost(name, nbytes // ratio, took, took, 0.1, 0)
+
+
+def planned(plan, problem, budget, args):
+    """The solution as plain numbers; why there is none, if so."""
+    try:
+        solution = plan(problem, budget, max_seconds=args.max_seconds)
+    except planner.InfeasibleBudget as error:
+        return {"infeasible": error.smallest}
+    except planner.NoSolutionInTime as error:
+        return {"out_of_time": str(error)}
+    policies = [list(dict.fromkeys(chosen)) for chosen in solution.policies]
+    return {
+        "peak": solution.peak,
+        "added_seconds": solution.added_seconds,
+        "distinct_policies": sum(map(len, policies)),
+        "proven_optimal": solution.proven_optimal,
+        "solve_seconds": solution.solve_seconds,
+    }
+
+
+def seconds(work, runs=3):
+    """The least of several runs."""
+    took = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - started)
+    return min(took)
+
+
+def compare(problem, args):
+    """All that is said of one problem."""
+    without = peak_when(planner.retain_policy, problem)
+    points = {kind.name: planner.frontier(kind.profile, max_seconds=args.max_seconds) for kind in problem.kinds}
+    shown = int(SHOWN * without)
+    return {
+        "without": without,
+        "frontier": {
+            kind.name: [
+                {
+                    "held": point.simulation.held,
+                    "added_seconds": point.simulation.seconds,
+                    "choices": named_choices(kind.profile, point.policy),
+                }
+                for point in points[kind.name]
+            ]
+            for kind in problem.kinds
+        },
+        "baselines": {name: planned(plan, problem, shown, args) for name, plan in BASELINES.items()},
+        "budgets": {
+            str(budget): {
+                name: planned(BASELINES[name], problem, int(budget * without), args) for name in ("one policy", "mix")
+            }
+            for budget in BUDGETS
+        },
+    }
+
+
+def solve_times(problem, args):
+    """The planner's own seconds."""
+    name = problem.kinds[0].name
+    block = planner.Problem((planner.Kind(name, problem.kinds[0].profile, 1),))
+    made_up = chain()
+    alone, peak, most = (peak_when(planner.retain_policy, asked) for asked in (block, problem, made_up))
+    limit = {"max_seconds": args.max_seconds}
+    return {
+        "one block": seconds(lambda: planned(planner.solve, block, int(0.6 * alone), args)),
+        "frontier of one block": seconds(lambda: planner.frontier(block.kinds[0].profile, **limit)),
+        "frontier and mix of all blocks": seconds(lambda: planned(planner.mix, problem, int(SHOWN * peak), args)),
+        f"{VALUES} values, four choices": seconds(lambda: planned(planner.solve, made_up, most // 2, args), runs=1),
+    }
+
+
+def figures(problem, args, codecs):
+    """The frontier with the baselines, and the bytes through backward, at the budget shown."""
+    without = peak_when(planner.retain_policy, problem)
+    budget, plans = int(SHOWN * without), {}
+    for name, plan in BASELINES.items():
+        try:
+            plans[name] = plan(problem, budget, max_seconds=args.max_seconds).policies
+        except planner.InfeasibleBudget as error:
+            if name in FIXED:
+                plans[name] = plan(problem, error.smallest, max_seconds=args.max_seconds).policies
+    chosen = plans.pop("mix", [()] * len(problem.kinds))
+    for place, kind in enumerate(problem.kinds):
+        points = planner.frontier(kind.profile, max_seconds=args.max_seconds)
+        others = {name: policies[place][0] for name, policies in plans.items()}
+        plots.save(plots.frontier_figure(kind, points, others, chosen[place]), args.out, f"planner-frontier-{codecs}")
+    lines = {"full checkpointing": plans["recompute all"], **({"mix": chosen} if all(chosen) else {})}
+    plots.save(plots.timeline_figure(problem, lines, budget), args.out, f"planner-timeline-{codecs}")
+
+
+def milliseconds(row):
+    if "infeasible" in row:
+        return f"infeasible (smallest {row['infeasible'] / MIB:.0f} MiB)"
+    if "out_of_time" in row:
+        return "none in time"
+    return f"{1000 * row['added_seconds']:.1f}"
+
+
+def tables(results, times):
+    lines = []
+    for codecs, row in results.items():
+        lines += [f"## codecs {codecs!r}: {row['without'] / MIB:.0f} MiB without checkpointing", ""]
+        for name, points in row["frontier"].items():
+            lines += [f"Frontier of {name}, a call:", "", "| held MiB | added ms |", "|---|---|"]
+            lines += [f"| {p['held'] / MIB:.2f} | {1000 * p['added_seconds']:.3f} |" for p in points]
+        lines += ["", f"At a budget of {SHOWN}, all blocks:", "", "| planner | peak MiB | added ms |", "|---|---|---|"]
+        for name, cost_row in row["baselines"].items():
+            peak = f"{cost_row['peak'] / MIB:.1f}" if "peak" in cost_row else ""
+            lines.append(f"| {name} | {peak} | {milliseconds(cost_row)} |")
+        lines += ["", "| budget | one policy: added ms | mix: added ms | policies in the mix |", "|---|---|---|---|"]
+        for budget, both in row["budgets"].items():
+            count = both["mix"].get("distinct_policies", "")
+            lines.append(f"| {budget} | {milliseconds(both['one policy'])} | {milliseconds(both['mix'])} | {count} |")
+        lines.append("")
+    lines += ["| what is planned | seconds |", "|---|---|"]
+    lines += [f"| {name} | {took:.3f} |" for name, took in times.items()]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default in (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4)):
+        parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--max-seconds", type=float, default=60.0, help="for one search")
+    parser.add_argument("--out", type=Path, help="a folder for the tables, JSON and figures")
+    args = parser.parse_args()
+    # the solver sets the process's OpenMP threads to one: all is measured before it runs
+    found = {c: record(Example(args), load({"adacc": {"codecs": c}}), args.batch) for c in CODECS}
+    results = {codecs: compare(one.problem, args) for codecs, one in found.items()}
+    times = solve_times(found["paper"].problem, args)
+    print(tables(results, times))
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        for codecs, one in found.items():
+            figures(one.problem, args, codecs)
+        about = {
+            "command": " ".join(["python", *sys.argv]),
+            "date": datetime.date.today().isoformat(),
+            "device": device_name(found["paper"].device),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        }
+        document = {**about, "results": results, "solve_seconds": times}
+        (args.out / "planner.json").write_text(json.dumps(document, indent=1) + "\n")
+        (args.out / "planner.md").write_text(f"{about['device']}, {about['date']}\n\n{tables(results, times)}\n")
+
+
+if __name__ == "__main__":
+    main()
