@@ -151,7 +151,7 @@ def _cbc() -> str:
     values = (planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True))
     graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
     kind = planner.Kind("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
-    solution = planner.solve_isolated([kind], 100, max_seconds=10.0)
+    solution = planner.mix_isolated(planner.Problem((kind,)), 100, max_seconds=10.0)
     return f"solves a model in {solution.solve_seconds:.3f} s"
 
 

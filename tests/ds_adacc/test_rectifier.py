@@ -122,7 +122,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     def refuse(*_, **__):
         raise planner.InfeasibleBudget(1, 2)
 
-    monkeypatch.setattr(planner, "solve_isolated", refuse)
+    monkeypatch.setattr(planner, "mix_isolated", refuse)
     training.inject(40.0)
     training.run(5)
     assert (training.kind.policies, training.kind.capacity) == before
