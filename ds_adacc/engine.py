@@ -66,10 +66,7 @@ class Adacc:
         if not self._served:
             self._warn_of_no_calls()
             return
-        if runtime.ranks.any(runtime.waiting):
-            runtime.plan_waiting()
-        else:
-            runtime.report()
+        runtime.end_step()
         if self.rectifier is not None:
             self.rectifier.end_step()
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ds_adacc import planner
 from ds_adacc.program import Op, Recording, ValueRef
 
+_SUMS = ("add", "add_", "sub", "sub_")
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -58,7 +60,7 @@ def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner
 
 
 def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Event, ...]:
-    """The operators that saved something, last first, as backward visits them.
+    """The operators that saved something or that gradients pass through, last first, as backward visits them.
 
     A tensor packed after n operators is the n-th's output, saved by itself, or the next one's input: where that
     cannot be told, it counts for both.
@@ -73,8 +75,8 @@ def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[plan
     gradients = Gradients(recording)
     taken = [*(workspace.backward for workspace in workspaces), 0]  # after the last operator there may be a view
     return tuple(
-        planner.Event(_event_name(recording, op), tuple(unpacked[op]), gradients.alive(op) + taken[op])
-        for op in sorted(unpacked, reverse=True)
+        planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.alive(op) + taken[op])
+        for op in sorted({*unpacked, *gradients.steps}, reverse=True)
     )
 
 
@@ -95,6 +97,18 @@ class Gradients:
         for op in recording.ops:
             for index in op.reads:
                 self._last[index] = op.index
+
+    @property
+    def steps(self) -> list[int]:
+        """The operators whose backward makes a gradient; a sum hands on the one it gets."""
+        ops = (op for op in self.recording.ops if op.short_name not in _SUMS)
+        return [op.index for op in ops if self.made(op) and self.required.intersection(op.outputs)]
+
+    @property
+    def of_outputs(self) -> int:
+        """Bytes of the gradients with which backward begins."""
+        values = (self.recording.values[index] for index in self.required)
+        return sum(value.nbytes for value in values if value.index not in self._last)
 
     def alive(self, index: int) -> int:
         """Bytes of gradients alive while the step of operator `index` runs."""

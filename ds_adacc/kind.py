@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
+from ds_adacc.correction import Correction
 from ds_adacc.decision import Policies
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.program import Recording
@@ -17,7 +18,8 @@ class Kind:
 
     `count` is how many calls are alive at once, `calls_per_block` how many of each block; `capacity` the number of
     outlier channels kept raw for each value that an outlier codec may hold. `policies`, of the blocks in forward order,
-    is None until they have been agreed; `agreed` is what they were agreed for.
+    is None until they have been agreed; `agreed` is what they were agreed for. `correction` is what the profile was
+    found to be wrong by.
     """
 
     recording: Recording
@@ -27,6 +29,7 @@ class Kind:
     capacity: dict[int, int] = field(default_factory=dict)
     policies: Policies | None = None
     agreed: planner.Kind | None = None
+    correction: Correction = field(default_factory=Correction)
 
     def policy(self, place: int | None) -> planner.Policy:
         """Of the block at `place` in forward order. What holds least for one that was not planned for.

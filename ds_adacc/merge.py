@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ds_adacc import planner
+from ds_adacc.correction import Correction
 from ds_adacc.decision import Orders, Together
 
 
@@ -19,15 +20,26 @@ class Row:
     count: int
     calls_per_block: int
     capacity: Mapping[int, int]
+    correction: Correction = field(default_factory=Correction)
 
 
-def merge_capacity(rows: Sequence[Row]) -> dict[int, int]:
-    """The most outlier channels by value."""
+@dataclass(frozen=True)
+class Terms:
+    """What all ranks plan a kind with: outlier channels kept raw by value, and the correction of its profile."""
+
+    capacity: dict[int, int]
+    correction: Correction
+
+
+def merge_terms(rows: Sequence[Row]) -> Terms:
+    """The most that any rank tells."""
     capacity: dict[int, int] = {}
+    correction = rows[0].correction
     for row in rows:
+        correction = correction.larger(row.correction)
         for index, channels in row.capacity.items():
             capacity[index] = max(channels, capacity.get(index, 0))
-    return capacity
+    return Terms(capacity, correction)
 
 
 def merge_profiles(rows: Sequence[Row]) -> planner.Profile:

@@ -13,14 +13,7 @@ import torch
 from ds_adacc.block import Block, Record
 from ds_adacc.call import Call
 from ds_adacc.cells import UNPLANNED, Cell, Slot, ValueSlot
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes that the calls of one step held when its backward began: as planned for those very calls, and as seen."""
-
-    planned: int
-    observed: int
+from ds_adacc.meter import CallMoments, Measured, Meter
 
 
 @dataclass(frozen=True)
@@ -52,9 +45,12 @@ class Observation:
     """One step's count: calls alive at once by kind of block, and what is held when backward begins.
 
     `held_bytes` and `held_calls` (by kind and place among the kind's blocks) are of that moment; None and empty before.
+    With a `meter`, the first forward and backward are `measured`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
+        self.measured: list[Measured] = []
+        self._meter = meter
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, int | None]] = Counter()
@@ -67,6 +63,9 @@ class Observation:
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
         """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
         ticket = _Ticket(self, record.kind, record.place, block)
+        meter = self._meter
+        if meter is not None:
+            ticket.moments = meter.forward_begins(record.kind, record.place)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
@@ -77,11 +76,16 @@ class Observation:
         def done() -> None:
             values = call.plan.recording.values
             self._cells.update(cell for i, cell in call.cells.items() if values[i].owned)
+            if meter is not None and ticket.moments is not None:
+                ticket.moments.ended = meter.now()
 
         return watched, done
 
     def end_pass(self) -> Pass:
         """A forward and its backward have ended: what was seen of them."""
+        if self._meter is not None and self._forward:
+            self.measured = self._meter.stop()
+            self._meter = None
         in_reverse = self._backward == list(reversed(range(len(self._forward))))
         seen = Pass(tuple(self._forward), in_reverse and not self._interleaved)
         self._begin_pass()
@@ -104,6 +108,8 @@ class Observation:
         """A call's backward begins. At the first, count the bytes of storage that cells hold, each storage once."""
         if ticket.number is not None:
             self._backward.append(ticket.number)
+        if self._meter is not None and ticket.moments is not None:
+            ticket.moments.backward = self._meter.now()
         if self.held_bytes is None:
             storages: dict[int, int] = {}
             for cell in self._cells:
@@ -112,6 +118,12 @@ class Observation:
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
             self.held_calls = Counter(self._alive.values())
+
+    def close(self) -> None:
+        """Let go of what is being measured."""
+        if self._meter is not None:
+            self._meter.stop()
+            self._meter = None
 
     def _begin_pass(self) -> None:
         self._forward: list[tuple[str, Block]] = []
@@ -122,7 +134,7 @@ class Observation:
 class _Ticket:
     """Lives as long as any slot of one call; `number` is its place in the forward, None if backward had begun."""
 
-    __slots__ = ("block", "has_begun", "kind", "number", "observation", "place")
+    __slots__ = ("block", "has_begun", "kind", "moments", "number", "observation", "place")
 
     def __init__(self, observation: Observation, kind: str, place: int | None, block: Block) -> None:
         self.observation = observation
@@ -131,6 +143,7 @@ class _Ticket:
         self.block = block
         self.number: int | None = None
         self.has_begun = False
+        self.moments: CallMoments | None = None
         observation.opened(self)
 
     def begin_backward(self) -> None:

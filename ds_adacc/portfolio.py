@@ -27,7 +27,7 @@ from ds_adacc.kernels import separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
-from ds_adacc.merge import Row, merge_capacity, merge_kind, merge_orders, merge_profiles
+from ds_adacc.merge import Row, Terms, merge_kind, merge_orders, merge_profiles, merge_terms
 from ds_adacc.observe import Pass
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
@@ -53,13 +53,14 @@ class Portfolio:
         self._together: tuple[Together, ...] = ()
         self._unfit: tuple[Together, ...] = ()
         self._orders: Orders = {}
-        self._agreed: dict[str, tuple[planner.Kind, Policies, dict[int, int]]] = {}
+        self._agreed: dict[str, tuple[planner.Kind, Policies, Terms]] = {}
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
         """A new kind, with the policies that were agreed on other ranks' word if there are any."""
         kind = self.kinds[digest] = Kind(recording, profile)
         if digest in self._agreed:
-            kind.agreed, kind.policies, kind.capacity = self._agreed[digest]
+            kind.agreed, kind.policies, terms = self._agreed[digest]
+            kind.capacity, kind.correction = terms.capacity, terms.correction
             kind.count, kind.calls_per_block = kind.agreed.count, kind.agreed.calls_per_block
         return kind
 
@@ -104,13 +105,13 @@ class Portfolio:
         sets = largest(names & present for names in known)
         self._orders = merge_orders(orders)
         room = min(nbytes for nbytes in free if nbytes is not None)
-        decision, capacities = self._ranks.on_first(lambda: self._attempt(everyone, sets, room, reason, must_fit))
+        decision, terms = self._ranks.on_first(lambda: self._attempt(everyone, sets, room, reason, must_fit))
         for group in decision.groups:
             if group.shortfall:
                 text = "what has no policy that can stay is recomputed if possible, with a planned peak of %s: %s"
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
-        self._put_in_force(decision, capacities)
+        self._put_in_force(decision, terms)
         self._remember((*(names for names in known if not names & touched), *sets), decision)
         return decision
 
@@ -121,15 +122,16 @@ class Portfolio:
         self._unfit = largest(names for names in (*self._unfit, *unfit) if names <= live)
         self._together = largest(names & live for names in set(together) - unfit)
 
-    def _put_in_force(self, decision: Decision, capacities: Mapping[str, dict[int, int]]) -> None:
+    def _put_in_force(self, decision: Decision, terms: Mapping[str, Terms]) -> None:
         policies = decision.policies
         for kind in decision.kinds:
-            chosen, capacity = policies[kind.name], capacities[kind.name]
+            chosen, term = policies[kind.name], terms[kind.name]
             self._agreed.pop(kind.name, None)
-            self._agreed[kind.name] = kind, chosen, capacity
+            self._agreed[kind.name] = kind, chosen, term
             if kind.name in self.kinds:
                 known = self.kinds[kind.name]
-                known.agreed, known.policies, known.capacity, known.profile = kind, chosen, capacity, kind.profile
+                known.agreed, known.policies = kind, chosen
+                known.capacity, known.correction = term.capacity, term.correction
         for oldest in list(self._agreed)[:-_REMEMBERED]:
             del self._agreed[oldest]
         self._orders = {names: order for names, order in self._orders.items() if names <= self._agreed.keys()}
@@ -165,7 +167,7 @@ class Portfolio:
 
     def _row(self, digest: str) -> Row:
         kind = self.kinds[digest]
-        return Row(kind.profile.to_json(), kind.count, kind.calls_per_block, kind.capacity)
+        return Row(kind.profile.to_json(), kind.count, kind.calls_per_block, kind.capacity, kind.correction)
 
     def _recomputed(self, together: Iterable[Together]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
@@ -180,9 +182,9 @@ class Portfolio:
         available: int,
         reason: str,
         must_fit: bool,
-    ) -> tuple[Decision, dict[str, dict[int, int]]]:
-        """The decision, and the capacities agreed."""
-        kinds, capacities = self._merge(everyone)
+    ) -> tuple[Decision, dict[str, Terms]]:
+        """The decision, and the terms agreed."""
+        kinds, terms = self._merge(everyone)
         scene = Scene(kinds, together, self._orders, self._config.max_gradient_error)
         without = most_without(scene)
         budget = self._budget(without, available)
@@ -191,24 +193,22 @@ class Portfolio:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: policies for digest, (_, policies, _) in self._agreed.items()}
         groups = decide(scene, budget, self._config, settled, forgiven)
-        return Decision(groups, budget, without, reason, compare(groups, budget)), capacities
+        return Decision(groups, budget, without, reason, compare(groups, budget)), terms
 
     def _budget(self, without: int, available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
             return _UNLIMITED
         return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
 
-    def _merge(
-        self, everyone: Sequence[Mapping[str, Row]]
-    ) -> tuple[dict[str, planner.Kind], dict[str, dict[int, int]]]:
-        """The ranks' kinds as the planner sees them, and the outlier capacities, by digest."""
-        kinds, capacities = {}, {}
+    def _merge(self, everyone: Sequence[Mapping[str, Row]]) -> tuple[dict[str, planner.Kind], dict[str, Terms]]:
+        """The ranks' kinds as the planner sees them, and the terms, by digest."""
+        kinds, terms = {}, {}
         for digest in sorted({digest for known in everyone for digest in known}):
             given = [known[digest] for known in everyone if digest in known]
-            capacities[digest] = merge_capacity(given)
-            profile = self._resize(digest, merge_profiles(given), capacities[digest])
-            kinds[digest] = merge_kind(digest, profile, given)
-        return kinds, capacities
+            terms[digest] = merge_terms(given)
+            profile = self._resize(digest, merge_profiles(given), terms[digest].capacity)
+            kinds[digest] = merge_kind(digest, terms[digest].correction.of(profile), given)
+        return kinds, terms
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
         """The profile with the outlier codecs' payloads at the capacities agreed."""

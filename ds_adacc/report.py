@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 
 from ds_adacc import planner
 from ds_adacc.decision import Baseline, Decision, Policies
+from ds_adacc.feedback import Pair, Seen
 from ds_adacc.kind import Kind
-from ds_adacc.observe import Held
 from ds_adacc.planner import human_bytes
 from ds_adacc.portfolio import Portfolio
 
@@ -16,7 +17,7 @@ Row = tuple[str, ...]
 HEADER = ("value", "role", "shape", "dtype", "raw")
 
 
-def decision_table(decision: Decision, portfolio: Portfolio, held: Held | None) -> str:
+def decision_table(decision: Decision, portfolio: Portfolio, seen: Seen | None) -> str:
     """Per kind of block, its saved values and what becomes of each in which blocks; the sums; baselines."""
     lines = [f"plan ({decision.reason}):"]
     for kind in decision.kinds:
@@ -28,7 +29,7 @@ def decision_table(decision: Decision, portfolio: Portfolio, held: Held | None) 
         operators = len(known.recording.ops)
         lines.append(f"  {known.recording.name}: {kind.count} calls held at once, {operators} operators each")
         lines += aligned(kind_rows(kind, chosen, known))
-    return "\n".join([*lines, *_summary(decision, held), *_baselines(decision.baselines)])
+    return "\n".join([*lines, *_summary(decision, seen), *_baselines(decision.baselines)])
 
 
 def kind_rows(kind: planner.Kind, chosen: Policies, known: Kind) -> list[Row]:
@@ -77,20 +78,28 @@ def _told(kind: planner.Kind, policy: planner.Policy) -> set[int]:
     return {index for index in {*graph.saved, *stored, *rebuilt} if graph.values[index].nbytes}
 
 
-def _summary(decision: Decision, held: Held | None) -> list[str]:
-    seen = human_bytes(held.observed) if held is not None else "not seen"
-    if held is not None and held.planned != decision.held:
-        seen += f" where {human_bytes(held.planned)} was planned for the calls of that step"
+def _summary(decision: Decision, seen: Seen | None) -> list[str]:
+    held = "not seen"
+    if seen is not None:
+        held = human_bytes(seen.held.observed)
+        if seen.held.planned != decision.held:
+            held += f" where {human_bytes(seen.held.planned)} was planned for the calls of that step"
     budget = human_bytes(decision.budget) if decision.budget < 1 << 60 else "none"
     fraction = decision.peak / decision.without if decision.without else 1.0
     optimal = "optimal" if decision.proven_optimal else "not proven optimal"
+    peak = "" if seen is None or seen.peak is None else f", observed {human_bytes(round(seen.peak.observed))}"
+    took = "" if seen is None or seen.seconds is None else f"; {_seconds(seen.seconds)}"
     return [
-        f"  held between forward and backward: planned {human_bytes(decision.held)}, observed {seen}",
-        f"  planned peak {human_bytes(decision.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
-        f"checkpointing), budget {budget}",
+        f"  held between forward and backward: planned {human_bytes(decision.held)}, observed {held}",
+        f"  peak: planned {human_bytes(decision.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
+        f"checkpointing){peak}; budget {budget}",
         f"  added per forward and backward {1000 * decision.added_seconds:.1f} ms; "
-        f"solved in {decision.solve_seconds:.3f} s, {optimal}",
+        f"solved in {decision.solve_seconds:.3f} s, {optimal}{took}",
     ]
+
+
+def _seconds(pair: Pair) -> str:
+    return f"blocks: planned {1000 * pair.planned:.0f} ms, observed {1000 * pair.observed:.0f} ms"
 
 
 def _baselines(baselines: Sequence[Baseline]) -> list[str]:
@@ -102,3 +111,30 @@ def _baselines(baselines: Sequence[Baseline]) -> list[str]:
         fits = "" if baseline.fits else "does not fit"
         rows.append((baseline.name, human_bytes(baseline.peak), f"{1000 * baseline.added_seconds:.1f} ms", fits))
     return aligned(rows)
+
+
+def told(decision: Decision, portfolio: Portfolio, step: int) -> dict[str, object]:
+    """The decision as an event of the journal."""
+    rows: list[Row] = []
+    for kind in decision.kinds:
+        if kind.name in portfolio.kinds:
+            rows += kind_rows(kind, decision.policies[kind.name], portfolio.kinds[kind.name])
+    return {
+        "step": step,
+        "reason": decision.reason,
+        "budget": decision.budget if decision.budget < 1 << 60 else None,
+        "without": decision.without,
+        "peak": decision.peak,
+        "held": decision.held,
+        "added_seconds": decision.added_seconds,
+        "solve_seconds": decision.solve_seconds,
+        "proven_optimal": decision.proven_optimal,
+        "table": _padded(rows),
+        "baselines": [asdict(baseline) for baseline in decision.baselines],
+    }
+
+
+def _padded(rows: Sequence[Row]) -> list[Row]:
+    """Rows of one length."""
+    width = max((len(row) for row in rows), default=0)
+    return [row + ("",) * (width - len(row)) for row in rows]

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.binder import Binder
 from ds_adacc.block import Block, Record
 from ds_adacc.call import Call
 from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
+from ds_adacc.correction import Correction
 from ds_adacc.decision import Decision, Together
+from ds_adacc.feedback import Pair, Seen, excesses, observed_seconds, peak
 from ds_adacc.journal import Journal
-from ds_adacc.kernels import separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
-from ds_adacc.observe import Held, Observation, Pass
-from ds_adacc.offload import CudaTransfer, Prefetcher
-from ds_adacc.plan import bind
+from ds_adacc.meter import Meter
+from ds_adacc.observe import Observation, Pass
 from ds_adacc.portfolio import Portfolio
 from ds_adacc.profiler import Profiler
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
 from ds_adacc.reach import Reach, reach, with_modules
 from ds_adacc.registry import Registry
-from ds_adacc.report import decision_table
+from ds_adacc.report import decision_table, told
 from ds_adacc.signature import ambient, describe, flatten, refusal
 from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
+
+_MOST_CORRECTIONS = 3
 
 
 class Runtime:
@@ -59,19 +62,22 @@ class Runtime:
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
         self.observation: Observation | None = Observation()
         self.decision: Decision | None = None
-        self.held: Held | None = None
+        self.seen: Seen | None = None
         self.tracking = False
         self.calls = 0
+        self.steps = 0
         self.recordings = 0
         self._stepped = stepped
         self._device: torch.device | None = None
-        self._prefetcher: Prefetcher | None = None
+        self._binder = Binder(self.codecs)
         self._inside = False
         self._together: set[str] = set()
         self._waiting: set[Together] = set()
         self._fitting: set[Together] = set()
         self._passes: dict[Together, Pass] = {}
         self._began_late = False
+        self._corrected = 0
+        self._reason = ""
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
@@ -161,7 +167,7 @@ class Runtime:
         self._note_call(record.kind)
         self._note_device(captured.tensors)
         self._note_outliers(record, kind, captured.tensors)
-        self._bind(record, recording, kind)
+        self._binder.bind(record, recording, kind, self._device)
         block.add(signature, record)
         self._tracked.add(record.kind)
         self._hand_over(block, record, captured, tensors)
@@ -212,28 +218,6 @@ class Runtime:
             if kind.policies is None:
                 kind.capacity[index] = max(int(count), kind.capacity.get(index, 0))
 
-    def _bind(self, record: Record, recording: Recording, kind: Kind) -> None:
-        """Put the policy of the record's block in force for it."""
-        policy = self._permitted(kind.policy(record.place), recording)
-        codecs = {}
-        for index, choice in enumerate(policy.stores):
-            if choice not in (None, planner.RETAIN, planner.OFFLOAD):
-                channels = None
-                if separates_outliers(choice):
-                    channels = record.outliers[index][0][: kind.capacity[index]]
-                codecs[index] = self.codecs.make(choice, self._device, channels)
-        if self._prefetcher is None and planner.OFFLOAD in policy.stores:
-            self._prefetcher = Prefetcher(CudaTransfer(self._device))
-        record.plan = bind(recording, policy, codecs, self._prefetcher)
-
-    def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
-        """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""
-        stores = list(policy.stores)
-        for index, choice in enumerate(stores):
-            if choice not in (None, planner.RETAIN, *self.codecs.on_offer(recording.values[index], recording)):
-                stores[index] = planner.RETAIN
-        return planner.Policy(tuple(stores), policy.replays)
-
     def _is_to_prove(self, record: Record) -> bool:
         """At a tracking step the first block of each kind is recorded and proven anew, while little else is held."""
         return self.tracking and record.plan is not None and record.kind not in self._tracked
@@ -257,10 +241,14 @@ class Runtime:
             self._together.clear()
             return
         self.end_backward()
-        if self.waiting:
+        self.end_step()
+
+    def end_step(self) -> None:
+        """A step has ended: report what was observed, plan for what is new. Every rank must call."""
+        self.steps += 1
+        self.report()
+        if self.ranks.any(bool(self._waiting)):
             self.plan_waiting()
-        else:
-            self.report()
 
     def end_backward(self) -> None:
         """A forward and its backward have ended: the kinds that ran were alive together."""
@@ -275,6 +263,11 @@ class Runtime:
             (self._fitting if planned else self._waiting).add(together)
 
     @property
+    def held(self) -> Pair | None:
+        """Bytes held when backward began, as planned for the very calls of that step, and as seen."""
+        return self.seen and self.seen.held
+
+    @property
     def waiting(self) -> bool:
         """Whether kinds have run together that are not planned for."""
         return bool(self._waiting)
@@ -282,12 +275,14 @@ class Runtime:
     def plan_waiting(self) -> None:
         """Have policies made for the kinds that wait for one. The first must fit."""
         first = self.decision is None
-        new = "new shapes recorded" if self.portfolio.undecided else "blocks ran together that had not before"
+        new = self._reason or "blocks ran together that had not before"
+        if self.portfolio.undecided:
+            new = "new shapes recorded"
         waiting, self._waiting = self._waiting, set()
         try:
             self.decide(waiting, "first step recorded" if first else new, must_fit=first)
         except planner.InfeasibleBudget:
-            self.observation = Observation()  # a smaller batch may follow
+            self.observe()  # a smaller batch may follow
             raise
 
     def decide(self, together: Collection[Together], reason: str, must_fit: bool = True) -> Decision:
@@ -302,15 +297,22 @@ class Runtime:
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.blocks.records()})
-        self.observation = Observation()
-        self.held = None
+        self.observe(Meter(self._device) if self._device is not None else None)
+        self.seen, self._reason = None, ""
+        self.journal.write("plan", **told(decision, self.portfolio, self.steps))
         return decision
+
+    def observe(self, meter: Meter | None = None) -> None:
+        """Look at the next step."""
+        if self.observation is not None:
+            self.observation.close()
+        self.observation = Observation(meter)
 
     def rebind(self, digest: str) -> None:
         """Put the kind's policy in force for its records, with the outlier channels last seen."""
         for record in self.blocks.records():
             if record.kind == digest and record.plan is not None:
-                self._bind(record, record.plan.recording, self.portfolio.kinds[digest])
+                self._binder.bind(record, record.plan.recording, self.portfolio.kinds[digest], self._device)
 
     def begin_tracking(self) -> None:
         self.tracking = True
@@ -320,20 +322,49 @@ class Runtime:
         self.tracking = False
 
     def report(self) -> None:
-        """Once the first step under a new plan has been observed: say what was planned and what was seen."""
+        """Once the first step under a new plan has been observed: say what was planned and what was seen.
+
+        Where the peak was off by more than 5 %, or above the budget, the model is corrected, and the plan to be made
+        anew.
+        """
         seen = self.observation
         if self.decision is None or seen is None or seen.held_bytes is None:
             return
         # Without an engine, a kind that has yet to be planned for is looked out for.
         self.observation = Observation() if self.portfolio.undecided and not self._stepped else None
-        if self.held is None:
-            self.held = Held(self.portfolio.held_bytes(seen.held_calls), seen.held_bytes)
+        if self.seen is None:
+            held = Pair(self.portfolio.held_bytes(seen.held_calls), seen.held_bytes)
+            excess = excesses(seen.measured, self.portfolio.kinds)
+            self.seen = Seen(
+                held,
+                peak(self.decision, excess) if excess else None,
+                observed_seconds(seen.measured, self.portfolio.kinds),
+            )
             self._log.info("%s", self.describe())
+            self.journal.write("observed", step=self.steps, **self.seen.to_json())
+            self._correct(excess)
+
+    def _correct(self, excess: Mapping[str, Correction]) -> None:
+        """Have the plan made anew by a corrected model, if the prediction was off."""
+        found = self.seen.peak
+        if found is None or not (found.is_off or found.observed > self.decision.budget):
+            return
+        if self._corrected:  # policies differ in what they take beyond: only more is believed a second time
+            excess = {digest: each.upward() for digest, each in excess.items()}
+        excess = {digest: each for digest, each in excess.items() if each != Correction()}
+        if not excess or self._corrected == _MOST_CORRECTIONS:
+            return
+        self._corrected += 1
+        self._reason = f"peak observed {planner.human_bytes(round(found.observed))}"
+        for digest, each in excess.items():
+            kind = self.portfolio.kinds[digest]
+            kind.correction = kind.correction.plus(each)
+        self._waiting |= {names for group in self.decision.groups for names in group.together}
 
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""
         assert self.decision is not None
-        return decision_table(self.decision, self.portfolio, self.held)
+        return decision_table(self.decision, self.portfolio, self.seen)
 
     def _count_calls(self, digests: Collection[str]) -> None:
         for digest in digests:

@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch.autograd import (
-    ProfilerConfig,
-    ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-    _profiler_enabled,
-)
 
 from ds_adacc.graph import Gradients, Workspace
+from ds_adacc.memory_trace import MemoryTrace
 from ds_adacc.program import Op, ParameterRef, Recording, ValueRef
 from ds_adacc.replay import replay, run, view_of
 from ds_adacc.timer import Timer, device_of
-
-
-class MemoryTrace:
-    """Follows what is allocated and freed on `device` in the block it manages, backward included.
-
-    `peak`: the most bytes above the level at entry; `left`: bytes above it at exit. Both are None if a profiler of the
-    program's own is running: there can be one only. The device's peak statistics are let alone.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._bytes = "cuda_memory_usage" if device.type == "cuda" else "cpu_memory_usage"
-        self._free = False
-        self.peak: int | None = None
-        self.left: int | None = None
-
-    def __enter__(self) -> MemoryTrace:
-        self._free = not _profiler_enabled()
-        if self._free:
-            _enable_profiler_legacy(_memory_only())
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._free:
-            levels = [0, *accumulate(self._traffic(_disable_profiler_legacy()))]
-            self.peak, self.left = max(levels), levels[-1]
-
-    def _traffic(self, threads: Sequence[Sequence[Any]]) -> list[int]:
-        """Signed bytes of each allocation and release, in order of time."""
-        start = threads[0][0]
-        events = sorted(chain(*threads), key=start.cpu_elapsed_us)
-        return [getattr(event, self._bytes)() for event in events if event.kind() == "memory_alloc"]
-
-
-def _memory_only() -> ProfilerConfig:
-    """Shapes, stacks, operations and modules are not recorded."""
-    nothing = torch._C._profiler._ExperimentalConfig()
-    return ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, nothing)
 
 
 class Backward(NamedTuple):

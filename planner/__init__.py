@@ -21,7 +21,7 @@ from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_byte
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Kind, Profile
-from ds_adacc.planner.simulate import Simulation, simulate
+from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
@@ -51,6 +51,7 @@ __all__ = [
     "Solution",
     "Value",
     "added_seconds",
+    "chosen_codecs",
     "compress_all",
     "compress_policy",
     "dynamic_programming",

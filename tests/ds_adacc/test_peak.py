@@ -28,13 +28,16 @@ class Model:
         self.blocks = nn.ModuleList(make() for _ in range(layers))
         for parameter in self.blocks.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.x = torch.randn(4, TIME, WIDTH)
+        # a leaf lives as long as the graph: the blocks' input is made from it
+        self.leaf = torch.randn(4, TIME, WIDTH, requires_grad=True)
+        self.leaf.grad = torch.zeros_like(self.leaf)
+        self.weight = torch.randn(4, TIME, WIDTH)
 
     def step(self, call):
-        x = self.x.clone().requires_grad_()
+        x = self.leaf * 1.0
         for block in self.blocks:
             x = call(block, x)
-        loss = x.sum()
+        loss = (x * self.weight).sum()  # with a gradient that takes room
         del x  # the output of the last block is not the blocks' to hold
         loss.backward()
 
@@ -56,7 +59,7 @@ def model(request):
 def planned(model, codecs, budget):
     section = {"codecs": codecs, "memory_budget": budget, "solver": {"max_seconds": 30.0}}
     runtime = Runtime(load({"adacc": section}))
-    for _ in range(3):
+    for _ in range(6):
         model.step(runtime.checkpoint)
     return runtime
 

@@ -1,0 +1,44 @@
+"""Put policies in force: bind each block's own to its program, with the codecs that it names."""
+
+from __future__ import annotations
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.block import Record
+from ds_adacc.kernels import separates_outliers
+from ds_adacc.kind import Kind
+from ds_adacc.measure import CodecMaker
+from ds_adacc.offload import CudaTransfer, Prefetcher
+from ds_adacc.plan import bind
+from ds_adacc.program import Recording
+
+
+class Binder:
+    """Binds records to the policies of their kinds, on one device."""
+
+    def __init__(self, codecs: CodecMaker) -> None:
+        self._codecs = codecs
+        self._prefetcher: Prefetcher | None = None
+
+    def bind(self, record: Record, recording: Recording, kind: Kind, device: torch.device) -> None:
+        """Put the policy of the record's block in force for it, with the outlier channels last seen."""
+        policy = self._permitted(kind.policy(record.place), recording)
+        codecs = {}
+        for index, choice in enumerate(policy.stores):
+            if choice not in (None, planner.RETAIN, planner.OFFLOAD):
+                channels = None
+                if separates_outliers(choice):
+                    channels = record.outliers[index][0][: kind.capacity[index]]
+                codecs[index] = self._codecs.make(choice, device, channels)
+        if self._prefetcher is None and planner.OFFLOAD in policy.stores:
+            self._prefetcher = Prefetcher(CudaTransfer(device))
+        record.plan = bind(recording, policy, codecs, self._prefetcher)
+
+    def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
+        """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""
+        stores = list(policy.stores)
+        for index, choice in enumerate(stores):
+            if choice not in (None, planner.RETAIN, *self._codecs.on_offer(recording.values[index], recording)):
+                stores[index] = planner.RETAIN
+        return planner.Policy(tuple(stores), policy.replays)

@@ -1,0 +1,37 @@
+"""By how much a block's profile was found to be wrong, and the profile put right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ds_adacc import planner
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Bytes that a call takes in forward and in backward beyond what its profile tells; None: not known."""
+
+    forward: int = 0
+    backward: int | None = 0
+
+    def larger(self, other: Correction) -> Correction:
+        """The larger of each."""
+        known = [each.backward for each in (self, other) if each.backward is not None]
+        return Correction(max(self.forward, other.forward), max(known, default=None))
+
+    def plus(self, other: Correction) -> Correction:
+        """Both together; what is not known adds nothing."""
+        return Correction(self.forward + other.forward, (self.backward or 0) + (other.backward or 0))
+
+    def upward(self) -> Correction:
+        """What of it is more, not less."""
+        return Correction(max(self.forward, 0), max(self.backward or 0, 0))
+
+    def of(self, profile: planner.Profile) -> planner.Profile:
+        """The profile with these bytes counted."""
+        graph = profile.graph
+        events = (
+            replace(event, gradient_bytes=max(event.gradient_bytes + (self.backward or 0), 0)) for event in graph.events
+        )
+        overhead = max(graph.forward_overhead + self.forward, 0)
+        return replace(profile, graph=replace(graph, events=tuple(events), forward_overhead=overhead))
