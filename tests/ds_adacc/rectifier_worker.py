@@ -43,7 +43,7 @@ def main(out):
             steps.append(step)
     result = {
         "steps_of_decisions": steps,
-        "policies": [policy.to_json() for policy in seen.policies.values()],
+        "policies": [[policy.to_json() for policy in chosen] for chosen in seen.policies.values()],
         "capacity": capacities(portfolio),
         "capacity_before": before,
     }

@@ -49,7 +49,7 @@ def test_defaults():
         rounding="nearest",
         zscore_threshold=3.0,
         rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=["linear", "layernorm", "gelu"]),
-        solver=SolverConfig(max_seconds=1.0),
+        solver=SolverConfig(max_seconds=5.0),
         backend="auto",
     )
     assert config.memory_budget == MemoryBudget("auto")
@@ -172,8 +172,11 @@ def test_the_other_presets():
 def test_by_error_offers_all_that_suits_a_role():
     offer = codecs_for(load({"adacc": {"codecs": "by-error", "max_gradient_error": 0.05}}))
     paper = codecs_for(load({"adacc": {}}))
-    others = {"outlier": ("group", "asymmetric"), "channel": ("group",), "asymmetric": ("group",), "bits": ()}
-    assert offer == {role: codecs and (*codecs, *others[codecs[0]]) for role, codecs in paper.items()}
+    others = {"outlier": ("group", "asymmetric"), "channel": ("group",), "asymmetric": ("group",)}
+    in_four_bits = {role: codecs and (*codecs, *others.get(codecs[0], ())) for role, codecs in paper.items()}
+    in_eight = {role: tuple(f"{codec}8" for codec in codecs) for role, codecs in in_four_bits.items()}
+    in_eight["dropout_mask"] = ()
+    assert offer == {role: codecs + in_eight[role] for role, codecs in in_four_bits.items()}
 
 
 def test_only_the_quantization_baseline_forces_compression():

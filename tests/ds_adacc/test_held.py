@@ -10,6 +10,7 @@ from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
+from ds_adacc.block import Block, Record
 from ds_adacc.call import Call
 from ds_adacc.cells import unpack
 from ds_adacc.observe import Observation
@@ -86,10 +87,10 @@ def test_observation_forgets_what_is_gone():
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     plan = bind(recording, planner.retain_policy(profile_of(recording)), {})
-    observation, sizes = Observation(), []
+    observation, known, sizes = Observation(), Record(kind="kind"), []
     for _ in range(3):
         call = Call(plan, args)
-        pack, done = observation.watch("kind", call, call.pack)
+        pack, done = observation.watch(known, Block("block"), call, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done()

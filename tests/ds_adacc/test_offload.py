@@ -11,6 +11,7 @@ from recorded import offloading, profile_of, random_policy, record, tensors_of, 
 from storages import Storages
 
 from ds_adacc import planner
+from ds_adacc.block import Block, Record
 from ds_adacc.call import Call
 from ds_adacc.cells import unpack
 from ds_adacc.observe import Observation
@@ -283,11 +284,11 @@ def test_nothing_is_counted_as_held(transfer):
     policy = only(recording, "addmm1", "gelu11")
     plan = bind(recording, policy, {}, Prefetcher(transfer))
     observation, call = Observation(), Call(plan, args)
-    pack, done = observation.watch("kind", call, call.pack)
+    pack, done = observation.watch(Record(kind="kind"), Block("block"), call, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
     done()
-    observation.backward_begins()
+    output.sum().backward()
     cost = planner.CodecCost(planner.OFFLOAD, 0, 0.0, 0.0, 0.0, 0)
     offers = tuple((cost,) if store == planner.OFFLOAD else () for store in policy.stores)
     assert observation.held_bytes == policy.held_bytes(replace(profile_of(recording), codecs=offers)) > 0

@@ -242,8 +242,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}
     assert kind.outlier_codec(index) == "outlier"
-    kind.policy = replace(
-        kind.policy, stores=tuple("outlier8" if i == index else None for i in range(len(kind.profile.codecs)))
-    )
+    stores = tuple("outlier8" if i == index else None for i in range(len(kind.profile.codecs)))
+    kind.policies = (replace(kind.policies[0], stores=stores),)
     assert kind.outlier_codec(index) == "outlier8"
     assert kind.outlier_values == kind.tracked_values([]) == [index]

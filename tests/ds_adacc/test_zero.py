@@ -24,9 +24,10 @@ def test_losses_are_bit_identical(ranks, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_ranks_run_one_policy_and_hold_what_it_says(ranks, case):
+def test_all_ranks_run_the_same_policies_and_hold_what_they_say(ranks, case):
     first, second = (rank[case]["adacc"]["plan"] for rank in ranks)
     assert first["policies"] == second["policies"]
+    assert len(first["policies"]) == 3
     assert any(policy["replays"] for policy in first["policies"])
     assert first["counts"] == second["counts"] == [3]
     assert first["observed"] == second["observed"] == first["planned"]

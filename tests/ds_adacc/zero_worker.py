@@ -104,7 +104,7 @@ def account(engine):
         return None
     decision = adacc.runtime.decision
     return {
-        "policies": [policy.to_json() for policy in decision.policies.values()],
+        "policies": [policy.to_json() for chosen in decision.policies.values() for policy in chosen],
         "kinds": [kind.name for kind in decision.kinds],
         "counts": [kind.count for kind in decision.kinds],
         "planned": decision.held,
