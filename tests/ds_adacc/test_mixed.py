@@ -145,3 +145,15 @@ def test_where_backward_does_not_reverse_the_forward_the_budget_holds_for_any_or
         assert planner.peak_bytes(planner.Problem((training.kind,)), [chosen]) <= decision.budget
     held = training.runtime.held
     assert held.observed == held.planned == decision.held > 0
+
+
+def test_a_block_recorded_anew_keeps_its_place_and_policy():
+    training = Training(through(0, 1, 2, 3)).run()
+    before = [training.record(block) for block in training.blocks]
+    training.runtime.begin_tracking()
+    training.step()
+    training.runtime.end_tracking()
+    after = [training.record(block) for block in training.blocks]
+    assert [new is old for new, old in zip(after, before, strict=True)] == [False, True, True, True]
+    assert tuple(record.plan.policy for record in after) == training.policies
+    assert [record.place for record in after] == [0, 1, 2, 3]
