@@ -53,7 +53,7 @@ def graphs(draw, sizes, ops=5):
     needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
     events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
     events = tuple(Event(f"e{time}", tuple(event), draw(sizes)) for time, event in enumerate(events))
-    return BlockGraph(values, tuple(made), events)
+    return BlockGraph(values, tuple(made), events, draw(sizes))
 
 
 @st.composite
@@ -108,8 +108,11 @@ def points(profile, max_gradient_error=None):
 
 
 def walk(calls):
-    """The peak of one backward over the calls, last first."""
-    most, alive = 0, [call.held for call in calls]
+    """The peak of one forward over the calls, and of one backward, last first."""
+    most, alive = 0, []
+    for call in calls:
+        most = max(most, sum(alive) + max(call.forward, default=0))
+        alive.append(call.held)
     while alive:
         most = max(most, sum(alive))
         at_work = calls[len(alive) - 1]

@@ -149,7 +149,8 @@ def test_a_free_replay_that_serves_nothing_is_not_chosen():
     ops = (Op("first", (0,), (1,), True), Op("second", (1,), (2,), True))
     graph = BlockGraph(values, ops, (Event("y", (1,), 0), Event("x", (0,), 0)))
     kind = Kind("free", Profile(graph, (0.0, 0.0), ((), (), ())), 2)
-    solution = solve(Problem((kind,)), 9 * MIB, max_seconds=60)
+    # forward makes z all the same: 4 + 6 MiB where one call holds x alone, 5 + 6 where it holds y too
+    solution = solve(Problem((kind,)), 10 * MIB, max_seconds=60)
     assert solution.policies[0][0].stores == ("retain", None, None)
     assert solution.policies[0][0].replays == (0,)
 

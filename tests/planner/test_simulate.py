@@ -4,13 +4,17 @@ from dataclasses import replace
 
 import pytest
 from ds_adacc.planner import OFFLOAD, BlockGraph, CodecCost, Event, Policy, Profile, Simulation, simulate
+from hypothesis import given
+from random_blocks import SMALL, examples, points, profiles
 
 
 def test_retain_frees_each_value_after_its_last_use(block):
     policy = Policy(("retain", "retain", "retain", "retain", None, None), (2,))
     # x 100, a 40, b 10, c 60: b and c go after event 1, a after 2; d 30 lives in event 0 only
     timeline = (210 + 30 + 5, 210, 140 + 20, 100 + 1)
-    assert simulate(block, policy) == Simulation(210, timeline, 0.5)
+    # e and d, which nothing reads, are there to the end
+    forward = (100 + 40 + 10, 150 + 60, 210 + 30, 240 + 20)
+    assert simulate(block, policy) == Simulation(210, forward, timeline, 0.5)
 
 
 def test_compress_and_replay(block):
@@ -21,13 +25,16 @@ def test_compress_and_replay(block):
         100 + 40 + 20,
         100 + 1,
     )
-    assert simulate(block, policy) == Simulation(115, timeline, 0.5 + 1.0 + 3.0 + 4.0)
+    # as soon as c is there, so are its payload and the codec's workspace; a goes with its reader, b and x stay
+    forward = (150, 150 + 60 + 15 + 7, 110 + 60 + 15 + 30 + 7, 110 + 60 + 15 + 30 + 20 + 7)
+    assert simulate(block, policy) == Simulation(115, forward, timeline, 0.5 + 1.0 + 3.0 + 4.0)
 
 
 def test_a_chain_is_replayed_at_the_first_request(block):
     policy = Policy(("retain", None, None, None, None, None), (0, 1, 2))
     timeline = (100 + 40 + 10 + 60 + 30 + 5, 100 + 40 + 10 + 60, 100 + 40 + 20, 100 + 1)
-    assert simulate(block, policy) == Simulation(100, timeline, 3.5)
+    forward = (150, 150 + 60, 110 + 60 + 30, 110 + 60 + 30 + 20)
+    assert simulate(block, policy) == Simulation(100, forward, timeline, 3.5)
 
 
 def test_what_nothing_uses_is_held_to_the_end(block):
@@ -57,7 +64,59 @@ def test_a_replay_has_its_workspace_at_its_event_alone(block):
         100 + 40 + 20,
         100 + 1,
     )
-    assert simulate(profile, policy).timeline == timeline
+    run = simulate(profile, policy)
+    assert run.timeline == timeline
+    # split's 50, then the larger of the codec's 7 and shrink's 6
+    assert run.forward == (150 + 50, 225 + 7, 215 + 7, 235 + 7)
+    assert (run.inner_peak, run.transient) == (275, 275 - 115)
+
+
+def test_a_payload_outlives_the_value_it_was_made_of(block):
+    """a is in INT4 from op 0 to backward; its copy and the codec's workspace go with its reader, at op 1."""
+    profile = replace(block, codecs=((), (CodecCost("int4", 11, 1.0, 1.0, 0.1, 3),), *block.codecs[2:]))
+    policy = Policy(("retain", "int4", "retain", "retain", None, None), (2,))
+    assert simulate(profile, policy).forward == (150 + 11 + 3, 150 + 11 + 60 + 3, 221 - 40 + 30, 211 + 20)
+
+
+def test_a_compressed_input_is_there_to_the_end_of_forward(block):
+    profile = replace(block, codecs=((CodecCost("int4", 25, 1.0, 1.0, 0.1, 9),), *block.codecs[1:]))
+    policy = Policy(("int4", "retain", "retain", "retain", None, None), (2,))
+    assert simulate(profile, policy).forward == tuple(alive + 25 + 9 for alive in (150, 210, 240, 260))
+
+
+def test_forward_overhead_is_there_throughout_forward(block):
+    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
+    run = simulate(block, policy)
+    more = simulate(replace(block, graph=replace(block.graph, forward_overhead=33)), policy)
+    assert more == replace(run, forward=tuple(alive + 33 for alive in run.forward))
+    assert (more.inner_peak, more.transient) == (242 + 33, 242 + 33 - 115)
+
+
+def forward_by_steps(profile, policy):
+    """The bytes at each op, by a walk that knows what is still to be read."""
+    graph, line = profile.graph, []
+    names = {value: store for value, store in enumerate(policy.stores) if store not in (None, "retain")}
+    offers = {value: profile.codec(value, name) for value, name in names.items()}
+    full = {value for value, known in enumerate(graph.values) if known.producer is None}
+    payloads = set(full)
+    for number, op in enumerate(graph.ops):
+        full.update(op.outputs)
+        payloads.update(op.outputs)
+        workspace = max([op.workspace_bytes] + [offers[value].workspace_bytes for value in full if value in offers])
+        alive = sum(graph.values[value].nbytes for value in full)
+        alive += sum(offers[value].nbytes for value in payloads if value in offers)
+        line.append(graph.forward_overhead + alive + workspace)
+        to_read = {value for later in graph.ops[number + 1 :] for value in later.inputs}
+        done = {value for value in op.inputs if graph.values[value].producer is not None and value not in to_read}
+        full -= {value for value in done if policy.stores[value] != "retain"}
+    return tuple(line)
+
+
+@examples(100)
+@given(profiles(SMALL))
+def test_forward_is_that_of_a_walk_through_its_ops(profile):
+    for point in points(profile):
+        assert point.simulation.forward == forward_by_steps(profile, point.policy)
 
 
 def offloading(block, hiding_seconds):
@@ -80,7 +139,9 @@ def test_offloaded_values_come_back_before_the_first_event(block, hiding_seconds
     policy = Policy((OFFLOAD, OFFLOAD, "retain", "retain", None, None), (2,))
     # as if retained: a 40 is alive up to event 2, x 100 to the last; meanwhile the call held b and c alone
     timeline = (210 + 30 + 5, 210, 140 + 20, 100 + 1)
-    expected = Simulation(70, timeline, 0.5 + stalls, fetched=140)
+    # in forward too a goes with its reader, x stays
+    forward = (150, 210, 200, 220)
+    expected = Simulation(70, forward, timeline, 0.5 + stalls, fetched=140)
     assert simulate(offloading(block, hiding_seconds), policy) == expected
     assert (expected.inner_peak, expected.transient) == (245, 175)
 
@@ -94,12 +155,11 @@ def test_an_offloaded_value_nothing_uses_is_alive_to_the_end(block):
 
 
 def test_a_block_with_no_transient(block):
-    events = (Event("a", (1,), 0), Event("x", (0,), 0))
-    profile = replace(block, graph=replace(block.graph, events=events))
-    run = simulate(profile, Policy(("retain", "retain", None, None, None, None), ()))
-    assert (run.timeline, run.inner_peak, run.transient) == ((140, 100), 140, 0)
+    split = BlockGraph(block.graph.values[:3], block.graph.ops[:1], (Event("ab", (1, 2), 0), Event("x", (0,), 0)))
+    run = simulate(Profile(split, (1.0,), ((),) * 3), Policy(("retain",) * 3, ()))
+    assert (run.forward, run.timeline, run.inner_peak, run.transient) == ((150,), (150, 100), 150, 0)
 
 
 def test_a_block_with_no_backward():
     run = simulate(Profile(BlockGraph((), (), ()), (), ()), Policy((), ()))
-    assert (run, run.inner_peak, run.transient) == (Simulation(0, (), 0.0), 0, 0)
+    assert (run, run.inner_peak, run.transient) == (Simulation(0, (), (), 0.0), 0, 0)
