@@ -163,6 +163,20 @@ def test_what_cannot_be_stored_is_replayed():
     assert (solution.policies[0][0].stores, solution.policies[0][0].replays) == (("retain", None), (0,))
 
 
+def test_forward_may_be_what_does_not_fit():
+    """A call holds 8 bytes, or for a microsecond 2; forward makes 6 more that backward has no use for."""
+    values = (Value("x", "", 8, None, True), Value("y", "", 6, 0, False))
+    graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("x", (0,), 0),), forward_overhead=5)
+    packed = CodecCost("packed", 2, 1e-6, 0.0, 0.1, 3)
+    problem = Problem((Kind("k", Profile(graph, (0.0,), ((packed,), ())), 3),))
+    kept, lean = 2 * 8 + 5 + 8 + 6, 2 * 2 + 5 + 8 + 2 + 6 + 3  # the compression's workspace too
+    for budget, store, peak in [(kept, "retain", kept), (kept - 1, "packed", lean), (lean, "packed", lean)]:
+        solution = solve(problem, budget, max_seconds=60)
+        assert (solution.policies[0][0].stores, solution.peak) == ((store, None), peak)
+    with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {lean} bytes"):
+        solve(problem, lean - 1, max_seconds=60)
+
+
 def test_nothing_to_choose(capfd):
     kind = Kind("empty", Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ()), 3)
     assert smallest_peak(Problem((kind,)), 60) == 8
