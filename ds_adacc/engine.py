@@ -11,9 +11,11 @@ import torch
 from deepspeed.utils import groups
 from torch import nn
 
-from ds_adacc import checkpointing
+from ds_adacc import checkpointing, store
 from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
+from ds_adacc.environment import device_name, versions
+from ds_adacc.journal import Journal
 from ds_adacc.log import get_logger
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
@@ -122,13 +124,26 @@ def initialize(
 
 def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
     ranks = Ranks(groups._get_data_parallel_group() if torch.distributed.is_initialized() else None)
-    runtime = Runtime(section, ranks, stepped=True)
+    runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=_journal(ranks))
+    runtime.journal.write(
+        "start",
+        ranks=ranks.size,
+        device=device_name(engine.device),
+        versions=versions(),
+        section=section.model_dump(mode="json"),
+        blocks=list(blocks),
+    )
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
     engine.backward = _then(engine.backward, runtime.end_backward)
     engine.step = _then_if_stepped(engine)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+
+
+def _journal(ranks: Ranks) -> Journal:
+    """One for the run, of its first rank."""
+    return Journal.of_this_run() if ranks.is_first else Journal(None)
 
 
 def _then(original: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +40,15 @@ class Journal:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+
+    @classmethod
+    def of_this_run(cls) -> Journal:
+        """At `default_path`; nowhere, with a warning, for a user without a home."""
+        try:
+            return cls(default_path(datetime.now(), os.getpid()))
+        except RuntimeError as error:
+            get_logger().warning("the run goes on without a journal: %s", error)
+            return cls(None)
 
     def write(self, event: str, **fields: object) -> None:
         """Add a line with "event", "time" (ISO 8601, with the zone) and the fields.

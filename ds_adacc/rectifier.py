@@ -115,10 +115,16 @@ class Rectifier:
             for digest in digests:
                 portfolio.kinds[digest].capacity = before[digest]
             self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, error)
+            self._tell(verdict, replanned=False, changed=0)
             return False
         changed = sum(_differences(old[d], decision.policies.get(d)) for d in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
+        self._tell(verdict, replanned=True, changed=changed)
         return True
+
+    def _tell(self, verdict: Verdict, replanned: bool, changed: int) -> None:
+        facts = {"step": self.steps, "reason": verdict.reason, "replanned": replanned, "changed": changed}
+        self._runtime.journal.write("rectifier", **facts)
 
 
 def _most(everyone: Sequence[Counts]) -> Counts:

@@ -36,6 +36,7 @@ from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
 
 _MOST_CORRECTIONS = 3
+_NEGLIGIBLE = 1 << 16  # bytes: what allocators round by
 
 
 class Runtime:
@@ -324,8 +325,8 @@ class Runtime:
     def report(self) -> None:
         """Once the first step under a new plan has been observed: say what was planned and what was seen.
 
-        Where the peak was off by more than 5 %, or above the budget, the model is corrected, and the plan to be made
-        anew.
+        Where the peak was above the budget, or off by more than 5 % and time could be gained, the model is corrected,
+        and the plan to be made anew.
         """
         seen = self.observation
         if self.decision is None or seen is None or seen.held_bytes is None:
@@ -347,7 +348,11 @@ class Runtime:
     def _correct(self, excess: Mapping[str, Correction]) -> None:
         """Have the plan made anew by a corrected model, if the prediction was off."""
         found = self.seen.peak
-        if found is None or not (found.is_off or found.observed > self.decision.budget):
+        fitting = [group for group in self.decision.groups if not group.shortfall]
+        if found is None or not fitting or abs(found.observed - found.planned) < _NEGLIGIBLE:
+            return
+        over = found.observed > self.decision.budget
+        if not over and not (found.is_off and self.decision.added_seconds):
             return
         if self._corrected:  # policies differ in what they take beyond: only more is believed a second time
             excess = {digest: each.upward() for digest, each in excess.items()}
@@ -359,7 +364,7 @@ class Runtime:
         for digest, each in excess.items():
             kind = self.portfolio.kinds[digest]
             kind.correction = kind.correction.plus(each)
-        self._waiting |= {names for group in self.decision.groups for names in group.together}
+        self._waiting |= {names for group in fitting for names in group.together}
 
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""

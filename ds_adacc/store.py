@@ -40,6 +40,15 @@ def default_path() -> Path:
     return cache_folder() / "profiles.sqlite"
 
 
+def open_default() -> ProfileStore | None:
+    """The store at `default_path`; None, with a warning, for a user without a home."""
+    try:
+        return ProfileStore(default_path())
+    except RuntimeError as error:
+        get_logger().warning("profiles are not kept: %s", error)
+        return None
+
+
 def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig) -> str:
     """What a measurement depends on, as a SHA-256 in hexadecimal.
 

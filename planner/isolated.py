@@ -29,13 +29,16 @@ def mix_isolated(problem: Problem, budget: int, *, max_seconds: float) -> Soluti
     """
     check_request(budget, max_seconds)
     question = json.dumps({"problem": _told(problem), "budget": budget, "max_seconds": max_seconds})
-    child = subprocess.run(
-        [sys.executable, "-m", "ds_adacc.planner.isolated"],
-        input=question,
-        capture_output=True,
-        text=True,
-        timeout=_START_SECONDS + 10 * max_seconds,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "ds_adacc.planner.isolated"],
+            input=question,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS + 10 * max_seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoSolutionInTime(f"the solver's process gave no answer in {error.timeout:.0f} seconds") from error
     if child.returncode != 0:
         raise RuntimeError(f"the solver's process ended with code {child.returncode}: {child.stderr.strip()[-2000:]}")
     return _read(json.loads(child.stdout.splitlines()[-1]))

@@ -12,3 +12,11 @@ def heard():
     get_logger().propagate = True
     yield
     logging.getLogger("ds_adacc").handlers.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Profiles and journals of the tests, and of processes that they start, are not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
