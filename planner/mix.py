@@ -59,7 +59,8 @@ def _better(
         guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
         frontiers = _frontiers(problem, left / 2)
         mixture = _mixture(problem, frontiers, guess)
-        optimal = mixture.minimise_seconds(budget, max(deadline - time.perf_counter(), 1e-3))
+        left = max(deadline - time.perf_counter(), 1e-3)
+        optimal = mixture.minimise_seconds(budget, left, fallback=guess is single)
     except NoSolutionInTime:
         return _or_raise(single)
     if optimal is None:

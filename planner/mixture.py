@@ -7,6 +7,7 @@ kind larger transients come first in forward order: swapping two neighbours that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ds_adacc.planner.profile import Kind, Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 
 _GAP = 5e-3  # of the time added: below what can be measured
+_NODES = 300  # of the search for better than what is known: later ones hardly ever find it, but may be millions
 
 
 @dataclass
@@ -59,6 +61,17 @@ class _Run:
         """The policy of each block, in forward order."""
         return [choice.point.policy for choice in self.choices for _ in range(round(choice.blocks.x))]
 
+    def transient(self, model: mip.Model) -> mip.LinExpr:
+        """The largest of those taken: the least on offer, and each step up from it that a block needs."""
+        sizes = [choice.run.transient for choice in self.choices]
+        parts: list[mip.LinExpr | int] = [sizes[-1]]
+        for upto, (size, smaller) in enumerate(itertools.pairwise(sizes), 1):
+            if size > smaller:
+                needed = model.add_var(var_type=mip.BINARY)
+                model += mip.xsum(choice.blocks for choice in self.choices[:upto]) <= self._blocks * needed
+                parts.append((size - smaller) * needed)
+        return mip.xsum(parts)
+
     def taken(self, model: mip.Model, choice: _Choice) -> mip.Var:
         """Whether any block takes it."""
         if choice.taken is None:
@@ -76,7 +89,8 @@ Row = tuple[_Run, mip.LinExpr, _Choice]  # what is held when a block that takes 
 class Mixture:
     """The model over all blocks; `points` are those on offer, by kind.
 
-    That a block's transient stays below the peak is asked for the choices of which a solution found breaks it.
+    In a known order, that a block's transient stays below the peak is asked for the choices of which a solution found
+    breaks it.
     """
 
     def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
@@ -102,8 +116,13 @@ class Mixture:
         for block in self._last:
             block.expect(policies[self._places[-1]])
 
-    def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
-        """Find the mix of the least time, error and held bytes adding less than a quantum to that; as `optimise`."""
+    def minimise_seconds(self, budget: int, max_seconds: float, fallback: bool) -> bool | None:
+        """Find the mix of the least time, error and held bytes adding less than a quantum to that; as `optimise`.
+
+        With a `fallback` the search ends after some nodes, the same each time.
+        """
+        if fallback:
+            self._model.max_nodes = _NODES
         self._peak.ub = budget // self._granule + 0.5
         most = max(kind.blocks for kind in self._problem.kinds)
         quanta = mip.xsum([run.quanta() for run in self._runs] + [block.program.quanta() for block in self._last])
@@ -155,7 +174,9 @@ class Mixture:
         for block in self._last:
             others = mip.xsum(run.held() for run in self._runs)
             block.watch(others + self._fetch, mip.xsum([self._peak]))
-        self._rows = list(self._in_order() if self._problem.order else self._in_any_order())
+        self._rows = list(self._in_order()) if self._problem.order else []
+        if not self._problem.order:
+            self._bound_in_any_order()
 
     def _in_order(self) -> Iterator[Row]:
         self._model += self._held() + self._fetch <= self._peak
@@ -164,13 +185,12 @@ class Mixture:
             for place, choice in enumerate(run.choices, 1):
                 yield run, before + run.held(place), choice
 
-    def _in_any_order(self) -> Iterator[Row]:
+    def _bound_in_any_order(self) -> None:
+        transients = [run.transient(self._model) for run in self._runs]
         for group in self._problem.groups:
             total = mip.xsum(self._runs[place].held() for place in group)
-            self._model += total + self._fetch <= self._peak
             for place in group:
-                for choice in self._runs[place].choices:
-                    yield self._runs[place], total, choice
+                self._model += total + transients[place] + self._fetch <= self._peak
 
     def _reserve_fetch(self) -> None:
         """Room for what is fetched from the host while another block's backward runs."""
