@@ -53,8 +53,10 @@ def _better(
 ) -> Solution:
     """The best mix, or the one policy if nothing better was found in time."""
     left = deadline - time.perf_counter()
-    if left <= 0 or not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
+    if not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
         return _or_raise(single)
+    if left <= 0:
+        return _unproven(_or_raise(single))
     try:
         guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
         frontiers = _frontiers(problem, left / 2)
@@ -62,7 +64,7 @@ def _better(
         left = max(deadline - time.perf_counter(), 1e-3)
         optimal = mixture.minimise_seconds(budget, left, fallback=guess is single)
     except NoSolutionInTime:
-        return _or_raise(single)
+        return _unproven(_or_raise(single))
     if optimal is None:
         return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
     mixed = evaluate_mix(problem, mixture.policies(), started, optimal)
@@ -70,7 +72,8 @@ def _better(
         raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
     if isinstance(single, InfeasibleBudget):
         return mixed
-    return min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
+    best = min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
+    return replace(best, proven_optimal=optimal)
 
 
 def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
@@ -114,6 +117,11 @@ def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
     if isinstance(single, InfeasibleBudget):
         raise single
     return single
+
+
+def _unproven(single: Solution) -> Solution:
+    """One policy may be the best of its form, and a mix better yet."""
+    return replace(single, proven_optimal=False)
 
 
 def _greedy(problem: Problem, budget: int, max_seconds: float, started: float, error: NoSolutionInTime) -> Solution:

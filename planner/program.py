@@ -18,7 +18,7 @@ from ds_adacc.planner.schedule import Schedule
 
 Expr = mip.LinExpr | mip.Var | float
 
-_QUANTUM_SECONDS = 1e-7
+QUANTUM_SECONDS = 1e-7
 
 
 class BlockProgram:
@@ -172,4 +172,4 @@ class BlockProgram:
 
 
 def _round(seconds: float) -> int:
-    return round(seconds / _QUANTUM_SECONDS)
+    return round(seconds / QUANTUM_SECONDS)

@@ -215,4 +215,4 @@ def test_two_thousand_values():
     solution, quick = solve(problem, budget, max_seconds=60), greedy(problem, budget, max_seconds=60)
     assert solution.peak == peak_bytes(problem, solution.policies) <= budget
     assert set(solution.policies[0][0].stores) == {"retain", "int4", "int8", None}
-    assert 0 < solution.added_seconds <= 1.001 * quick.added_seconds
+    assert 0 < solution.added_seconds <= quick.added_seconds

@@ -176,6 +176,19 @@ def test_never_slower_than_one_policy(gpt, monkeypatch):
     assert faster >= 12
 
 
+def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monkeypatch):
+    def late(*_, **__):
+        raise NoSolutionInTime("late")
+
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    single = solve(problem, budget, max_seconds=60)
+    assert single.proven_optimal
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.mix"], "frontier", late)
+    found = mix(problem, budget, max_seconds=60)
+    assert (found.policies, found.proven_optimal) == (single.policies, False)
+
+
 @st.composite
 def few_blocks(draw, transfers=False):
     """Two to four blocks of one or two kinds, in a known order, in any, or in sets of their own."""

@@ -62,6 +62,11 @@ def test_graph(values, ops, events, message):
         BlockGraph(values, ops, events)
 
 
+def test_forward_overhead_is_checked():
+    with pytest.raises(ValueError, match="forward_overhead is -1; it must be a non-negative int"):
+        BlockGraph((X, Y), (DOUBLE,), (USE,), -1)
+
+
 def test_saved_and_rebuildable():
     graph = BlockGraph((X, Y), (DOUBLE,), (USE, Event("more", (0, 1), 0)))
     assert graph.saved == (0, 1)
@@ -246,7 +251,8 @@ def test_frontier_request(block):
 
 
 def test_profiles_and_policies_travel_as_json(gpt, block):
-    for profile in (gpt.profile, replace(block, hiding_seconds=(1.0, 2.5))):
+    overhead = replace(block, graph=replace(block.graph, forward_overhead=7))
+    for profile in (gpt.profile, overhead, replace(block, hiding_seconds=(1.0, 2.5))):
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
     assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
