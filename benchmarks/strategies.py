@@ -66,15 +66,19 @@ class Strategy:
         try:
             self.step()
             self.recording_seconds = time.perf_counter() - started
-            self.step()
+            self.settle()
         except planner.InfeasibleBudget as error:
             if budget != "smallest":
                 raise
             runtime = Runtime(load({"adacc": {**section, "memory_budget": error.smallest}}))
             self.checkpoint = runtime.checkpoint
-            self.step()
-            self.step()
+            self.settle()
         return runtime
+
+    def settle(self):
+        """Steps enough for the plan to be observed, and made anew by a corrected model."""
+        for _ in range(6):
+            self.step()
 
     def step(self):
         self.model.checkpoint = self.checkpoint
@@ -153,6 +157,7 @@ def measure_times(args):
             decision = strategy.runtime.decision
             rows[strategy.name] |= {
                 "planned_peak": decision.peak / decision.without,
+                "planned_peak_bytes": decision.peak,
                 "solve_seconds": decision.solve_seconds,
                 "recording_seconds": strategy.recording_seconds,
                 "plan": strategy.runtime.describe(),

@@ -63,7 +63,7 @@ def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
     training = Training()
     with caplog.at_level("INFO", logger="ds_adacc"):
         training.run(40)
-    assert sum("planned peak" in record.getMessage() for record in caplog.records) == 1
+    assert sum("peak: planned" in record.getMessage() for record in caplog.records) == 1
     assert training.tracked == [2, 4, 8, 16, 24, 32, 40]
     assert len(training.decisions) == 1
 
