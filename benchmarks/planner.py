@@ -211,6 +211,7 @@ def main():
     args = parser.parse_args()
     # the solver sets the process's OpenMP threads to one: all is measured before it runs
     found = {c: record(Example(args), load({"adacc": {"codecs": c}}), args.batch) for c in CODECS}
+    device = device_name(found["paper"].device)
     results = {codecs: compare(one.problem, args) for codecs, one in found.items()}
     times = solve_times(found["paper"].problem, args)
     print(tables(results, times))
@@ -221,7 +222,7 @@ def main():
         about = {
             "command": " ".join(["python", *sys.argv]),
             "date": datetime.date.today().isoformat(),
-            "device": device_name(found["paper"].device),
+            "device": device,
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
         }
         document = {**about, "results": results, "solve_seconds": times}

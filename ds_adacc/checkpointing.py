@@ -26,8 +26,7 @@ def configure(mpu_: Any, deepspeed_config: str | os.PathLike[str] | Mapping[str,
     section = load(deepspeed_config)
     if section is None and not _is_disabled(deepspeed_config):
         raise ConfigError("adacc: the config has no such section; add it, or use deepspeed.checkpointing")
-    _Face.runtime = Runtime(section) if section is not None else None
-    _Face.configured = True
+    _serve(Runtime(section) if section is not None else None, configured=True)
 
 
 def is_configured() -> bool:
@@ -37,7 +36,7 @@ def is_configured() -> bool:
 
 def reset() -> None:
     """Forget all records and plans, and the configuration with them."""
-    _Face.runtime, _Face.configured = None, False
+    _serve(None, configured=False)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +54,13 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def use(runtime: Runtime) -> None:
     """Serve `checkpoint` by the runtime of an engine."""
-    _Face.runtime, _Face.configured = runtime, True
+    _serve(runtime, configured=True)
+
+
+def _serve(runtime: Runtime | None, configured: bool) -> None:
+    if _Face.runtime is not None:
+        _Face.runtime.abandon()
+    _Face.runtime, _Face.configured = runtime, configured
 
 
 def _is_disabled(source: Any) -> bool:

@@ -136,7 +136,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
-    engine.backward = _then(engine.backward, runtime.end_backward)
+    engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
     engine.step = _then_if_stepped(engine)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
 
@@ -146,10 +146,14 @@ def _journal(ranks: Ranks) -> Journal:
     return Journal.of_this_run() if ranks.is_first else Journal(None)
 
 
-def _then(original: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
+def _then(original: Callable[..., Any], after: Callable[[], None], failed: Callable[[], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def both(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            failed()
+            raise
         after()
         return result
 

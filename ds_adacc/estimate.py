@@ -65,6 +65,7 @@ class BatchLine:
                 for o, p in zip(a.ops, b.ops, strict=True)
             ),
             tuple(self._moved(batch, e, f, "gradient_bytes") for e, f in zip(a.events, b.events, strict=True)),
+            self._bytes(batch, a.forward_overhead, b.forward_overhead),
         )
 
     def _codecs(

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.correction import Correction
-from ds_adacc.decision import Decision
+from ds_adacc.decision import Decision, Together
 from ds_adacc.graph import Gradients
 from ds_adacc.kind import Kind
 from ds_adacc.meter import Measured
+from ds_adacc.portfolio import Portfolio
 
 TOLERANCE = 0.05
+_MOST_CORRECTIONS = 3
+_NEGLIGIBLE = 1 << 16  # bytes: what allocators round by
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,46 @@ class Seen:
         return asdict(self)
 
 
+class Loop:
+    """Closes the loop after the first step under each plan; `reason` says why the plan is to be made anew, if it is."""
+
+    def __init__(self, portfolio: Portfolio) -> None:
+        self.reason = ""
+        self._portfolio = portfolio
+        self._corrected = 0
+
+    def close(self, decision: Decision, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[Together]]:
+        """What was seen, and the sets of kinds to be planned for anew, by a model that has been corrected."""
+        excess = excesses(measured, self._portfolio.kinds)
+        found = peak(decision, excess)
+        seen = Seen(held, found, observed_seconds(measured, self._portfolio.kinds))
+        fitting = [group for group in decision.groups if not group.shortfall]
+        self.reason = ""
+        if found is None or not fitting or not self._matters(decision, found) or not self._correct(excess):
+            return seen, set()
+        self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
+        return seen, {names for group in fitting for names in group.together}
+
+    def _matters(self, decision: Decision, found: Pair) -> bool:
+        """Whether the budget was broken, or the prediction off where time could be gained."""
+        if abs(found.observed - found.planned) < _NEGLIGIBLE:
+            return False
+        return found.observed > decision.budget or (found.is_off and decision.added_seconds > 0)
+
+    def _correct(self, excess: Mapping[str, Correction]) -> bool:
+        """Whether there was anything to correct."""
+        if self._corrected:  # policies differ in what they take beyond: only more is believed a second time
+            excess = {digest: each.upward() for digest, each in excess.items()}
+        excess = {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
+        if not excess or self._corrected == _MOST_CORRECTIONS:
+            return False
+        self._corrected += 1
+        for digest, each in excess.items():
+            kind = self._portfolio.kinds[digest]
+            kind.correction = kind.correction.plus(each)
+        return True
+
+
 def excesses(measured: Iterable[Measured], kinds: Mapping[str, Kind]) -> dict[str, Correction]:
     """By kind, what its calls took beyond the prediction at most, in forward and in backward.
 
@@ -58,15 +101,18 @@ def excesses(measured: Iterable[Measured], kinds: Mapping[str, Kind]) -> dict[st
     return found
 
 
-def peak(decision: Decision, excess: Mapping[str, Correction]) -> Pair:
-    """The decision's peak as planned, and with what its calls took beyond."""
+def peak(decision: Decision, excess: Mapping[str, Correction]) -> Pair | None:
+    """The peak of the groups that ran as planned, and with what their calls took beyond; None if none ran."""
+    groups = [group for group in decision.groups if any(kind.name in excess for kind in group.kinds)]
+    if not groups:
+        return None
     peaks = []
-    for group in decision.groups:
+    for group in groups:
         kinds = (
             replace(kind, profile=excess.get(kind.name, Correction()).of(kind.profile)) for kind in group.problem.kinds
         )
         peaks.append(planner.peak_bytes(replace(group.problem, kinds=tuple(kinds)), group.solution.policies))
-    return Pair(decision.peak, max(peaks))
+    return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 
 def observed_seconds(measured: Sequence[Measured], kinds: Mapping[str, Kind]) -> Pair | None:
@@ -100,4 +146,5 @@ def _excess(call: Measured, kind: Kind) -> Correction:
     if call.backward_growth is None:
         return Correction(forward, None)
     at_first = run.held + Gradients(kind.recording).of_outputs
-    return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))
+    grown = call.backward_growth - call.new_gradients
+    return Correction(forward, grown - max(max(run.timeline, default=0) - at_first, 0))

@@ -66,7 +66,8 @@ class MemoryTrace:
 
     def _traffic(self, threads: Sequence[Sequence[Any]]) -> tuple[list[float], list[int]]:
         """Seconds since the start and signed bytes of each allocation and release, in order of time."""
-        start = threads[0][0]
+        # the start is not in the first thread's list for certain
+        start = next(event for event in chain(*threads) if event.name() == "__start_profile")
         events = sorted(chain(*threads), key=start.cpu_elapsed_us)
         memory = [event for event in events if event.kind() == "memory_alloc"]
         return [start.cpu_elapsed_us(event) / 1e6 for event in memory], [getattr(e, self._bytes)() for e in memory]

@@ -20,13 +20,17 @@ class Moment:
 
 @dataclass
 class CallMoments:
-    """When a call's forward began and ended, and its backward began."""
+    """When a call's forward began and ended, and its backward began.
+
+    `new_gradients`: bytes of the gradients of parameters that had none: they stay, and are no activations.
+    """
 
     kind: str
     place: int | None
     began: Moment
     ended: Moment | None = None
     backward: Moment | None = None
+    new_gradients: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,15 @@ class Measured:
     """One call of the block at `place` of a kind.
 
     `forward_growth` and `backward_growth` are the most bytes alive above the level at which forward and backward began,
-    `forward_seconds` and `backward_seconds` how long they took; None where it is unknown, as for the call that backward
-    comes to last.
+    the latter with the `new_gradients` of parameters that had none; `forward_seconds` and `backward_seconds` are how
+    long they took. None where it is unknown, as for the call that backward comes to last.
     """
 
     kind: str
     place: int | None
     forward_growth: int | None
     backward_growth: int | None
+    new_gradients: int
     forward_seconds: float
     backward_seconds: float | None
 
@@ -60,6 +65,12 @@ class Meter:
             self._trace.start()
         self._calls.append(CallMoments(kind, place, self.now()))
         return self._calls[-1]
+
+    def restart(self) -> None:
+        """Forget what was measured: no backward came."""
+        if self._trace is not None:
+            self._trace.stop()
+        self._trace, self._calls = None, []
 
     def now(self) -> Moment:
         event = None
@@ -84,7 +95,9 @@ class Meter:
         forward = self._trace.growth(call.began.host, call.ended.host)
         backward = None if end is None else self._trace.growth(call.backward.host, end.host)
         seconds = None if end is None else _seconds(call.backward, end)
-        return Measured(call.kind, call.place, forward, backward, _seconds(call.began, call.ended), seconds)
+        return Measured(
+            call.kind, call.place, forward, backward, call.new_gradients, _seconds(call.began, call.ended), seconds
+        )
 
 
 def _seconds(begin: Moment, end: Moment) -> float:

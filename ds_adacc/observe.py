@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ class Pass:
 
     calls: tuple[tuple[str, Block], ...]
     reversed: bool
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(kind for kind, _ in self.calls)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -66,6 +70,7 @@ class Observation:
         meter = self._meter
         if meter is not None:
             ticket.moments = meter.forward_begins(record.kind, record.place)
+            ticket.moments.new_gradients = _without_gradient(call.plan.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
@@ -92,6 +97,10 @@ class Observation:
         return seen
 
     def opened(self, ticket: _Ticket) -> None:
+        if self._forward and not self._alive and not self._backward:  # a forward that no backward followed
+            self._begin_pass()
+            if self._meter is not None:
+                self._meter.restart()
         self._alive[id(ticket)] = ticket.kind, ticket.place
         same = sum(kind == ticket.kind for kind, _ in self._alive.values())
         self.most_alive[ticket.kind] = max(self.most_alive[ticket.kind], same)
@@ -129,6 +138,11 @@ class Observation:
         self._forward: list[tuple[str, Block]] = []
         self._backward: list[int] = []
         self._interleaved = False
+
+
+def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes of the parameters whose gradients have yet to be made."""
+    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad and p.grad is None)
 
 
 class _Ticket:

@@ -107,6 +107,10 @@ class Portfolio:
         room = min(nbytes for nbytes in free if nbytes is not None)
         decision, terms = self._ranks.on_first(lambda: self._attempt(everyone, sets, room, reason, must_fit))
         for group in decision.groups:
+            if group.solution.out_of_time:
+                limit = self._config.solver.max_seconds
+                text = "adacc.solver.max_seconds = %s: no plan was found in that time; a greedy one is in force"
+                get_logger().warning(text, limit)
             if group.shortfall:
                 text = "what has no policy that can stay is recomputed if possible, with a planned peak of %s: %s"
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)

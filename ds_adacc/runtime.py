@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,8 @@ from ds_adacc.call import Call
 from ds_adacc.capture import Capture, capture
 from ds_adacc.cells import unpack
 from ds_adacc.config import AdaccConfig
-from ds_adacc.correction import Correction
 from ds_adacc.decision import Decision, Together
-from ds_adacc.feedback import Pair, Seen, excesses, observed_seconds, peak
+from ds_adacc.feedback import Loop, Pair, Seen
 from ds_adacc.journal import Journal
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
@@ -34,9 +33,6 @@ from ds_adacc.report import decision_table, told
 from ds_adacc.signature import ambient, describe, flatten, refusal
 from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
-
-_MOST_CORRECTIONS = 3
-_NEGLIGIBLE = 1 << 16  # bytes: what allocators round by
 
 
 class Runtime:
@@ -61,6 +57,7 @@ class Runtime:
         self.ranks = ranks or Ranks()
         self.blocks = Registry()
         self.portfolio = Portfolio(config, self.codecs, self.ranks)
+        self._loop = Loop(self.portfolio)
         self.observation: Observation | None = Observation()
         self.decision: Decision | None = None
         self.seen: Seen | None = None
@@ -77,8 +74,6 @@ class Runtime:
         self._fitting: set[Together] = set()
         self._passes: dict[Together, Pass] = {}
         self._began_late = False
-        self._corrected = 0
-        self._reason = ""
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
@@ -206,6 +201,8 @@ class Runtime:
     def _kind(self, recording: Recording, captured: Capture) -> Kind:
         digest = recording.digest
         if digest not in self.portfolio.kinds:
+            if self.observation is not None:
+                self.observation.close()  # operators are to be measured, not to be metered
             self.portfolio.add(digest, recording, self.profiler.profile(recording, captured))
         kind = self.portfolio.kinds[digest]
         kind.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
@@ -247,9 +244,11 @@ class Runtime:
     def end_step(self) -> None:
         """A step has ended: report what was observed, plan for what is new. Every rank must call."""
         self.steps += 1
+        self._count_calls({digest for names in self._waiting for digest in names} & self.portfolio.kinds.keys())
         self.report()
         if self.ranks.any(bool(self._waiting)):
             self.plan_waiting()
+        self._passes = {}
 
     def end_backward(self) -> None:
         """A forward and its backward have ended: the kinds that ran were alive together."""
@@ -257,7 +256,8 @@ class Runtime:
         self._together = set()
         if self.observation is not None:
             seen = self.observation.end_pass()
-            if seen.calls:
+            known = self._passes.get(together)
+            if known is None or len(seen.calls) > len(known.calls):
                 self._passes[together] = seen
         if together and together not in self._fitting:
             planned = self.portfolio.is_planned(together)
@@ -276,7 +276,7 @@ class Runtime:
     def plan_waiting(self) -> None:
         """Have policies made for the kinds that wait for one. The first must fit."""
         first = self.decision is None
-        new = self._reason or "blocks ran together that had not before"
+        new = self._loop.reason or "blocks ran together that had not before"
         if self.portfolio.undecided:
             new = "new shapes recorded"
         waiting, self._waiting = self._waiting, set()
@@ -290,6 +290,9 @@ class Runtime:
         """Have policies made for these kinds, with the other ranks, and put them in force here."""
         self._count_calls({digest for names in together for digest in names} & self.portfolio.kinds.keys())
         for seen in self._passes.values():
+            for record in self.blocks.records():
+                if record.kind in seen.kinds:
+                    record.place = None
             self.portfolio.arrange(seen)
         self._passes = {}
         decision = self.portfolio.decide(together, self._device, reason, must_fit)
@@ -299,9 +302,14 @@ class Runtime:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.blocks.records()})
         self.observe(Meter(self._device) if self._device is not None else None)
-        self.seen, self._reason = None, ""
+        self.seen = None
         self.journal.write("plan", **told(decision, self.portfolio, self.steps))
         return decision
+
+    def abandon(self) -> None:
+        """A forward or backward has failed, or the runtime is no longer used: look at nothing that is under way."""
+        if self.observation is not None:
+            self.observe()
 
     def observe(self, meter: Meter | None = None) -> None:
         """Look at the next step."""
@@ -325,8 +333,7 @@ class Runtime:
     def report(self) -> None:
         """Once the first step under a new plan has been observed: say what was planned and what was seen.
 
-        Where the peak was above the budget, or off by more than 5 % and time could be gained, the model is corrected,
-        and the plan to be made anew.
+        If the model was wrong, it is corrected, and the plan to be made anew.
         """
         seen = self.observation
         if self.decision is None or seen is None or seen.held_bytes is None:
@@ -335,36 +342,10 @@ class Runtime:
         self.observation = Observation() if self.portfolio.undecided and not self._stepped else None
         if self.seen is None:
             held = Pair(self.portfolio.held_bytes(seen.held_calls), seen.held_bytes)
-            excess = excesses(seen.measured, self.portfolio.kinds)
-            self.seen = Seen(
-                held,
-                peak(self.decision, excess) if excess else None,
-                observed_seconds(seen.measured, self.portfolio.kinds),
-            )
+            self.seen, wrong = self._loop.close(self.decision, held, seen.measured)
+            self._waiting |= wrong
             self._log.info("%s", self.describe())
             self.journal.write("observed", step=self.steps, **self.seen.to_json())
-            self._correct(excess)
-
-    def _correct(self, excess: Mapping[str, Correction]) -> None:
-        """Have the plan made anew by a corrected model, if the prediction was off."""
-        found = self.seen.peak
-        fitting = [group for group in self.decision.groups if not group.shortfall]
-        if found is None or not fitting or abs(found.observed - found.planned) < _NEGLIGIBLE:
-            return
-        over = found.observed > self.decision.budget
-        if not over and not (found.is_off and self.decision.added_seconds):
-            return
-        if self._corrected:  # policies differ in what they take beyond: only more is believed a second time
-            excess = {digest: each.upward() for digest, each in excess.items()}
-        excess = {digest: each for digest, each in excess.items() if each != Correction()}
-        if not excess or self._corrected == _MOST_CORRECTIONS:
-            return
-        self._corrected += 1
-        self._reason = f"peak observed {planner.human_bytes(round(found.observed))}"
-        for digest, each in excess.items():
-            kind = self.portfolio.kinds[digest]
-            kind.correction = kind.correction.plus(each)
-        self._waiting |= {names for group in fitting for names in group.together}
 
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""

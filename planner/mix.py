@@ -129,4 +129,4 @@ def _greedy(problem: Problem, budget: int, max_seconds: float, started: float, e
         found = greedy(problem, budget, max_seconds=max_seconds)
     except InfeasibleBudget:
         raise error from None
-    return replace(found, solve_seconds=time.perf_counter() - started)
+    return replace(found, solve_seconds=time.perf_counter() - started, out_of_time=True)

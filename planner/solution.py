@@ -21,7 +21,8 @@ class Solution:
 
     `peak` is in bytes over all calls alive together, `held` in bytes over all calls of each kind, `added_seconds` over
     one run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the
-    planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget.
+    planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget,
+    `out_of_time` that the search found none in time, and these are greedy.
     """
 
     policies: tuple[tuple[Policy, ...], ...]
@@ -31,6 +32,7 @@ class Solution:
     error: float
     solve_seconds: float
     proven_optimal: bool
+    out_of_time: bool = False
 
 
 class InfeasibleBudget(ValueError):

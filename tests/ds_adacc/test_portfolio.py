@@ -246,3 +246,13 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     kind.policies = (replace(kind.policies[0], stores=stores),)
     assert kind.outlier_codec(index) == "outlier8"
     assert kind.outlier_values == kind.tracked_values([]) == [index]
+
+
+def test_a_greedy_plan_is_told(monkeypatch, caplog):
+    def hurried(problem, budget, *, max_seconds):
+        return replace(planner.greedy(problem, budget, max_seconds=max_seconds), out_of_time=True)
+
+    monkeypatch.setattr(planner, "mix_isolated", hurried)
+    runs = runtime()
+    step(runs, [Numbered()])
+    assert "adacc.solver.max_seconds = 5.0: no plan was found in that time; a greedy one is in force" in caplog.text

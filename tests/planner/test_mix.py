@@ -3,6 +3,7 @@
 import functools
 import itertools
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -152,7 +153,7 @@ def test_one_block_has_one_policy(gpt):
 def test_falls_back_to_greedy_when_there_is_no_time(gpt):
     problem = Problem((gpt,), order=("gpt",) * 12)
     budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
-    expected = greedy(problem, budget, max_seconds=1)
+    expected = replace(greedy(problem, budget, max_seconds=1), out_of_time=True)
     found = mix(problem, budget, max_seconds=1e-9)
     assert replace(found, solve_seconds=0) == replace(expected, solve_seconds=0)
     for planner in (mix, mix_isolated):
@@ -315,4 +316,13 @@ def test_a_process_of_its_own_refuses_the_same():
 def test_a_process_that_dies(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(RuntimeError, match="the solver's process ended with code 1"):
+        mix_isolated(ISOLATED[0], 40, max_seconds=1)
+
+
+def test_a_process_that_gives_no_answer(monkeypatch):
+    def late(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("solver", timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(NoSolutionInTime, match="gave no answer in 70 seconds"):
         mix_isolated(ISOLATED[0], 40, max_seconds=1)

@@ -1,0 +1,104 @@
+"""The closed loop: what a step under a plan shows is compared with what was planned, and a wrong model put right."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from test_peak import ALLOWANCE, WIDTH, Model
+
+from ds_adacc import planner, profiler
+from ds_adacc.config import load
+from ds_adacc.correction import Correction
+from ds_adacc.feedback import Pair
+from ds_adacc.measure import measure
+from ds_adacc.memory_trace import MemoryTrace
+from ds_adacc.runtime import Runtime
+
+CPU = torch.device("cpu")
+
+
+def test_growth_is_the_most_above_the_level_at_the_beginning():
+    trace = MemoryTrace(CPU)
+    trace.start()
+    kept = torch.empty(4096, dtype=torch.uint8)
+    begin = time.perf_counter()
+    passing = torch.empty(65536, dtype=torch.uint8)
+    del passing
+    later = torch.empty(1024, dtype=torch.uint8)
+    middle = time.perf_counter()
+    del kept
+    end = time.perf_counter()
+    trace.stop()
+    assert (trace.growth(begin, middle), trace.growth(middle, end)) == (65536, 0)
+    assert later.numel() == 1024
+
+
+def test_nothing_is_known_beside_a_profiler_of_the_programs_own():
+    trace = MemoryTrace(CPU)
+    with torch.profiler.profile():
+        trace.start()
+        trace.stop()
+    assert trace.growth(0.0, time.perf_counter()) is None
+
+
+def test_a_correction_counts_in_forward_and_at_every_event_of_backward():
+    graph = planner.BlockGraph(
+        (planner.Value("x", "other", 8, None, True),),
+        (),
+        (planner.Event("late", (0,), 5), planner.Event("early", (0,), 0)),
+        forward_overhead=3,
+    )
+    profile = planner.Profile(graph, (), ((),))
+    more, less = (correction.of(profile).graph for correction in (Correction(2, 7), Correction(-9, -2)))
+    assert (more.forward_overhead, [event.gradient_bytes for event in more.events]) == (5, [12, 7])
+    assert (less.forward_overhead, [event.gradient_bytes for event in less.events]) == (0, [3, 0])
+
+
+def test_corrections_together():
+    one, other = Correction(2, None), Correction(-1, 4)
+    assert one.larger(other) == other.larger(one) == Correction(2, 4)
+    assert one.plus(other) == Correction(1, 4)
+    assert other.upward() == Correction(0, 4)
+    assert Correction(-3, None).upward() == Correction()
+
+
+@pytest.mark.parametrize(("observed", "is_off"), [(105, False), (106, True), (95, False), (94, True)])
+def test_what_is_off_by_more_than_a_twentieth(observed, is_off):
+    assert Pair(100, observed).is_off is is_off
+
+
+def trained(model, budget, steps=6):
+    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}}
+    runtime = Runtime(load({"adacc": section}))
+    seen = []
+    for _ in range(steps):
+        model.step(runtime.checkpoint)
+        if runtime.seen is not None and runtime.seen not in seen:
+            seen.append(runtime.seen)
+    return runtime, seen
+
+
+def test_a_model_that_forgets_gradients_is_corrected(monkeypatch):
+    def forgetful(*given):
+        profile = measure(*given)
+        events = tuple(replace(event, gradient_bytes=0) for event in profile.graph.events)
+        return replace(profile, graph=replace(profile.graph, events=events))
+
+    monkeypatch.setattr(profiler, "measure", forgetful)
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    runtime, seen = trained(model, "6MiB")
+    assert seen[0].peak.is_off
+    assert seen[0].peak.observed > seen[0].peak.planned
+    assert runtime.decision.reason.startswith("peak observed ")
+    assert not seen[-1].peak.is_off
+    assert model.peak(runtime.checkpoint) <= runtime.decision.budget + ALLOWANCE
+
+
+def test_a_model_that_is_right_is_left_alone():
+    runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
+    assert runtime.decision.reason == "first step recorded"
+    assert len(seen) == 1
+    assert not seen[0].peak.is_off
+    assert seen[0].seconds.observed > 0
