@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ class MemoryTrace:
     def __init__(self, device: torch.device) -> None:
         self._bytes = "cuda_memory_usage" if device.type == "cuda" else "cpu_memory_usage"
         self._runs = False
+        self._thread = 0
         self._times: list[float] = []
         self._levels: list[int] = []
         self._began = 0.0
@@ -35,9 +37,10 @@ class MemoryTrace:
         self.left: int | None = None
 
     def start(self) -> None:
-        self._runs = not _profiler_enabled()
+        self._runs, self._thread = not _profiler_enabled(), threading.get_ident()
         if self._runs:
             _enable_profiler_legacy(_memory_only())
+            torch.empty(1)  # is freed at a time that the profiler sees: so the two clocks are set
             self._began = time.perf_counter()
 
     def stop(self) -> None:
@@ -57,6 +60,11 @@ class MemoryTrace:
         level = self._levels[max(first - 1, 0)]
         return max([level, *self._levels[first:last]]) - level
 
+    def __del__(self) -> None:
+        # a step that never ends must not keep the program from a profiler of its own
+        if self._runs and threading.get_ident() == self._thread:
+            _disable_profiler_legacy()
+
     def __enter__(self) -> MemoryTrace:
         self.start()
         return self
@@ -65,12 +73,12 @@ class MemoryTrace:
         self.stop()
 
     def _traffic(self, threads: Sequence[Sequence[Any]]) -> tuple[list[float], list[int]]:
-        """Seconds since the start and signed bytes of each allocation and release, in order of time."""
+        """Seconds since `_began` and signed bytes of each allocation and release, in order of time."""
         # the start is not in the first thread's list for certain
         start = next(event for event in chain(*threads) if event.name() == "__start_profile")
         events = sorted(chain(*threads), key=start.cpu_elapsed_us)
-        memory = [event for event in events if event.kind() == "memory_alloc"]
-        return [start.cpu_elapsed_us(event) / 1e6 for event in memory], [getattr(e, self._bytes)() for e in memory]
+        _, set_at, *memory = (event for event in events if event.kind() == "memory_alloc")
+        return [set_at.cpu_elapsed_us(event) / 1e6 for event in memory], [getattr(e, self._bytes)() for e in memory]
 
 
 def _memory_only() -> ProfilerConfig:

@@ -1,6 +1,8 @@
 """Our log reaches pytest's capture whatever ran before."""
 
+import gc
 import logging
+import sys
 
 import pytest
 
@@ -12,6 +14,15 @@ def heard():
     get_logger().propagate = True
     yield
     logging.getLogger("ds_adacc").handlers.clear()
+
+
+@pytest.fixture(autouse=True)
+def unmetered():
+    """A runtime that a test leaves in the midst of a step meters on until it is collected."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.autograd._profiler_enabled():
+        gc.collect()
 
 
 @pytest.fixture(autouse=True, scope="session")
