@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch.autograd import _profiler_enabled
+
 from ds_adacc import planner
 from ds_adacc.capture import Capture
 from ds_adacc.config import AdaccConfig
@@ -32,7 +34,8 @@ class Profiler:
         profile = self._store.load(key)
         if profile is None or not _is_of(profile, recording):
             profile = self._measure(recording, captured)
-            self._store.save(key, profile, describe(device))
+            if not _profiler_enabled():  # beside a profiler of the program's own, workspaces are not seen
+                self._store.save(key, profile, describe(device))
         return profile
 
     def _measure(self, recording: Recording, captured: Capture) -> planner.Profile:

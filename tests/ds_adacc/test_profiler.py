@@ -103,3 +103,11 @@ def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, oth
     assert kind.profile.graph.values == block_graph(kind.recording).values
     assert planner.Profile.from_json(stored(path)) == kind.profile
     assert meet(path)[1] == 0
+
+
+def test_what_is_measured_beside_a_profiler_of_the_programs_own_is_not_kept(path):
+    with torch.profiler.profile():
+        meet(path)
+    assert ProfileStore(path).count() == 0
+    meet(path)
+    assert ProfileStore(path).count() == 1
