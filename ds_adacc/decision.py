@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -141,25 +141,26 @@ def decide(
     Policies `settled` before stay where new ones would gain less than measured seconds scatter. Raises
     planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they are
     among the `forgiven`, the group's policies are those settled before; a kind that has none, or one whose codecs are
-    on offer no more, is recomputed.
+    on offer no more, is recomputed. Where all have one and nothing fits, as after a correction, the policies that take
+    least come into force, unless more sets of kinds break the budget by them.
     """
     groups: list[Group] = []
     unfit: list[planner.InfeasibleBudget] = []
     for names in components(scene.together):
         problem, sets = scene.problem(names), tuple(s for s in scene.together if s <= names)
-        shortfall = ""
         try:
             solution = _incumbent(problem, settled, budget, _solve(problem, budget, config))
+            group = Group(problem, sets, solution)
         except planner.InfeasibleBudget as error:
             unfit.append(error)
-            shortfall = str(error)
+            group = Group(problem, sets, _settle(problem, settled), str(error))
+            if planner.InfeasibleBudget in forgiven and _are_possible(settled, problem):
+                group = _least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
-            shortfall = f"adacc.solver.max_seconds: {error}"
-        if shortfall:
-            solution = _settle(problem, settled)
-        groups.append(Group(problem, sets, solution, shortfall))
+            group = Group(problem, sets, _settle(problem, settled), f"adacc.solver.max_seconds: {error}")
+        groups.append(group)
     if unfit and planner.InfeasibleBudget not in forgiven:
         raise max(unfit, key=lambda error: error.smallest)
     return tuple(groups)
@@ -219,7 +220,7 @@ def _incumbent(
     problem: planner.Problem, settled: Mapping[str, Policies], budget: int, new: planner.Solution
 ) -> planner.Solution:
     """The new solution, or what is in force if that still fits and would gain nothing that can be measured."""
-    if not all(_is_possible(settled.get(kind.name, ()), kind) for kind in problem.kinds):
+    if not _are_possible(settled, problem):
         return new
     policies = [settled[kind.name] for kind in problem.kinds]
     old = planner.evaluate_mix(problem, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
@@ -235,6 +236,20 @@ def _settle(problem: planner.Problem, settled: Mapping[str, Policies]) -> planne
         for kind in problem.kinds
     ]
     return planner.evaluate_mix(problem, policies, time.perf_counter(), proven_optimal=False)
+
+
+def _least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
+    """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more sets."""
+    try:
+        least = replace(group, solution=_solve(group.problem, smallest, config))
+    except (planner.InfeasibleBudget, planner.NoSolutionInTime):  # the smallest found was not proven
+        return group
+    is_worse = not set(least.unfit(budget)) <= set(group.unfit(budget)) or least.solution.peak >= group.solution.peak
+    return group if is_worse else least
+
+
+def _are_possible(settled: Mapping[str, Policies], problem: planner.Problem) -> bool:
+    return all(_is_possible(settled.get(kind.name, ()), kind) for kind in problem.kinds)
 
 
 def _is_possible(policies: Policies, kind: planner.Kind) -> bool:

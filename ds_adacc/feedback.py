@@ -59,6 +59,9 @@ class Loop:
     def close(self, decision: Decision, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[Together]]:
         """What was seen, and the sets of kinds to be planned for anew, by a model that has been corrected."""
         excess = excesses(measured, self._portfolio.kinds)
+        for digest in excess:
+            kind = self._portfolio.kinds[digest]
+            kind.correction = kind.correction or Correction()
         found = peak(decision, excess)
         seen = Seen(held, found, observed_seconds(measured, self._portfolio.kinds))
         fitting = [group for group in decision.groups if not group.shortfall]

@@ -19,7 +19,7 @@ class Kind:
     `count` is how many calls are alive at once, `calls_per_block` how many of each block; `capacity` the number of
     outlier channels kept raw for each value that an outlier codec may hold. `policies`, of the blocks in forward order,
     is None until they have been agreed; `agreed` is what they were agreed for. `correction` is what the profile was
-    found to be wrong by.
+    found to be wrong by; None while nothing has been measured here, nor agreed with other ranks.
     """
 
     recording: Recording
@@ -29,7 +29,7 @@ class Kind:
     capacity: dict[int, int] = field(default_factory=dict)
     policies: Policies | None = None
     agreed: planner.Kind | None = None
-    correction: Correction = field(default_factory=Correction)
+    correction: Correction | None = None
 
     def policy(self, place: int | None) -> planner.Policy:
         """Of the block at `place` in forward order. What holds least for one that was not planned for.

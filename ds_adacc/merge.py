@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ds_adacc import planner
@@ -14,13 +15,16 @@ from ds_adacc.decision import Orders, Together
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank tells of a kind: its profile as JSON, calls alive at once, of which so many of each block."""
+    """What one rank tells of a kind: its profile as JSON, calls alive at once, of which so many of each block.
+
+    `correction` is None on a rank that has measured nothing.
+    """
 
     profile: Mapping[str, Any]
     count: int
     calls_per_block: int
     capacity: Mapping[int, int]
-    correction: Correction = field(default_factory=Correction)
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,11 @@ class Terms:
 def merge_terms(rows: Sequence[Row]) -> Terms:
     """The most that any rank tells."""
     capacity: dict[int, int] = {}
-    correction = rows[0].correction
     for row in rows:
-        correction = correction.larger(row.correction)
         for index, channels in row.capacity.items():
             capacity[index] = max(channels, capacity.get(index, 0))
-    return Terms(capacity, correction)
+    found = [row.correction for row in rows if row.correction is not None]
+    return Terms(capacity, functools.reduce(Correction.larger, found) if found else Correction())
 
 
 def merge_profiles(rows: Sequence[Row]) -> planner.Profile:

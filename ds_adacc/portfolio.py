@@ -112,7 +112,7 @@ class Portfolio:
                 text = "adacc.solver.max_seconds = %s: no plan was found in that time; a greedy one is in force"
                 get_logger().warning(text, limit)
             if group.shortfall:
-                text = "what has no policy that can stay is recomputed if possible, with a planned peak of %s: %s"
+                text = "nothing fits; what had no policy yet is recomputed if possible, with a planned peak of %s: %s"
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self._limit = decision.budget if self._limit is None else self._limit
         self._put_in_force(decision, terms)

@@ -28,7 +28,8 @@ class Rectifier:
     """Counts optimizer steps; at each tracking step's end compares the outliers with those planned for.
 
     The interval to the next tracking step doubles (1, 2, 4, … max_interval) and falls back to 1 after a change of
-    policy. Every rank must call `end_step` in the same steps.
+    policy. The first step under a plan is metered, so it is not one that looks. Every rank must call `end_step` in the
+    same steps.
     """
 
     def __init__(self, config: RectifierConfig, runtime: Runtime) -> None:
@@ -47,7 +48,7 @@ class Rectifier:
             changed = self._review()
             self.interval = 1 if changed else min(2 * self.interval, self._config.max_interval)
             self._next = self.steps + self.interval
-        if self.steps + 1 >= self._next:
+        if self.steps + 1 >= self._next and self._runtime.decided_at != self._runtime.steps:
             self._runtime.begin_tracking()
 
     def _review(self) -> bool:
@@ -103,7 +104,7 @@ class Rectifier:
         portfolio = self._runtime.portfolio
         together = portfolio.partners(verdict.drifted)
         if not together:
-            return False
+            return self._stay(verdict, "nothing fits the budget")
         digests = sorted(portfolio.kinds.keys() & {digest for names in together for digest in names})
         before = {digest: portfolio.kinds[digest].capacity for digest in digests}
         for digest in digests:
@@ -114,13 +115,16 @@ class Rectifier:
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             for digest in digests:
                 portfolio.kinds[digest].capacity = before[digest]
-            self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, error)
-            self._tell(verdict, replanned=False, changed=0)
-            return False
+            return self._stay(verdict, error)
         changed = sum(_differences(old[d], decision.policies.get(d)) for d in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
         self._tell(verdict, replanned=True, changed=changed)
         return True
+
+    def _stay(self, verdict: Verdict, why: object) -> bool:
+        self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, why)
+        self._tell(verdict, replanned=False, changed=0)
+        return False
 
     def _tell(self, verdict: Verdict, replanned: bool, changed: int) -> None:
         facts = {"step": self.steps, "reason": verdict.reason, "replanned": replanned, "changed": changed}

@@ -64,6 +64,7 @@ class Runtime:
         self.tracking = False
         self.calls = 0
         self.steps = 0
+        self.decided_at: int | None = None
         self.recordings = 0
         self._stepped = stepped
         self._device: torch.device | None = None
@@ -297,7 +298,7 @@ class Runtime:
         self._passes = {}
         decision = self.portfolio.decide(together, self._device, reason, must_fit)
         self._fitting = set()
-        self.decision = decision
+        self.decision, self.decided_at = decision, self.steps
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.blocks.records()})

@@ -87,6 +87,22 @@ def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recom
     assert "too small" in large.shortfall
 
 
+def test_where_all_are_settled_and_nothing_fits_what_takes_least_comes_into_force():
+    retain = planner.Policy(("retain", "retain", "retain"), ())
+    (group,) = decided({"a": 9}, ["a"], 12, {"a": (retain,) * 4}, BOTH)
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        decided({"a": 9}, ["a"], 12)
+    assert group.solution.peak == error.value.smallest
+    assert "too small" in group.shortfall
+
+
+def test_what_takes_least_stays_away_where_it_would_break_the_budget_for_more():
+    drop, retain = planner.recompute_policy(kind("a", 1).profile), planner.Policy(("retain",) * 3, ())
+    settled = {"a": (drop,) * 4, "b": (drop,) * 4, "c": (retain,) * 4}
+    (group,) = decided({"a": 1, "b": 1, "c": 9}, ["ab", "ac"], 12, settled, BOTH)
+    assert group.unfit(12 * MIB) == sets("ac")
+
+
 def test_a_settled_policy_whose_codec_is_no_longer_on_offer_is_recomputed():
     gone = planner.Policy(("retain", "group", "retain"), ())
     (group,) = decided({"a": 9}, ["a"], 12, {"a": (gone,) * 4}, BOTH)

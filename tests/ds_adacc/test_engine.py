@@ -256,7 +256,7 @@ def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9, 64, 64))
-    assert "what has no policy that can stay is recomputed if possible, with a planned peak of" in caplog.text
+    assert "what had no policy yet is recomputed if possible, with a planned peak of" in caplog.text
 
 
 def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):

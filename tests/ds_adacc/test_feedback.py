@@ -14,6 +14,7 @@ from ds_adacc.correction import Correction
 from ds_adacc.feedback import Pair
 from ds_adacc.measure import measure
 from ds_adacc.memory_trace import MemoryTrace
+from ds_adacc.merge import Row, merge_terms
 from ds_adacc.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -88,13 +89,20 @@ def trained(model, budget, steps=6):
     return runtime, seen
 
 
-def test_a_model_that_forgets_gradients_is_corrected(monkeypatch):
-    def forgetful(*given):
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Profiles know of no gradients."""
+
+    def measured(*given):
         profile = measure(*given)
         events = tuple(replace(event, gradient_bytes=0) for event in profile.graph.events)
         return replace(profile, graph=replace(profile.graph, events=events))
 
-    monkeypatch.setattr(profiler, "measure", forgetful)
+    monkeypatch.setattr(profiler, "measure", measured)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_model_that_forgets_gradients_is_corrected():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime, seen = trained(model, "12MiB")
     assert runtime.decision.reason.startswith("peak observed ")
@@ -109,3 +117,25 @@ def test_a_model_that_is_right_is_left_alone():
     assert len(seen) == 1
     assert not seen[0].peak.is_off
     assert seen[0].seconds.observed > 0
+
+
+def test_a_rank_that_measured_nothing_has_no_say_in_a_correction():
+    def terms(*corrections):
+        return merge_terms([Row({}, 1, 1, {}, correction) for correction in corrections]).correction
+
+    assert terms(Correction(-5, -3), None) == Correction(-5, -3)
+    assert terms(Correction(-5, -3), Correction()) == terms(None, None) == Correction()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(caplog):
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        trained(model, "1KiB")
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    runtime, _ = trained(model, error.value.smallest)
+    (group,) = runtime.decision.groups
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        planner.mix(group.problem, runtime.decision.budget, max_seconds=30.0)
+    assert group.solution.peak == error.value.smallest > runtime.decision.budget
+    assert "nothing fits; " in caplog.text

@@ -64,7 +64,7 @@ def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         training.run(40)
     assert sum("peak: planned" in record.getMessage() for record in caplog.records) == 1
-    assert training.tracked == [2, 4, 8, 16, 24, 32, 40]
+    assert training.tracked == [3, 5, 9, 17, 25, 33]
     assert len(training.decisions) == 1
 
 
@@ -75,12 +75,12 @@ def test_injected_outliers_change_the_plan_and_reset_the_backoff():
     assert training.kind.capacity[norm] == 0
     training.inject(40.0)
     training.run(5)
-    assert training.tracked == [2, 4, 8, 9]
+    assert training.tracked == [3, 5, 9]
     assert len(training.decisions) == 2
     assert training.kind.capacity[norm] == 1
-    assert "step 8: compression rate of" in training.decisions[1].reason
+    assert "step 9: compression rate of" in training.decisions[1].reason
     training.run(10)
-    assert training.tracked == [2, 4, 8, 9, 11, 15]
+    assert training.tracked == [3, 5, 9, 11, 13, 17]
     assert len(training.decisions) == 2
     training.inject(1.0)
     training.run(16)
