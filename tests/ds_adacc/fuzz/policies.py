@@ -174,13 +174,14 @@ def largest_error(codec, x):
     half = 128 if codec.name.endswith("8") else 8
     if codec.form == "bits":
         return torch.zeros(())
-    rounding = x.abs().double() * torch.finfo(x.dtype).eps * 2 + 1e-6
+    precision = torch.finfo(x.dtype).eps
     x = x.double()
+    rounding = x.abs() * 2 * precision + 1e-6
     if codec.form == "outlier":
         x = x.index_fill(1, codec.channels, 0.0)
     if codec.form == "asymmetric":
         low, high = (_greatest(sign * x.reshape(-1), codec.group_size).reshape(x.shape) for sign in (-1, 1))
-        return (low + high) / (2 * half - 1) / 2 + (low.abs() + high.abs()) * 2**-20 + rounding
+        return (low + high) / (2 * half - 1) / 2 * (1 + precision) + (low.abs() + high.abs()) * 2**-20 + rounding
     if codec.form == "channel":
         reach = _greatest(x.abs().t(), codec.group_size).t()
     elif codec.form == "token":
@@ -188,7 +189,7 @@ def largest_error(codec, x):
     else:
         reach = _greatest(x.abs().reshape(-1), codec.group_size).reshape(x.shape)
     clipped = x.abs() > reach * (half - 1) / half
-    return reach / half * torch.where(clipped, 1.0, 0.5) + rounding
+    return reach / half * torch.where(clipped, 1.0, 0.5) * (1 + precision) + rounding
 
 
 def _greatest(x, size):
