@@ -185,7 +185,7 @@ class RectifierConfig(_Part):
 class SolverConfig(_Part):
     """`max_seconds`: how long one search for a plan may take."""
 
-    max_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    max_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 5.0
 
 
 class AdaccConfig(_Part):
@@ -203,7 +203,7 @@ class AdaccConfig(_Part):
     blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
-    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_gradient_error: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] | None = None
     offload: bool = True
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
     scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
@@ -261,12 +261,16 @@ def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappin
     """
     if ds_config is None or isinstance(ds_config, Mapping):
         return ds_config or {}
+    if not isinstance(ds_config, str | os.PathLike):
+        raise ConfigError(f"ds_config = {ds_config!r}: must be a mapping, a path, or JSON encoded as URL-safe base64")
     name = os.fspath(ds_config)
     shown = f"ds_config {name[:200]!r}"
     try:
         document = hjson.loads(_text(name), object_pairs_hook=_without_duplicates)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{shown}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{shown}: its brackets are nested too deeply") from error
     if not isinstance(document, Mapping):
         raise ConfigError(f"{shown}: must hold a JSON object, not {type(document).__name__}")
     return document
@@ -303,7 +307,7 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     location, value = detail["loc"], detail["input"]
     if detail["type"] == "problems":
         problems = detail["ctx"]["problems"]
-    elif detail["type"] == "extra_forbidden":
+    elif detail["type"] in ("extra_forbidden", "invalid_key"):
         problems = [((), value, f"unknown key{_nearest(location[-1], _keys(location[:-1]))}")]
     elif detail["type"] == "model_type":
         problems = [((), value, "must be an object")]

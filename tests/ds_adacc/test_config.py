@@ -211,7 +211,17 @@ def test_presets_name_codecs_that_exist():
         ({"group_size": True}, "adacc.group_size = True: must be a valid integer"),
         ({"zscore_threshold": 0}, "adacc.zscore_threshold = 0: must be greater than 0"),
         ({"zscore_threshold": float("inf")}, "adacc.zscore_threshold = inf: must be a finite number"),
-        ({"max_gradient_error": 0}, "adacc.max_gradient_error = 0: must be greater than 0"),
+        ({"max_gradient_error": 0}, "adacc.max_gradient_error = 0: must be greater than or equal to 0.000000001"),
+        (
+            {"max_gradient_error": 1e-300},
+            "adacc.max_gradient_error = 1e-300: must be greater than or equal to 0.000000001",
+        ),
+        ({"max_gradient_error": 1e300}, "adacc.max_gradient_error = 1e+300: must be less than or equal to 1000000000"),
+        (
+            {"solver": {"max_seconds": 1e10}},
+            "adacc.solver.max_seconds = 10000000000.0: must be less than or equal to 1000000",
+        ),
+        ({None: 1}, f"adacc.None = None: unknown key (valid: {ALL_KEYS})"),
         ({"max_gradient_error": float("inf")}, "adacc.max_gradient_error = inf: must be a finite number"),
         ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a valid number"),
         (

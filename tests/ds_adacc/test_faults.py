@@ -1,4 +1,4 @@
-"""An exception in a block's forward or backward, of any kind and in any step, leaves everything clean: the next works."""
+"""An exception in a block's forward or backward, in any step, leaves everything clean: the next step works."""
 
 import gc
 
@@ -23,7 +23,7 @@ from ds_adacc.reach import reach
 from ds_adacc.runtime import Runtime
 
 SECTION = {"memory_budget": 0.7, "codecs": "none", "solver": {"max_seconds": 30.0}}
-LAYERS, STEPS = 3, 6
+LAYERS, STEPS = 3, 5
 ERRORS = (RuntimeError, KeyboardInterrupt)
 
 
@@ -142,9 +142,8 @@ def assert_same(plain, ours):
 
 
 @pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
-@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("at", range(1, STEPS))
+@pytest.mark.parametrize(("at", "error"), [*((at, RuntimeError) for at in (1, 2, 4)), (2, KeyboardInterrupt)])
 def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
     plain, ours = Trainer(None), Trainer(SECTION, with_engine)
     for number in range(STEPS):
@@ -207,7 +206,7 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, error):
-    block, args, kwargs = zoo.example("gpt")
+    block, args, _ = zoo.example("gpt")
 
     def replay(op, *others):
         if op.short_name == "rand_like":

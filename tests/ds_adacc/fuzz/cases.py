@@ -22,6 +22,7 @@ from ds_adacc.plan import bind
 from ds_adacc.reach import reach
 
 OTHER = 1 << 20  # added to a seed: other data
+EVERY = 200  # one case of so many is run for 50 steps
 USES = ("backward", "twice", "partial", "two calls", "other data", "no_grad between", "autocast")
 _LOSSLESS_USES = ("two calls", "other data")
 
@@ -191,6 +192,9 @@ def _check(case, policies):
             _check_lossless(case, drawn, plain)
     if not isinstance(plain, str):
         _check_bytes(case, drawn, captured)
+    if not isinstance(plain, str) and case.program.seed % EVERY == 0:
+        _check_leak(case, drawn)
+        features["leak"] += 1
     return features
 
 
@@ -248,6 +252,23 @@ def _check_bytes(case, drawn, captured):
     assert held == planned, f"{held} bytes are held, planned: {planned}"
     del nodes, leaves, arguments, pack, call
     assert storages.alive() == 0, "something outlives the graph"
+
+
+def _check_leak(case, drawn):
+    """After 50 steps as many bytes are alive as after 5."""
+    plan, alive = _bound(drawn), []
+
+    def run(*arguments):
+        call = Call(plan, tensors_of(arguments, {}))
+        with saved_tensors_hooks(call.pack, unpack):
+            return case.program.block(*arguments)
+
+    with Storages() as storages:
+        for _ in range(50):
+            case.step(run)
+            case.program.block.zero_grad()
+            alive.append(storages.alive())
+    assert alive[4] == alive[49], f"{alive[4]} bytes after 5 steps, {alive[49]} after 50"
 
 
 def _bound(drawn):
