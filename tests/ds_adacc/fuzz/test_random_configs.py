@@ -14,7 +14,7 @@ from ds_adacc.config import AdaccConfig, ConfigError, load
 from ds_adacc.engine import _zero_stage
 from ds_adacc.runtime import Runtime
 
-SECTIONS, TEXTS, USED = 3000, 150, 20
+SECTIONS, TEXTS, USED = 2000, 150, 12
 LINE = re.compile(r"(adacc(\.|\[| = )|.{1,3000}: unknown section; did you mean 'adacc'\?)", re.DOTALL)
 HINT = re.compile("must|valid: |did you mean|appears twice|names a codec twice|which is not set|name it there")
 
