@@ -128,12 +128,12 @@ def memory(rank):
 
 def table(rows):
     lines = [
-        "| run | validation loss | drift | largest difference | plans | rank 0, MiB: first, last | KiB a step, by rank |",
+        "| run | validation loss | drift | largest difference | plans | MiB of rank 0 | KiB a step, by rank |",
         "|---|---|---|---|---|---|---|",
     ]
     for case, row in rows.items():
         first = row["ranks"][0]
-        ends = f"{first['first'] / MIB:.1f}, {first['last'] / MIB:.1f}"
+        ends = f"{first['first'] / MIB:.1f} to {first['last'] / MIB:.1f}"
         slopes = ", ".join(f"{rank['slope'] / 1024:.2f}" for rank in row["ranks"])
         lines.append(
             f"| {case} | {row['validation_loss']:.4f} | {row['drift']:+.4f} | {row['largest_difference']:.4f} "
@@ -187,11 +187,8 @@ def main():
             runs[case] = read(case, Path(folder))
     rows = summary(runs)
     versions = {"torch": runs["plain"][0][-1]["torch"], "python": platform.python_version()}
-    about = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions,
-    }
+    date = datetime.date.today().isoformat()
+    command = " ".join(["python", *sys.argv])
     document = {"command": command, "date": date, "versions": versions, "steps": args.steps, "runs": rows}
     print(table(rows))
     (args.out / "soak.json").write_text(json.dumps(document, indent=1) + "\n")
