@@ -160,7 +160,10 @@ def _open(plan: Plan) -> dict[int, Cell]:
 def keep(tensor: torch.Tensor) -> ValueSlot:
     """A slot that retains the tensor as it comes."""
     cell = Retained(UNPLANNED)
-    cell.fill(tensor.detach())
+    held = tensor.detach()
+    if held.numel() == 0:  # an empty view would keep all of its storage; without it, writes to it count all the same
+        held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
+    cell.fill(held)
     return ValueSlot(cell, None)
 
 

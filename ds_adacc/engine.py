@@ -130,7 +130,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
         ranks=ranks.size,
         device=device_name(engine.device),
         versions=versions(),
-        section=section.model_dump(mode="json"),
+        section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
     wrap_blocks(blocks, runtime)

@@ -74,5 +74,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
         return False
     if a.is_floating_point() or a.is_complex():
-        a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+        # bytes want a stride of 1, and that of a single element may be any
+        a, b = (t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (a, b))
     return torch.equal(a, b)

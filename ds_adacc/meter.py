@@ -88,6 +88,8 @@ class Meter:
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
         complete.sort(key=lambda call: call.backward.host)
+        if not complete:
+            return []
         following = [call.backward for call in complete[1:]]
         return [self._measured(call, end) for call, end in zip(complete, [*following, None], strict=True)]
 

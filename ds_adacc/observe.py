@@ -128,6 +128,16 @@ class Observation:
             self.held_bytes = sum(storages.values())
             self.held_calls = Counter(self._alive.values())
 
+    def restart(self) -> None:
+        """A call has failed: what is being measured is of no use, and begins again with the next call."""
+        if self._meter is not None:
+            self._meter.restart()
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the next forward and backward will be, or are being, measured."""
+        return self._meter is not None
+
     def close(self) -> None:
         """Let go of what is being measured."""
         if self._meter is not None:

@@ -48,7 +48,9 @@ def _differs(op: Op, recording: Recording, tensors: Sequence[torch.Tensor]) -> s
         raise
     except Exception as error:
         return f"its replay fails: {type(error).__name__}: {error}"
-    if random and _restore_random_state(tensors, before):
+    finally:
+        moved = random and _restore_random_state(tensors, before)
+    if moved:
         return "it draws random numbers"
     for index, output in zip(op.outputs, outputs, strict=False):
         if index is not None and not same_bits(output, tensors[index]):

@@ -14,6 +14,7 @@ from ds_adacc.program import COLLECTIVE, Op, ParameterRef, Position, Recording, 
 from ds_adacc.reach import Reach
 
 _OPAQUE = "not a plain operator"
+_MASKS = (torch.bool, torch.uint8)
 
 
 class Unrecordable(Exception):
@@ -44,6 +45,7 @@ class Recorder(TorchDispatchMode):
         self._positions: list[Position] = []
         self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
+        self._masks: set[int] = set()
         self._fresh = False
         for position, tensor in enumerate(inputs):
             self._external(tensor, "input", position)
@@ -106,7 +108,15 @@ class Recorder(TorchDispatchMode):
     # -- bookkeeping
 
     def _unsure(self) -> dict[int, str]:
-        """Operators on values first saved once Python has seen data: another branch may save others in their place."""
+        """Operators that must not be replayed though they can be.
+
+        A mask that decides a shape is kept: one rebuilt from quantised data would select another number of elements.
+        Of values first saved once Python has seen data, another branch may save others in their place.
+        """
+        masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
+        return {**self._uncertain(), **masks}
+
+    def _uncertain(self) -> dict[int, str]:
         if self._turn is None:
             return {}
         early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in self._halves())
@@ -125,7 +135,10 @@ class Recorder(TorchDispatchMode):
         if self._turn is None and _reveals(func, given, outputs):
             self._turn = len(self._positions)
         op = Op(index, func, *encoded, (), refusal)
-        dynamic = _dynamic(func, given) or any(self._values[value].dynamic for value in op.reads)
+        dynamic = _dynamic(func, given)
+        if dynamic:
+            self._masks.update(r.index for r in op.references if r.geometry.dtype in _MASKS and type(r) is ValueRef)
+        dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
         rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
         known = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
@@ -308,5 +321,5 @@ def _dynamic(func: Any, given: tuple[Any, Any]) -> bool:
     if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
         return False
     if func._schema.name == "aten::index":
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in given[0][1])
+        return any(index is not None and index.dtype in _MASKS for index in given[0][1])
     return True

@@ -118,7 +118,9 @@ def _is_mask(value: Value, recording: Recording, tensor: torch.Tensor) -> bool:
         return False
     if tensor.dtype is torch.bool:
         return True
-    return tensor.is_floating_point() and _is_random(value, recording) and is_two_valued(tensor)
+    if not tensor.is_floating_point() or not value.geometry.is_dense or not _is_random(value, recording):
+        return False
+    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # as it lies in memory: it may be transposed
 
 
 def _is_random(value: Value, recording: Recording) -> bool:

@@ -109,6 +109,11 @@ class Runtime:
             if record is None or self._is_to_prove(record):
                 return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
+        except BaseException:
+            self._together.clear()
+            if self.observation is not None:
+                self.observation.restart()
+            raise
         finally:
             self._inside = False
 
@@ -308,9 +313,10 @@ class Runtime:
         return decision
 
     def abandon(self) -> None:
-        """A forward or backward has failed, or the runtime is no longer used: look at nothing that is under way."""
+        """A backward has failed, or the runtime is no longer used: look at nothing that is under way."""
+        self._together.clear()
         if self.observation is not None:
-            self.observe()
+            self.observe(Meter(self._device) if self.observation.is_metered else None)
 
     def observe(self, meter: Meter | None = None) -> None:
         """Look at the next step."""

@@ -7,6 +7,11 @@ import sys
 import pytest
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz", type=int, default=2000, help="how many fuzz cases to run (default: 2000)")
+    parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
+
+
 @pytest.fixture(autouse=True)
 def heard():
     from ds_adacc.log import get_logger

@@ -19,6 +19,8 @@ class Storages(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         new = [tensor.untyped_storage() for tensor in torch.utils._pytree.tree_leaves(result) if is_tensor(tensor)]
         given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if is_tensor(t)}
+        if func is torch.ops.aten.lift_fresh.default:  # of torch.tensor: what it is given has just been made
+            given = set()
         for storage in new:
             if storage._cdata not in given:
                 self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()

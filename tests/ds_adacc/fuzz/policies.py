@@ -1,0 +1,197 @@
+"""Policies drawn by lot from all that are possible, and what they make of every saved tensor, told independently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from ds_adacc.kernels import CODECS, separates_outliers
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.measure import CodecMaker
+from ds_adacc.offload import Prefetcher
+from ds_adacc.plan import rows
+from ds_adacc.presets import ROLES
+from ds_adacc.program import ValueRef
+from ds_adacc.replay import replay
+
+_EVERY = {role: [name for name in CODECS if name != "bits" or role == "dropout_mask"] for role in ROLES}
+
+
+class HostTransfer:
+    """Copies to NumPy arrays: host memory, which no count of tensors sees."""
+
+    def out(self, tensor):
+        return [tensor.view(-1).view(torch.uint8).numpy().copy(), tensor.dtype, None]
+
+    def settle(self, handle):
+        pass
+
+    def back(self, handle):
+        assert handle[2] is None
+        handle[2] = torch.from_numpy(handle[0].copy()).view(handle[1])
+
+    def take(self, handle):
+        tensor, handle[2] = handle[2], None
+        return tensor
+
+
+@dataclass
+class Drawn:
+    """A policy, the codecs that it names by value, and where it offloads to."""
+
+    recording: object
+    policy: planner.Policy
+    codecs: dict = field(default_factory=dict)
+    prefetcher: Prefetcher | None = None
+
+    def held_bytes(self, tensors):
+        """What the call holds between forward and backward: storages that it made, payloads, witnesses of offloads."""
+        others = (v for v in self.recording.values if v.origin != "made" and v.nbytes)
+        given = {tensors[v.index].untyped_storage()._cdata for v in others}
+        storages, total = {}, 0
+        for value, choice in zip(self.recording.values, self.policy.stores, strict=True):
+            if choice == planner.RETAIN:
+                storage = tensors[value.index].untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
+            elif choice == planner.OFFLOAD:
+                total += value.geometry.dtype.itemsize
+            elif choice is not None:
+                total += self.codecs[value.index].payload_bytes(rows(value), value.geometry.dtype)
+        return total + sum(nbytes for storage, nbytes in storages.items() if storage not in given)
+
+    @property
+    def is_lossy(self):
+        return any(not codec.lossless for codec in self.codecs.values())
+
+    @property
+    def choices(self):
+        """The actions that occur."""
+        stores = {choice for choice in self.policy.stores if choice is not None}
+        return stores | ({"recompute"} if self.policy.replays else set())
+
+
+def draw(recording, graph, tensors, lot, lossy):
+    """A feasible policy; each value's fate is drawn by lot, but codecs that are not exact only if `lossy`."""
+    maker = _maker(lot)
+    share = lot.random()
+    stores, replays, decided = [None] * len(graph.values), set(), set()
+    pending = sorted(graph.saved)
+    while pending:
+        index = pending.pop()
+        producer = graph.values[index].producer
+        if index in decided:
+            continue
+        decided.add(index)
+        if producer not in graph.rebuildable_ops or (graph.values[index].storable and lot.random() < share):
+            stores[index] = _store(recording, index, maker, lot, lossy)
+        elif producer not in replays:
+            replays.add(producer)
+            pending.extend(graph.ops[producer].inputs)
+    policy = planner.Policy(tuple(stores), tuple(sorted(replays)))
+    codecs = {i: _codec(maker, name, recording.values[i], tensors[i], lot) for i, name in _named(stores)}
+    offloads = Prefetcher(HostTransfer()) if planner.OFFLOAD in stores else None
+    return Drawn(recording, policy, codecs, offloads)
+
+
+def _maker(lot):
+    section = {"codecs": _EVERY, "group_size": lot.choice([2, 4, 16, 128]), "scale": lot.choice(["extreme", "paper"])}
+    return CodecMaker(load({"adacc": {**section, "backend": "cpu" if lot.random() < 0.3 else "reference"}}))
+
+
+def _store(recording, index, maker, lot, lossy):
+    value = recording.values[index]
+    exact = [name for name in maker.on_offer(value, recording) if name == "bits"]
+    if value.owned and value.geometry.is_dense and not value.dynamic and not value.overwritten and value.nbytes:
+        exact.append(planner.OFFLOAD)
+    codecs = [name for name in maker.on_offer(value, recording) if name != "bits"] if lossy else []
+    return lot.choice(codecs) if codecs and lot.random() < 0.7 else lot.choice([planner.RETAIN, *exact])
+
+
+def _named(stores):
+    return [(i, name) for i, name in enumerate(stores) if name not in (None, planner.RETAIN, planner.OFFLOAD)]
+
+
+def _codec(maker, name, value, tensor, lot):
+    channels = None
+    if separates_outliers(name):
+        order, _ = maker.outliers(tensor, value)
+        channels = order[: lot.randint(0, min(2, len(order)))]
+    return maker.make(name, tensor.device, channels)
+
+
+class Oracle:
+    """What the saved tensors are to come back as under a policy, by position, from the values of one recorded call."""
+
+    def __init__(self, drawn, tensors):
+        self._drawn = drawn
+        self._tensors = tensors
+        self._roots = {}
+
+    def position(self, number):
+        """The tensor that autograd is to get at a position; None where it is exactly what it saved."""
+        ref = self._drawn.recording.positions[number].ref
+        if not isinstance(ref, ValueRef) or not self._is_lossy(ref.index):
+            return None
+        return ref.geometry.view(self._root(ref.index))
+
+    def check_bounds(self):
+        """Every codec restores each element to within its own step of the exact one."""
+        for index, codec in self._drawn.codecs.items():
+            value = self._drawn.recording.values[index]
+            exact = self._tensors[index].as_strided(rows(value), (value.channels, 1))
+            restored = codec.decompress(codec.compress(exact), torch.Size(rows(value)), exact.dtype)
+            error = (restored.double() - exact.double()).abs()
+            assert bool((error <= largest_error(codec, exact)).all()), (value.name, codec.name)
+
+    def _is_lossy(self, index):
+        drawn = self._drawn
+        if drawn.policy.stores[index] is not None:
+            return index in drawn.codecs and not drawn.codecs[index].lossless
+        return any(self._is_lossy(i) for i in drawn.recording.ops[drawn.recording.values[index].producer].reads)
+
+    def _root(self, index):
+        if index not in self._roots:
+            self._roots[index] = self._made(index)
+        return self._roots[index]
+
+    def _made(self, index):
+        drawn, value = self._drawn, self._drawn.recording.values[index]
+        if index in drawn.codecs:
+            codec, exact = drawn.codecs[index], self._tensors[index]
+            flat = exact.as_strided(rows(value), (value.channels, 1))
+            restored = codec.decompress(codec.compress(flat), torch.Size(rows(value)), exact.dtype)
+            return restored.as_strided(exact.shape, exact.stride())
+        if drawn.policy.stores[index] is not None:
+            return self._tensors[index]
+        op = drawn.recording.ops[value.producer]
+        return replay(op, self._root, drawn.recording.parameters)[value.output]
+
+
+def largest_error(codec, x):
+    """Half a step of the codec's grid at each element of `x` (rows, channels); a whole one where it is clipped."""
+    half = 128 if codec.name.endswith("8") else 8
+    if codec.form == "bits":
+        return torch.zeros(())
+    precision = torch.finfo(x.dtype).eps
+    x = x.double()
+    rounding = x.abs() * 2 * precision + 1e-6
+    if codec.form == "outlier":
+        x = x.index_fill(1, codec.channels, 0.0)
+    if codec.form == "asymmetric":
+        low, high = (_greatest(sign * x.reshape(-1), codec.group_size).reshape(x.shape) for sign in (-1, 1))
+        return (low + high) / (2 * half - 1) / 2 * (1 + precision) + (low.abs() + high.abs()) * 2**-20 + rounding
+    if codec.form == "channel":
+        reach = _greatest(x.abs().t(), codec.group_size).t()
+    elif codec.form == "token":
+        reach = x.abs().amax(-1, keepdim=True)
+    else:
+        reach = _greatest(x.abs().reshape(-1), codec.group_size).reshape(x.shape)
+    clipped = x.abs() > reach * (half - 1) / half
+    return reach / half * torch.where(clipped, 1.0, 0.5) * (1 + precision) + rounding
+
+
+def _greatest(x, size):
+    """The greatest of each run of `size` along the last dimension, in the place of all its elements."""
+    return torch.cat([part.amax(-1, keepdim=True).expand(part.shape) for part in x.split(size, -1)], -1)

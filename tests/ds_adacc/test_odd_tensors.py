@@ -1,0 +1,84 @@
+"""Tensors of unusual looks: one element of any stride, transposed noise, masks that select, empty views."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from ds_adacc.kernels import make_codec
+from recorded import profile_of, record, under
+from torch import nn
+
+from ds_adacc import planner
+
+
+class Block(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def exact(function, x, policy_of=planner.recompute_policy):
+    """The recording; its gradients under the policy have the bits of plain autograd's."""
+    block, args = Block(function), (x.requires_grad_(),)
+    recording = record(block, args, {})
+    run, calls = under(block, recording, policy_of(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    assert not calls[0].diverged
+    return recording
+
+
+def test_a_single_element_may_have_any_stride():
+    x = torch.randn(3).as_strided((1,), (3,))
+    recording = exact(lambda x: x.clone() ** 2, x)
+    assert recording.values[recording.ops[0].outputs[0]].geometry.stride == (3,)
+    assert recording.ops[0].replayable
+
+
+def test_noise_of_a_transposed_tensor_is_a_mask_too():
+    recording = exact(lambda x: F.dropout(x, 0.4), torch.randn(3, 4, 5).transpose(0, 2))
+    (noise,) = recording.saved
+    assert recording.values[noise].geometry.stride == (1, 5, 20)
+    assert recording.values[noise].two_valued and recording.values[noise].role == "dropout_mask"
+
+
+def test_a_mask_that_selects_is_never_rebuilt():
+    """Rebuilt from quantised data it would select another number of elements than forward did."""
+    block = Block(lambda x: (h := x * 3).tanh().sum() + h[h > 0].sum())
+    torch.manual_seed(2)
+    x = torch.randn(8, 8).requires_grad_()
+    recording = record(block, (x,), {})
+    assert [op.refusal for op in recording.ops if op.short_name == "gt"] == ["its mask decides a shape"]
+    policy = planner.recompute_policy(profile_of(recording))
+    codec = make_codec("token", backend="reference", group_size=2)
+    run, _ = under(block, recording, planner.Policy(("token", *policy.stores[1:]), policy.replays), {0: codec})
+    run(x).backward()
+    restored = codec.decompress(codec.compress(x.detach()), x.shape, x.dtype)
+    assert ((restored > 0) != (x > 0)).any()
+    assert torch.allclose(x.grad, 3 * (x > 0) + 3 * (1 - (restored * 3).tanh() ** 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("policy_of", [planner.retain_policy, planner.recompute_policy])
+def test_an_empty_view_keeps_no_memory_but_counts_writes(policy_of):
+    held = []
+
+    def function(x):
+        h = x * 2
+        held.append(h)
+        return h[:, :0] * h[:, 4:]
+
+    block, args = Block(function), (torch.randn(4, 4).requires_grad_(),)
+    recording = record(block, args, {})
+    run, _ = under(block, recording, policy_of(profile_of(recording)))
+    output = run(*args)
+    storage = torch.multiprocessing.reductions.StorageWeakRef(held[-1].untyped_storage())
+    held.clear()
+    assert storage.expired()
+    output.sum().backward()
+    output = run(*args)
+    with torch.no_grad():
+        held[-1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
+        output.sum().backward()
