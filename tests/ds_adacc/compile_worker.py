@@ -16,7 +16,7 @@ import ds_adacc
 STEPS = 4
 SECTIONS = {
     "engine": {"memory_budget": 0.999, "codecs": {"dropout_mask": "bits"}},
-    "blocks": {"memory_budget": 0.6},
+    "blocks": {"memory_budget": 0.8},
 }
 
 
