@@ -8,14 +8,14 @@ from launch import on_ranks
 from zero_cases import CASES
 from zero_worker import OVERFLOW, STEPS
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("zero")
-    on_ranks("zero_worker.py", out, seconds=280)
+    on_ranks("zero_worker.py", out, seconds=580)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

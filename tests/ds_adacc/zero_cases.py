@@ -41,7 +41,7 @@ class Case:
 CASES = (
     Case(0, model="tied blocks", micro_batches=2),
     Case(0, "bf16", "llama"),
-    Case(0, "fp16", codecs="paper"),
+    Case(0, "fp16"),
     Case(0, "autocast", "lora"),
     Case(1, model="lora", overlap=True),
     Case(1, "bf16", micro_batches=2, offload="optimizer"),

@@ -19,7 +19,7 @@ from ds_adacc.leaf import make_leaves
 STEPS = 5
 OVERFLOW = 4  # the step that overflows, in fp16: planned by then
 SECTION = {"rectifier": {"max_interval": 4}, "solver": {"max_seconds": 30.0}}
-BUDGET = {"none": 0.75, "paper": 0.4}
+BUDGET = {"none": 0.75, "paper": 0.5}  # in bf16, too little to do without loss
 
 
 def train(case, section):
