@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from deepspeed.utils import groups
 from torch import nn
 
 from ds_adacc import checkpointing, store
-from ds_adacc.blocks import find_blocks, wrap_blocks
+from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.compiled import compile_blocks, refuse
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.environment import device_name, versions
 from ds_adacc.journal import Journal
+from ds_adacc.leaf import make_leaves
 from ds_adacc.log import get_logger
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
@@ -91,7 +94,8 @@ def initialize(
     """`deepspeed.initialize`, and the "adacc" section of its config put to work.
 
     Same arguments and return values. Without the section, or with `"enabled": false`, it is `deepspeed.initialize`.
-    Raises ConfigError for a bad section before anything is set up.
+    Raises ConfigError for a bad section, and ValueError for a model that is compiled around its blocks, before anything
+    is set up.
     """
     start = functools.partial(
         deepspeed.initialize,
@@ -114,9 +118,10 @@ def initialize(
     if section is None or model is None:
         return start()
     blocks = find_blocks(model, section.blocks)
-    if blocks and _zero_stage(source) == 3:
-        for block in blocks.values():
-            deepspeed.utils.set_z3_leaf_module(block, True)
+    stage = _zero_stage(source)
+    refuse(model, blocks, stage)
+    if stage == 3:
+        make_leaves(blocks.values())
     result = start()
     _attach(result[0], section, blocks)
     return result
@@ -138,6 +143,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     engine.adacc = Adacc(section, runtime, list(blocks))
     engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
     engine.step = _then_if_stepped(engine)
+    engine.compile = _blocks_first(engine, blocks, runtime)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
 
 
@@ -173,6 +179,30 @@ def _then_if_stepped(engine: Any) -> Callable[..., Any]:
         return result
 
     return step
+
+
+def _blocks_first(engine: Any, blocks: dict[str, nn.Module], runtime: Runtime) -> Callable[..., None]:
+    """`engine.compile`, which is to compile every block by itself, inside its hooks, and then what is around them."""
+    original = engine.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.apply_defaults()
+        if engine.is_deepcompile_enabled() or given.arguments["compiled_autograd_enabled"]:
+            raise ValueError(
+                "adacc: engine.compile() with compile.deepcompile or compiled_autograd_enabled takes over the backward "
+                "of the blocks; turn that off, or adacc"
+            )
+        if not engine.is_compiled:
+            unwrap_blocks(blocks)
+            try:
+                compile_blocks(blocks, given.arguments["backend"], given.arguments["compile_kwargs"])
+            finally:
+                wrap_blocks(blocks, runtime)
+        original(*args, **kwargs)
+
+    return compile
 
 
 def _summary(blocks: dict[str, nn.Module]) -> str:

@@ -13,6 +13,7 @@ import torch
 from ds_adacc.geometry import Geometry
 
 COLLECTIVE = "a collective"  # the refusal of an operator that other ranks take part in
+COMPILED = "runs compiled"  # the refusal of an operator inside of compiled code
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,11 @@ class Recording:
         text = repr((values, ops, positions))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def runs_compiled(self) -> bool:
+        """Whether compiled code runs in the block."""
+        return any(op.refusal == COMPILED for op in self.ops)
 
     @property
     def saved(self) -> frozenset[int]:

@@ -139,6 +139,8 @@ class Runtime:
             pack = Tracker(call, record, self.codecs, values, tensors)
         if self.observation is not None:
             pack, done = self.observation.watch(record, block, call, pack)
+        if plan.recording.runs_compiled:
+            pack = torch.compiler.disable(pack)  # where a compiled function's graph breaks, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
