@@ -16,14 +16,18 @@ from ds_adacc.config import ConfigError
 from ds_adacc.runtime import Runtime
 
 
-def find_blocks(model: nn.Module, wanted: str | Sequence[str]) -> dict[str, nn.Module]:
+def find_blocks(
+    model: nn.Module,
+    wanted: str | Sequence[str],
+    containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
+) -> dict[str, nn.Module]:
     """The model's blocks by dotted name: with "auto" its repeated layers, else the modules of the classes `wanted`.
 
-    Repeated layers are the entries of an outermost `ModuleList` or `Sequential` that has at least two modules of one
+    Repeated layers are the entries of an outermost module of the `containers` that has at least two modules of one
     class with two weight matrices or more. Raises ConfigError for a class that the model has no module of.
     """
     if wanted == "auto":
-        return _repeated(model)
+        return _repeated(model, containers)
     classes = {class_name(module) for module in model.modules()}
     for name in wanted:
         if name not in classes:
@@ -81,10 +85,10 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     return forward
 
 
-def _repeated(model: nn.Module) -> dict[str, nn.Module]:
+def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
+        if isinstance(module, containers):
             children = {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
             counts: dict[type[nn.Module], int] = {}
             for child in children.values():

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import deepspeed
-import torch
-from deepspeed.utils import groups
+import torch.distributed as dist
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from ds_adacc import checkpointing, store
+from ds_adacc import checkpointing, pipeline, store
 from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
 from ds_adacc.compiled import compile_blocks, refuse
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
@@ -117,19 +118,23 @@ def initialize(
     section = load(source)
     if section is None or model is None:
         return start()
-    blocks = find_blocks(model, section.blocks)
+    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
     stage = _zero_stage(source)
     refuse(model, blocks, stage)
     if stage == 3:
         make_leaves(blocks.values())
     result = start()
+    is_pipeline = isinstance(result[0], PipelineEngine)
+    if is_pipeline and pipeline.take_over(model, checkpointing.checkpoint) and section.blocks == "auto":
+        blocks = {}
     _attach(result[0], section, blocks)
     return result
 
 
 def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
-    ranks = Ranks(groups._get_data_parallel_group() if torch.distributed.is_initialized() else None)
-    runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=_journal(ranks))
+    ranks = _planning_ranks(engine)
+    journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
+    runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=journal)
     runtime.journal.write(
         "start",
         ranks=ranks.size,
@@ -141,15 +146,24 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
-    engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
-    engine.step = _then_if_stepped(engine)
+    if isinstance(engine, PipelineEngine):
+        engine.train_batch = _then(_then_if_stepped(engine, engine.train_batch), _nothing, runtime.abandon)
+    else:
+        engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
+        engine.step = _then_if_stepped(engine, engine.step)
     engine.compile = _blocks_first(engine, blocks, runtime)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
 
 
-def _journal(ranks: Ranks) -> Journal:
-    """One for the run, of its first rank."""
-    return Journal.of_this_run() if ranks.is_first else Journal(None)
+def _planning_ranks(engine: Any) -> Ranks:
+    """Those that pass step boundaries together and run one policy.
+
+    All of them: shards of a tensor or of the data need the same collectives in the same order. The stages of a pipeline
+    each plan for themselves: they run other layers, and hold other numbers of micro-batches.
+    """
+    if not dist.is_initialized():
+        return Ranks()
+    return Ranks(pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD)
 
 
 def _then(original: Callable[..., Any], after: Callable[[], None], failed: Callable[[], None]) -> Callable[..., Any]:
@@ -166,9 +180,8 @@ def _then(original: Callable[..., Any], after: Callable[[], None], failed: Calla
     return both
 
 
-def _then_if_stepped(engine: Any) -> Callable[..., Any]:
-    """`engine.step`, which is no optimizer step in the midst of gradient accumulation."""
-    original = engine.step
+def _then_if_stepped(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, and the end of the step if it takes one: `engine.step` does not in the midst of accumulation."""
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -203,6 +216,10 @@ def _blocks_first(engine: Any, blocks: dict[str, nn.Module], runtime: Runtime) -
         original(*args, **kwargs)
 
     return compile
+
+
+def _nothing() -> None:
+    pass
 
 
 def _summary(blocks: dict[str, nn.Module]) -> str:

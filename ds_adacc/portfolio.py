@@ -29,6 +29,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.merge import Row, Terms, merge_kind, merge_orders, merge_profiles, merge_terms
 from ds_adacc.observe import Pass
+from ds_adacc.partition import InputPlacement
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
@@ -41,11 +42,13 @@ class Portfolio:
     """Decides policies together with the other ranks.
 
     Ranks meet only in `decide`, which all of them call in the same step; the first solves for what any of them has
-    measured. A policy for a kind that this rank has yet to meet is kept for when it does.
+    measured. A policy for a kind that this rank has yet to meet is kept for when it does. `inputs` is how block inputs
+    that a policy retains are held, the same on all ranks.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker, ranks: Ranks) -> None:
         self.kinds: dict[str, Kind] = {}
+        self.inputs = InputPlacement()
         self._config = config
         self._codecs = codecs
         self._ranks = ranks
@@ -171,11 +174,14 @@ class Portfolio:
 
     def _row(self, digest: str) -> Row:
         kind = self.kinds[digest]
-        return Row(kind.profile.to_json(), kind.count, kind.calls_per_block, kind.capacity, kind.correction)
+        return Row(self._counted(kind).to_json(), kind.count, kind.calls_per_block, kind.capacity, kind.correction)
+
+    def _counted(self, kind: Kind) -> planner.Profile:
+        return self.inputs.counted(kind.profile, kind.recording)
 
     def _recomputed(self, together: Iterable[Together]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
-        own = {digest: planner.Kind(digest, kind.profile, kind.count) for digest, kind in self.kinds.items()}
+        own = {digest: planner.Kind(digest, self._counted(kind), kind.count) for digest, kind in self.kinds.items()}
         sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in together]
         return max((peak_when(planner.recompute_policy, planner.Problem(kinds)) for kinds in sets if kinds), default=0)
 

@@ -39,7 +39,7 @@ class Value:
     `origin` is "made" (by an operator of the block), "input" (an argument), "buffer" (a tensor held by the
     block's modules) or "captured" (from elsewhere). `channels` is the length of its last dimension as the
     operators that read it see it. `requires_grad` matters for inputs: what needs no gradient stays with the caller.
-    `device` is the type of the device it lies on.
+    `device` is the type of the device it lies on. `is_parameter`: an argument that is an `nn.Parameter`.
     """
 
     index: int
@@ -57,6 +57,7 @@ class Value:
     finite: bool = True
     role: str = "other"
     device: str = "cpu"
+    is_parameter: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ from ds_adacc.reach import Reach
 
 _OPAQUE = "not a plain operator"
 _MASKS = (torch.bool, torch.uint8)
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
 class Unrecordable(Exception):
@@ -193,9 +194,8 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             return known
         index = len(self._values)
-        gradient = tensor.requires_grad
-        value = Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, requires_grad=gradient)
-        self._add(tensor, value)
+        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
+        self._add(tensor, Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts))
         return index
 
     def _add(self, tensor: torch.Tensor, value: Value) -> None:
@@ -305,11 +305,13 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
-    """The argument tensors that `func` writes to, by its schema."""
+    """The argument tensors that `func` writes to, by its schema; those of c10d do not tell."""
+    args, kwargs = given
     schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
+        return list(_tensors(args[0]))
     if schema is None or not schema.is_mutable:
         return []
-    args, kwargs = given
     written = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -323,7 +325,7 @@ def _refusal(func: Any, tainted: bool) -> str | None:
     """Why `func` must not be replayed, as far as its schema tells."""
     if not isinstance(func, torch._ops.OpOverload):
         return _OPAQUE
-    if func.namespace in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem"):
+    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
         return COLLECTIVE
     if func._schema.is_mutable:
         return "writes in place"

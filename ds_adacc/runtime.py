@@ -23,6 +23,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.meter import Meter
 from ds_adacc.observe import Observation, Pass
+from ds_adacc.partition import InputPlacement
 from ds_adacc.portfolio import Portfolio
 from ds_adacc.profiler import Profiler
 from ds_adacc.program import Recording
@@ -39,7 +40,7 @@ class Runtime:
     """The state of ds_adacc in one process: blocks, kinds, the step's observation.
 
     With an engine attached (`stepped`), plans change at its step boundaries only. Without one, a forward that follows a
-    backward begins a new step: the kinds met by then are planned for, by this process alone.
+    backward begins a new step, on all of `ranks` alike: the kinds met by then are planned for.
     """
 
     def __init__(
@@ -331,6 +332,20 @@ class Runtime:
         for record in self.blocks.records():
             if record.kind == digest and record.plan is not None:
                 self._binder.bind(record, record.plan.recording, self.portfolio.kinds[digest], self._device)
+
+    def hold_inputs(self, placement: InputPlacement) -> None:
+        """Hold the block inputs that policies retain so from the next call on, and plan for it at the next step's end.
+
+        Every rank must call, between two steps.
+        """
+        if placement == self.portfolio.inputs:
+            return
+        self.portfolio.inputs = self._binder.inputs = placement
+        for digest in self.portfolio.kinds:
+            self.rebind(digest)
+        if self.decision is not None:
+            self._waiting, self._fitting = self._waiting | self._fitting, set()
+            self.observe()
 
     def begin_tracking(self) -> None:
         self.tracking = True

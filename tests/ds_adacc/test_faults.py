@@ -1,4 +1,4 @@
-"""An exception in a block's forward or backward, of any kind and in any step, leaves everything clean: the next works."""
+"""An exception in a block's forward or backward, of any kind, in any step, leaves everything clean: the next works."""
 
 import gc
 
@@ -207,7 +207,7 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, error):
-    block, args, kwargs = zoo.example("gpt")
+    block, args, _ = zoo.example("gpt")
 
     def replay(op, *others):
         if op.short_name == "rand_like":
@@ -233,7 +233,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_codec_that_fails_once(monkeypatch, error):
-    block, args, kwargs = zoo.example("gpt")
+    block, args, _ = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy = planner.recompute_policy(profile_of(recording))
     codec = make_codec("group", backend="reference", group_size=16)
@@ -280,7 +280,7 @@ class FailingTransfer(HostTransfer):
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("where", ["out", "back", "take"])
 def test_a_copy_that_fails_once(where, error):
-    block, args, kwargs = zoo.example("gpt")
+    block, args, _ = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy = offloading(recording, planner.retain_policy(profile_of(recording)))
     run, _ = under(block, recording, policy, prefetcher=Prefetcher(FailingTransfer(where, error)))
