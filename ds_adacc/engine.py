@@ -8,6 +8,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed import initialize as deepspeed_initialize
 from deepspeed.utils import groups
 from torch import nn
 
@@ -15,6 +16,7 @@ from ds_adacc import checkpointing, store
 from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.environment import device_name, versions
+from ds_adacc.gradient_checkpointing import take_over
 from ds_adacc.journal import Journal
 from ds_adacc.log import get_logger
 from ds_adacc.ranks import Ranks
@@ -23,13 +25,14 @@ from ds_adacc.runtime import Runtime
 
 
 class Adacc:
-    """What `engine.adacc` is: the runtime at work, and what it did.
+    """What `engine.adacc` is: the section in force, the runtime at work, and what it did.
 
     `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
     """
 
     def __init__(self, config: AdaccConfig, runtime: Runtime, found: Sequence[str] = ()) -> None:
+        self.config = config
         self.runtime = runtime
         self._found = found
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
@@ -94,7 +97,7 @@ def initialize(
     Raises ConfigError for a bad section before anything is set up.
     """
     start = functools.partial(
-        deepspeed.initialize,
+        deepspeed_initialize,
         args=args,
         model=model,
         optimizer=optimizer,
@@ -118,11 +121,12 @@ def initialize(
         for block in blocks.values():
             deepspeed.utils.set_z3_leaf_module(block, True)
     result = start()
-    _attach(result[0], section, blocks)
+    serve(result[0], section, blocks)
     return result
 
 
-def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+    """Run these blocks of the engine's module as the section says; under ZeRO-3 they are leaf modules already."""
     ranks = Ranks(groups._get_data_parallel_group() if torch.distributed.is_initialized() else None)
     runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=_journal(ranks))
     runtime.journal.write(
@@ -139,6 +143,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
     engine.step = _then_if_stepped(engine)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+    take_over(engine.module, blocks)
 
 
 def _journal(ranks: Ranks) -> Journal:
