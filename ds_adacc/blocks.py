@@ -42,6 +42,11 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
         module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
 
 
+def has_wrapped_blocks(model: nn.Module) -> bool:
+    """Whether a runtime executes any of the model's modules."""
+    return any(hasattr(module.forward, "covered") for module in model.modules())
+
+
 def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
     """Give the blocks their own forward back."""
     for module in blocks.values():
