@@ -9,6 +9,7 @@ from typing import Any
 
 import deepspeed
 import torch.distributed as dist
+from deepspeed import initialize as deepspeed_initialize
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
@@ -18,6 +19,7 @@ from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
 from ds_adacc.compiled import compile_blocks, refuse
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.environment import device_name, versions
+from ds_adacc.gradient_checkpointing import take_over
 from ds_adacc.journal import Journal
 from ds_adacc.leaf import make_leaves
 from ds_adacc.log import get_logger
@@ -27,13 +29,14 @@ from ds_adacc.runtime import Runtime
 
 
 class Adacc:
-    """What `engine.adacc` is: the runtime at work, and what it did.
+    """What `engine.adacc` is: the section in force, the runtime at work, and what it did.
 
     `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
     """
 
     def __init__(self, config: AdaccConfig, runtime: Runtime, found: Sequence[str] = ()) -> None:
+        self.config = config
         self.runtime = runtime
         self._found = found
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
@@ -99,7 +102,7 @@ def initialize(
     is set up.
     """
     start = functools.partial(
-        deepspeed.initialize,
+        deepspeed_initialize,
         args=args,
         model=model,
         optimizer=optimizer,
@@ -118,20 +121,30 @@ def initialize(
     section = load(source)
     if section is None or model is None:
         return start()
-    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
     stage = _zero_stage(source)
-    refuse(model, blocks, stage)
+    blocks = blocks_to_serve(model, section, stage)
     if stage == 3:
         make_leaves(blocks.values())
     result = start()
-    is_pipeline = isinstance(result[0], PipelineEngine)
-    if is_pipeline and pipeline.take_over(model, checkpointing.checkpoint) and section.blocks == "auto":
-        blocks = {}
-    _attach(result[0], section, blocks)
+    serve(result[0], section, blocks)
     return result
 
 
-def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
+    """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around blocks."""
+    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
+    refuse(model, blocks, zero_stage)
+    return blocks
+
+
+def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+    """Run these blocks of the engine's module as the section says; under ZeRO-3 they are leaf modules already.
+
+    A pipeline that checkpoints ranges of its layers by itself has those served instead.
+    """
+    is_pipeline = isinstance(engine, PipelineEngine)
+    if is_pipeline and pipeline.take_over(engine.module, checkpointing.checkpoint) and section.blocks == "auto":
+        blocks = {}
     ranks = _planning_ranks(engine)
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
     runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=journal)
@@ -146,13 +159,14 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
-    if isinstance(engine, PipelineEngine):
+    if is_pipeline:
         engine.train_batch = _then(_then_if_stepped(engine, engine.train_batch), _nothing, runtime.abandon)
     else:
         engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
         engine.step = _then_if_stepped(engine, engine.step)
     engine.compile = _blocks_first(engine, blocks, runtime)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+    take_over(engine.module, blocks)
 
 
 def _planning_ranks(engine: Any) -> Ranks:

@@ -233,7 +233,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_codec_that_fails_once(monkeypatch, error):
-    block, args, _ = zoo.example("gpt")
+    block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy = planner.recompute_policy(profile_of(recording))
     codec = make_codec("group", backend="reference", group_size=16)
@@ -280,7 +280,7 @@ class FailingTransfer(HostTransfer):
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("where", ["out", "back", "take"])
 def test_a_copy_that_fails_once(where, error):
-    block, args, _ = zoo.example("gpt")
+    block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy = offloading(recording, planner.retain_policy(profile_of(recording)))
     run, _ = under(block, recording, policy, prefetcher=Prefetcher(FailingTransfer(where, error)))
