@@ -17,9 +17,12 @@ from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.environment import device_name, versions
 from ds_adacc.journal import Journal
 from ds_adacc.log import get_logger
+from ds_adacc.monitor import events
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
+from ds_adacc.resume import Checkpoints
 from ds_adacc.runtime import Runtime
+from ds_adacc.state import State
 
 
 class Adacc:
@@ -59,6 +62,20 @@ class Adacc:
     @property
     def observed_held_bytes(self) -> int | None:
         return self.runtime.held and self.runtime.held.observed
+
+    def state(self) -> State:
+        """What a checkpoint keeps, between two steps."""
+        rectifier = self.rectifier.state() if self.rectifier is not None else None
+        generator = self.runtime.codecs.generator
+        return State(self.runtime.state(), rectifier, self.runtime.blocks.to_plain(), generator.get_state())
+
+    def restore(self, state: State) -> None:
+        """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
+        self.runtime.restore(state.runtime, state.blocks)
+        if self.rectifier is not None:
+            self.rectifier.restore(state.rectifier)
+        if state.seeds is not None:
+            self.runtime.codecs.generator.set_state(state.seeds)
 
     def end_step(self) -> None:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
@@ -130,7 +147,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
         ranks=ranks.size,
         device=device_name(engine.device),
         versions=versions(),
-        section=section.model_dump(mode="json"),
+        section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
     wrap_blocks(blocks, runtime)
@@ -138,6 +155,7 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     engine.adacc = Adacc(section, runtime, list(blocks))
     engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
     engine.step = _then_if_stepped(engine)
+    Checkpoints(engine, section).attach()
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
 
 
@@ -170,6 +188,8 @@ def _then_if_stepped(engine: Any) -> Callable[..., Any]:
         result = original(*args, **kwargs)
         if engine.global_steps != before:
             engine.adacc.end_step()
+            if engine.monitor.enabled:
+                engine.monitor.write_events(events(engine.adacc, engine.global_samples))
         return result
 
     return step
