@@ -23,9 +23,12 @@ from ds_adacc.gradient_checkpointing import take_over
 from ds_adacc.journal import Journal
 from ds_adacc.leaf import make_leaves
 from ds_adacc.log import get_logger
+from ds_adacc.monitor import events
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
+from ds_adacc.resume import Checkpoints
 from ds_adacc.runtime import Runtime
+from ds_adacc.state import State
 
 
 class Adacc:
@@ -66,6 +69,20 @@ class Adacc:
     @property
     def observed_held_bytes(self) -> int | None:
         return self.runtime.held and self.runtime.held.observed
+
+    def state(self) -> State:
+        """What a checkpoint keeps, between two steps."""
+        rectifier = self.rectifier.state() if self.rectifier is not None else None
+        generator = self.runtime.codecs.generator
+        return State(self.runtime.state(), rectifier, self.runtime.blocks.to_plain(), generator.get_state())
+
+    def restore(self, state: State) -> None:
+        """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
+        self.runtime.restore(state.runtime, state.blocks)
+        if self.rectifier is not None:
+            self.rectifier.restore(state.rectifier)
+        if state.seeds is not None:
+            self.runtime.codecs.generator.set_state(state.seeds)
 
     def end_step(self) -> None:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
@@ -131,7 +148,7 @@ def initialize(
 
 
 def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
-    """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around blocks."""
+    """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around one."""
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
     refuse(model, blocks, zero_stage)
     return blocks
@@ -165,6 +182,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> No
         engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
         engine.step = _then_if_stepped(engine, engine.step)
     engine.compile = _blocks_first(engine, blocks, runtime)
+    Checkpoints(engine, section).attach()
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
     take_over(engine.module, blocks)
 
@@ -203,6 +221,8 @@ def _then_if_stepped(engine: Any, original: Callable[..., Any]) -> Callable[...,
         result = original(*args, **kwargs)
         if engine.global_steps != before:
             engine.adacc.end_step()
+            if engine.monitor.enabled:
+                engine.monitor.write_events(events(engine.adacc, engine.global_samples))
         return result
 
     return step
