@@ -6,7 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+from ds_adacc.compiled import warn_of_graph_around
 from ds_adacc.config import ConfigError, load, read
+from ds_adacc.reach import name_of
 from ds_adacc.runtime import Runtime
 
 
@@ -43,8 +47,15 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`, with what its backward needs recomputed, compressed or retained as planned.
 
     `function` is an `nn.Module`, a method of one, or any callable, also one made anew at every call. Returns what it
-    returns. Raises RuntimeError before `configure`.
+    returns. Raises RuntimeError before `configure`. A graph that torch.compile makes of the caller breaks here.
     """
+    if torch.compiler.is_compiling():
+        warn_of_graph_around(name_of(function))
+    return _checkpoint(function, args, kwargs)
+
+
+@torch._disable_dynamo
+def _checkpoint(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not _Face.configured:
         raise RuntimeError("ds_adacc.checkpointing.checkpoint called before configure(None, deepspeed_config=...)")
     if _Face.runtime is None:
