@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ds_adacc.compiled import warn_of_graph_around
 from ds_adacc.config import SECTION, AdaccConfig, load, read
 from ds_adacc.log import get_logger
 from ds_adacc.options import Options
 from ds_adacc.partition import InputPlacement, tensor_parallel_group
 from ds_adacc.pipeline import layers_run_by
 from ds_adacc.ranks import Ranks
+from ds_adacc.reach import name_of
 from ds_adacc.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -80,9 +82,10 @@ def configure(
     """Set up `checkpoint`. All ranks of a tensor-parallel group must call, with the same arguments.
 
     `deepspeed_config`, a path or a dict, gives the "adacc" and the "activation_checkpointing" section; an argument that
-    is not None is taken in place of the latter's key. Without an "adacc" section its defaults are in force; with
-    `"enabled": false` `checkpoint` just calls the function. An engine of `ds_adacc.initialize` goes on to serve
-    `checkpoint` by its own section. No process group is needed, unless activations are partitioned.
+    is not None is taken in place of the latter's key. Without an "adacc" section its defaults are in force, but with
+    codecs "none": nothing lossy is done unasked. With `"enabled": false` `checkpoint` just calls the function. An
+    engine of `ds_adacc.initialize` goes on to serve `checkpoint` by its own section. No process group is needed, unless
+    activations are partitioned.
 
     * `mpu_`: DeepSpeed's model-parallel unit, or None: the one given earlier.
     * `partition_activations`: each rank of `mpu_`'s tensor-parallel group holds a share of the retained block inputs,
@@ -146,8 +149,11 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     `function` is an `nn.Module`, a method of one, or any callable, also one made anew at every call. What it returns
     comes back in DeepSpeed's form: of a tuple or list a tuple, or its item if there is but one; all else as it is.
-    Before `configure` the "adacc" section's defaults are in force.
+    Before `configure` all is as `configure` without a config has it. A graph that torch.compile makes of the caller
+    breaks here.
     """
+    if torch.compiler.is_compiling():
+        warn_of_graph_around(name_of(function))
     return _in_deepspeeds_form(_run(function, args, kwargs))
 
 
@@ -181,6 +187,7 @@ def use(runtime: Runtime | None) -> None:
         runtime.hold_inputs(_placement())
 
 
+@torch._disable_dynamo
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _Face.runtime is None and not _Face.configured:
         _serve(_default_section())
@@ -217,10 +224,8 @@ def _replace(runtime: Runtime | None) -> None:
 
 
 def _default_section() -> AdaccConfig:
-    section = AdaccConfig()
-    text = 'no "adacc" section: its defaults are in force, and lossy where memory is short ("codecs": "none" is not)'
-    get_logger().info(text)
-    return section
+    get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
+    return AdaccConfig.model_validate({"codecs": "none"})
 
 
 def _placement() -> InputPlacement:

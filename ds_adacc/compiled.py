@@ -31,11 +31,14 @@ KERNEL = _Kernel()
 
 
 def in_compiled_code() -> bool:
-    """Whether a compiled callable runs now, called by the recorded block."""
+    """Whether a compiled callable runs now, called by the block that is being recorded."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "capture":
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+    while frame is not None:
+        place = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if place == ("torch._dynamo.eval_frame", "compile_wrapper"):
             return True
+        if place == ("ds_adacc.capture", "capture"):  # what compiled code calls the block does not matter
+            return False
         frame = frame.f_back
     return False
 
@@ -72,9 +75,9 @@ def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -
 @torch._disable_dynamo
 @functools.cache
 def warn_of_graph_around(kind: str) -> None:
-    """Say, once a class of blocks, that the forward of one is met by a graph that is being compiled around it."""
+    """Say, once a kind of blocks, that the forward of one is met by a graph that is being compiled around it."""
     get_logger().warning(
-        "blocks of class %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
+        "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
         "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
         kind,
     )

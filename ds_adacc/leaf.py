@@ -25,15 +25,20 @@ def _need_gradient(
 
     DeepSpeed reduces a leaf module's gradients when the gradients of its positional arguments are there. If none has
     one, as behind a frozen embedding, torch calls it before the module's backward instead: zeros would be reduced.
+    Raises ValueError if none can have one.
     """
     if not torch.is_grad_enabled() or _is_needed(args) or not any(p.requires_grad for p in block.parameters()):
         return None
-    bound = inspect.signature(block.forward).bind(*args, **kwargs)
+    bound = inspect.signature(getattr(block, "_orig_mod", block).forward).bind(*args, **kwargs)
     given = list(bound.args)
     if not _is_needed(given):
         first = next((i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
-        if first is not None:
-            given[first] = given[first].detach().requires_grad_()
+        if first is None:
+            raise ValueError(
+                f"adacc: the block {type(block).__name__} takes no floating-point tensor by position; ZeRO-3 "
+                "would reduce its gradients before they are there"
+            )
+        given[first] = given[first].detach().requires_grad_()
     return tuple(given), bound.kwargs
 
 

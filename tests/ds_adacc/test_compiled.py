@@ -9,10 +9,11 @@ from launch import on_ranks
 from torch import nn
 
 import ds_adacc
+from ds_adacc import checkpointing
 from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.compiled import compile_blocks, refuse
 from ds_adacc.config import load
-from ds_adacc.engine import Adacc
+from ds_adacc.engine import Adacc, _blocks_first
 from ds_adacc.runtime import Runtime
 
 BITS = {"dropout_mask": "bits"}
@@ -114,7 +115,7 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
 def test_a_lossy_codec_applies_to_what_a_graph_saves():
     plain, _ = train(stack(), prepare=in_place)
     seen, runtime = train(stack(), "paper", 0.6, prepare=in_place)
-    assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.05)
+    assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.1)
     assert any({"channel", "outlier"} & set(policy.stores) for policy in policies(runtime))
     assert runtime.held.observed == runtime.held.planned
 
@@ -138,7 +139,7 @@ def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recompute
     reasons = {op.short_name: op.refusal for op in recording.ops}
     assert reasons["sigmoid"] == "runs compiled"
     assert reasons["tanh"] is not None
-    assert reasons["native_layer_norm"] is None or recording.ops[0].replayable
+    assert recording.ops[0].short_name == "native_layer_norm" and recording.ops[0].replayable
     assert any(policy.replays for policy in policies(runtime))
 
 
@@ -174,7 +175,37 @@ def test_a_graph_around_the_blocks_breaks_there_with_one_warning(caplog):
         seen, runtime = train(stack(), "none", 0.7, prepare=around)
     assert seen == plain
     assert any(policy.replays for policy in policies(runtime))
-    assert caplog.text.count("blocks of class GPTBlock run uncompiled") == 1
+    assert caplog.text.count("blocks GPTBlock run uncompiled") == 1
+
+
+def test_a_graph_around_checkpoint_breaks_there(caplog):
+    block = Activated()
+    checkpointing.configure(None, {"adacc": {"codecs": "none", "memory_budget": 1.0}})
+    try:
+        compiled = torch.compile(lambda x: checkpointing.checkpoint(block, x + 1) * 2, backend="aot_eager")
+        x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+        with caplog.at_level("WARNING", logger="ds_adacc"):
+            assert torch.equal(compiled(x), block(x + 1) * 2)
+        assert checkpointing._Face.runtime.calls == 1
+        assert "blocks Activated run uncompiled" in caplog.text
+    finally:
+        checkpointing.reset()
+
+
+class Engine:
+    is_compiled = False
+
+    def is_deepcompile_enabled(self):
+        return False
+
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        raise AssertionError("compiled")
+
+
+def test_compiled_autograd_is_refused():
+    compile = _blocks_first(Engine(), {}, Runtime(load({"adacc": {}})))
+    with pytest.raises(ValueError, match="compiled_autograd_enabled takes over the backward of the blocks"):
+        compile("aot_eager", compiled_autograd_enabled=True)
 
 
 def test_what_holds_a_block_must_not_be_compiled():
