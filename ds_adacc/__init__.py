@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ds_adacc import checkpointing
+    from ds_adacc.attachment import attach
     from ds_adacc.engine import initialize
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "initialize"]
+__all__ = ["__version__", "attach", "checkpointing", "initialize"]
 
 
 def __getattr__(name: str) -> Any:
-    """`initialize` is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
+    """What is here is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
+    if name == "attach":
+        from ds_adacc.attachment import attach
+
+        return attach
     if name == "initialize":
         from ds_adacc.engine import initialize
 
         return initialize
+    if name == "checkpointing":
+        return importlib.import_module("ds_adacc.checkpointing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

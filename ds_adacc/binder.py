@@ -6,27 +6,31 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.block import Record
-from ds_adacc.kernels import separates_outliers
+from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.kind import Kind
 from ds_adacc.measure import CodecMaker
 from ds_adacc.offload import CudaTransfer, Prefetcher
+from ds_adacc.partition import PARTITION, InputPlacement
 from ds_adacc.plan import bind
 from ds_adacc.program import Recording
 
 
 class Binder:
-    """Binds records to the policies of their kinds, on one device."""
+    """Binds records to the policies of their kinds, on one device; `inputs` is how retained block inputs are held."""
 
     def __init__(self, codecs: CodecMaker) -> None:
+        self.inputs = InputPlacement()
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
 
     def bind(self, record: Record, recording: Recording, kind: Kind, device: torch.device) -> None:
         """Put the policy of the record's block in force for it, with the outlier channels last seen."""
-        policy = self._permitted(kind.policy(record.place), recording)
-        codecs = {}
+        policy = self.inputs.applied(self._permitted(kind.policy(record.place), recording), recording)
+        codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
-            if choice not in (None, planner.RETAIN, planner.OFFLOAD):
+            if choice == PARTITION:
+                codecs[index] = self.inputs.codec(device)
+            elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
                 channels = None
                 if separates_outliers(choice):
                     channels = record.outliers[index][0][: kind.capacity[index]]

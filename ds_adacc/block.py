@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -36,6 +37,25 @@ class Record:
     settled: frozenset[str] = frozenset()
     volatile: dict[int, str] = field(default_factory=dict)
 
+    def to_plain(self) -> dict[str, Any]:
+        """What outlives the process, as Python's plain containers, numbers, and tensors on the host."""
+        outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "outliers": outliers,
+            "changes": dict(self.changes),
+            "settled": sorted(self.settled),
+            "volatile": dict(self.volatile),
+        }
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Record:
+        """The record of a `to_plain` dict, which is yet to be given a plan."""
+        outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
+        changes, settled = Counter(data["changes"]), frozenset(data["settled"])
+        return cls(None, data["kind"], data["place"], None, outliers, changes, settled, dict(data["volatile"]))
+
     def holds(self, state: Marks) -> bool:
         """Whether the block's program is the recorded one when its modules are in `state`."""
         if self.state is None or self.state == state:
@@ -64,11 +84,15 @@ class Record:
 
 
 class Block:
-    """A block and its records; the oldest of more than eight is forgotten."""
+    """A block and its records; the oldest of more than eight is forgotten.
 
-    def __init__(self, name: str) -> None:
+    `past` are records of the run that this one resumes, the last used first.
+    """
+
+    def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
         self.name = name
         self._records: list[tuple[Hashable, Record]] = []
+        self._past = list(past)
 
     def find(self, signature: Hashable, state: Marks) -> Record | None:
         """The record for this signature and this state of the block's modules."""
@@ -94,6 +118,23 @@ class Block:
 
     def records(self) -> list[Record]:
         return [record for _, record in self._records]
+
+    def recall(self, recording: Recording) -> Record | None:
+        """The record that the run before had of this program, once; None if it had none."""
+        for position, record in enumerate(self._past):
+            if recording.refuse(record.volatile).digest == record.kind:
+                return self._past.pop(position)
+        return None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The name and all records with a plan, also those yet to be recalled."""
+        known = [*(record for record in self.records() if record.plan is not None), *self._past]
+        return {"name": self.name, "records": [record.to_plain() for record in known]}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Block:
+        """The block of a `to_plain` dict, its records in the past."""
+        return cls(data["name"], [Record.from_plain(record) for record in data["records"]])
 
 
 def _covers(record: Record, other: Record) -> bool:

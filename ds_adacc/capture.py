@@ -58,6 +58,7 @@ class _RecordingHook:
         self.recorder: Recorder | None = recorder
         self.slots: list[LateSlot] = []
 
+    @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
         assert self.recorder is not None
         slot = LateSlot(self.recorder.pack(tensor))

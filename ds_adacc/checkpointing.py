@@ -1,32 +1,123 @@
-"""DeepSpeed's checkpointing interface for models that wrap their blocks themselves, with or without an engine."""
+"""The interface of `deepspeed.checkpointing`, name by name, with or without an engine.
+
+A program written for it runs with the import line changed. The random number generators' names are DeepSpeed's own
+objects, imported when used: `checkpoint` alone needs no DeepSpeed.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ds_adacc.config import ConfigError, load, read
+import torch
+
+from ds_adacc.compiled import warn_of_graph_around
+from ds_adacc.config import SECTION, AdaccConfig, load, read
+from ds_adacc.log import get_logger
+from ds_adacc.options import Options
+from ds_adacc.partition import InputPlacement, tensor_parallel_group
+from ds_adacc.pipeline import layers_run_by
+from ds_adacc.ranks import Ranks
+from ds_adacc.reach import name_of
 from ds_adacc.runtime import Runtime
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.activation_checkpointing.checkpointing import (
+        CudaRNGStatesTracker,
+        get_cuda_rng_tracker,
+        model_parallel_cuda_manual_seed,
+        model_parallel_reconfigure_tp_seed,
+    )
+
+_DEEPSPEEDS = (
+    "CudaRNGStatesTracker",
+    "get_cuda_rng_tracker",
+    "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed",
+)
+
+__all__ = [
+    "CheckpointFunction",
+    "CudaRNGStatesTracker",
+    "checkpoint",
+    "configure",
+    "get_cuda_rng_tracker",
+    "is_configured",
+    "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed",
+    "non_reentrant_checkpoint",
+    "partition_activations_in_checkpoint",
+    "reset",
+    "set_num_layers",
+    "use",
+]
 
 
 class _Face:
-    """The one runtime of this process: `deepspeed.checkpointing` is configured per process, and so is its twin."""
+    """The state of this process: `deepspeed.checkpointing` is configured per process, and so is its twin.
+
+    `runtime` serves `checkpoint`: an engine's if `lent`, else one made for `section`, which is None before that, and
+    where "enabled" is false.
+    """
 
     runtime: Runtime | None = None
+    lent = False
+    section: AdaccConfig | None = None
     configured = False
+    options = Options()
+    mpu: Any = None
 
 
-def configure(mpu_: Any, deepspeed_config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> None:
-    """Take the "adacc" section of `deepspeed_config` (a path or a dict) into use for `checkpoint`.
+def configure(
+    mpu_: Any,
+    deepspeed_config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    partition_activations: bool | None = None,
+    contiguous_checkpointing: bool | None = None,
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,
+    synchronize: bool | None = None,
+    profile: bool | None = None,
+) -> None:
+    """Set up `checkpoint`. All ranks of a tensor-parallel group must call, with the same arguments.
 
-    `mpu_` is accepted as DeepSpeed's interface has it and not needed. No process group is needed. With
-    `"enabled": false` `checkpoint` just calls the function. Raises ConfigError if there is no section or it is bad.
+    `deepspeed_config`, a path or a dict, gives the "adacc" and the "activation_checkpointing" section; an argument that
+    is not None is taken in place of the latter's key. Without an "adacc" section its defaults are in force, but with
+    codecs "none": nothing lossy is done unasked. With `"enabled": false` `checkpoint` just calls the function. An
+    engine of `ds_adacc.initialize` goes on to serve `checkpoint` by its own section. No process group is needed, unless
+    activations are partitioned.
+
+    * `mpu_`: DeepSpeed's model-parallel unit, or None: the one given earlier.
+    * `partition_activations`: each rank of `mpu_`'s tensor-parallel group holds a share of the retained block inputs,
+      which are to be the same on all of them, and gathers them in backward.
+    * `checkpoint_in_cpu`: retained block inputs that lie on a CUDA device wait in host memory.
+    * `contiguous_checkpointing`, `num_checkpoints`: without effect, as nothing is held in buffers of this module's own.
+    * `synchronize`, `profile`: without effect, as backward runs no block's forward again whose time could be told;
+      `ds_adacc report` tells seconds planned and observed.
+
+    What is set without effect is named in the log. Raises ConfigError for a bad section, AssertionError, as DeepSpeed
+    does, for contiguous buffers without partitions or without a number of layers.
     """
+    options = Options.of(deepspeed_config).overridden(
+        partition_activations=partition_activations,
+        contiguous_memory_optimization=contiguous_checkpointing,
+        number_checkpoints=num_checkpoints,
+        cpu_checkpointing=checkpoint_in_cpu,
+        synchronize_checkpoint_boundary=synchronize,
+        profile=profile,
+    )
     section = load(deepspeed_config)
-    if section is None and not _is_disabled(deepspeed_config):
-        raise ConfigError("adacc: the config has no such section; add it, or use deepspeed.checkpointing")
-    _serve(Runtime(section) if section is not None else None, configured=True)
+    if mpu_ is not None:
+        _introduce(mpu_)
+    _Face.options, _Face.configured = options, True
+    if options.without_effect:
+        get_logger().info("activation_checkpointing: without effect here: %s", ", ".join(options.without_effect))
+    if _Face.runtime is not None and _Face.lent:
+        _Face.runtime.hold_inputs(_placement())
+    elif section is None and SECTION in read(deepspeed_config):
+        _serve(None)
+    else:
+        _serve(section or _default_section())
 
 
 def is_configured() -> bool:
@@ -35,33 +126,123 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Forget all records and plans, and the configuration with them."""
-    _serve(None, configured=False)
+    """Nothing: there are no buffers that an evaluation without a backward would fill. What is configured stays."""
+
+
+def set_num_layers(nlayers: int) -> None:
+    """Nothing but a line in the log: DeepSpeed sizes contiguous buffers by it, and there are none."""
+    get_logger().info("set_num_layers(%s): without effect here", nlayers)
+
+
+def partition_activations_in_checkpoint(partition_activation: bool) -> None:
+    """Set `configure`'s `partition_activations` from now on. All ranks of a tensor-parallel group must call."""
+    _Face.options = _Face.options.overridden(partition_activations=partition_activation)
+    get_logger().info("partition_activations: %s", partition_activation)
+    if _Face.runtime is not None and _Face.lent:
+        _Face.runtime.hold_inputs(_placement())
+    elif _Face.section is not None:
+        _serve(_Face.section)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`, with what its backward needs recomputed, compressed or retained as planned.
 
-    `function` is an `nn.Module`, a method of one, or any callable, also one made anew at every call. Returns what it
-    returns. Raises RuntimeError before `configure`.
+    `function` is an `nn.Module`, a method of one, or any callable, also one made anew at every call. What it returns
+    comes back in DeepSpeed's form: of a tuple or list a tuple, or its item if there is but one; all else as it is.
+    Before `configure` all is as `configure` without a config has it. A graph that torch.compile makes of the caller
+    breaks here.
     """
-    if not _Face.configured:
-        raise RuntimeError("ds_adacc.checkpointing.checkpoint called before configure(None, deepspeed_config=...)")
-    if _Face.runtime is None:
+    if torch.compiler.is_compiling():
+        warn_of_graph_around(name_of(function))
+    return _in_deepspeeds_form(_run(function, args, kwargs))
+
+
+def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """`checkpoint`, which is never reentrant: parameters get their gradients though no input requires one."""
+    return checkpoint(function, *args)
+
+
+class CheckpointFunction:
+    """`checkpoint` in the calling form of DeepSpeed's autograd.Function; the graph is that of plain autograd."""
+
+    @staticmethod
+    def apply(run_function: Callable[..., Any], all_outputs: list[Any], *args: Any) -> Any:
+        """Append what `run_function(*args)` returns to `all_outputs`; returns the tensor, or a tuple of the tensors."""
+        outputs = _run(run_function, args, {})
+        if isinstance(outputs, torch.Tensor):
+            all_outputs.append(outputs)
+            return outputs
+        all_outputs.extend(outputs)
+        return tuple(output for output in outputs if isinstance(output, torch.Tensor))
+
+
+def use(runtime: Runtime | None) -> None:
+    """Serve `checkpoint` by the runtime of an engine; None: as before any `configure`."""
+    _replace(runtime)
+    _Face.lent, _Face.section = runtime is not None, None
+    if runtime is None:
+        _Face.configured, _Face.options, _Face.mpu = False, Options(), None
+    else:
+        _Face.configured = True
+        runtime.hold_inputs(_placement())
+
+
+@torch._disable_dynamo
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if _Face.runtime is None and not _Face.configured:
+        _serve(_default_section())
+    runtime = _Face.runtime
+    if runtime is None:
         return function(*args, **kwargs)
-    return _Face.runtime.checkpoint(function, *args, **kwargs)
+    layers = layers_run_by(function)
+    if layers is None:
+        return runtime.checkpoint(function, *args, **kwargs)
+    return runtime.run(runtime.blocks.of(layers), layers, function, args, kwargs)
 
 
-def use(runtime: Runtime) -> None:
-    """Serve `checkpoint` by the runtime of an engine."""
-    _serve(runtime, configured=True)
+def _in_deepspeeds_form(outputs: Any) -> Any:
+    if isinstance(outputs, tuple | list):
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return outputs
 
 
-def _serve(runtime: Runtime | None, configured: bool) -> None:
+def _serve(section: AdaccConfig | None) -> None:
+    """Serve by a runtime of one's own, with no engine. Shares of one tensor need one plan: those ranks agree on it."""
+    runtime = None
+    if section is not None:
+        placement = _placement()
+        runtime = Runtime(section, Ranks(placement.group))
+        runtime.hold_inputs(placement)
+    _replace(runtime)
+    _Face.lent, _Face.section = False, section
+
+
+def _replace(runtime: Runtime | None) -> None:
     if _Face.runtime is not None:
         _Face.runtime.abandon()
-    _Face.runtime, _Face.configured = runtime, configured
+    _Face.runtime = runtime
 
 
-def _is_disabled(source: Any) -> bool:
-    return "adacc" in read(source)
+def _default_section() -> AdaccConfig:
+    get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
+    return AdaccConfig.model_validate({"codecs": "none"})
+
+
+def _placement() -> InputPlacement:
+    group = tensor_parallel_group(_Face.mpu) if _Face.options.partition_activations else None
+    return InputPlacement(group, bool(_Face.options.cpu_checkpointing))
+
+
+def _introduce(mpu: Any) -> None:
+    """Make `mpu` known here and to DeepSpeed, whose functions for random numbers look it up in their own module."""
+    from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+
+    _Face.mpu = deepspeeds.mpu = mpu
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DEEPSPEEDS:
+        from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+
+        return getattr(deepspeeds, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

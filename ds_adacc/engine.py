@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import deepspeed
-import torch
-from deepspeed.utils import groups
+import torch.distributed as dist
+from deepspeed import initialize as deepspeed_initialize
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from ds_adacc import checkpointing, store
-from ds_adacc.blocks import find_blocks, wrap_blocks
+from ds_adacc import checkpointing, pipeline, store
+from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.compiled import compile_blocks, refuse
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.environment import device_name, versions
+from ds_adacc.gradient_checkpointing import take_over
 from ds_adacc.journal import Journal
+from ds_adacc.leaf import make_leaves
 from ds_adacc.log import get_logger
+from ds_adacc.monitor import events
 from ds_adacc.ranks import Ranks
 from ds_adacc.rectifier import Rectifier
+from ds_adacc.resume import Checkpoints
 from ds_adacc.runtime import Runtime
+from ds_adacc.state import State
 
 
 class Adacc:
-    """What `engine.adacc` is: the runtime at work, and what it did.
+    """What `engine.adacc` is: the section in force, the runtime at work, and what it did.
 
     `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
     """
 
     def __init__(self, config: AdaccConfig, runtime: Runtime, found: Sequence[str] = ()) -> None:
+        self.config = config
         self.runtime = runtime
         self._found = found
         self.rectifier = Rectifier(config.rectifier, runtime) if config.rectifier.enabled else None
@@ -59,6 +69,20 @@ class Adacc:
     @property
     def observed_held_bytes(self) -> int | None:
         return self.runtime.held and self.runtime.held.observed
+
+    def state(self) -> State:
+        """What a checkpoint keeps, between two steps."""
+        rectifier = self.rectifier.state() if self.rectifier is not None else None
+        generator = self.runtime.codecs.generator
+        return State(self.runtime.state(), rectifier, self.runtime.blocks.to_plain(), generator.get_state())
+
+    def restore(self, state: State) -> None:
+        """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
+        self.runtime.restore(state.runtime, state.blocks)
+        if self.rectifier is not None:
+            self.rectifier.restore(state.rectifier)
+        if state.seeds is not None:
+            self.runtime.codecs.generator.set_state(state.seeds)
 
     def end_step(self) -> None:
         """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
@@ -91,10 +115,11 @@ def initialize(
     """`deepspeed.initialize`, and the "adacc" section of its config put to work.
 
     Same arguments and return values. Without the section, or with `"enabled": false`, it is `deepspeed.initialize`.
-    Raises ConfigError for a bad section before anything is set up.
+    Raises ConfigError for a bad section, and ValueError for a model that is compiled around its blocks, before anything
+    is set up.
     """
     start = functools.partial(
-        deepspeed.initialize,
+        deepspeed_initialize,
         args=args,
         model=model,
         optimizer=optimizer,
@@ -113,18 +138,33 @@ def initialize(
     section = load(source)
     if section is None or model is None:
         return start()
-    blocks = find_blocks(model, section.blocks)
-    if blocks and _zero_stage(source) == 3:
-        for block in blocks.values():
-            deepspeed.utils.set_z3_leaf_module(block, True)
+    stage = _zero_stage(source)
+    blocks = blocks_to_serve(model, section, stage)
+    if stage == 3:
+        make_leaves(blocks.values())
     result = start()
-    _attach(result[0], section, blocks)
+    serve(result[0], section, blocks)
     return result
 
 
-def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
-    ranks = Ranks(groups._get_data_parallel_group() if torch.distributed.is_initialized() else None)
-    runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=_journal(ranks))
+def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
+    """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around one."""
+    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
+    refuse(model, blocks, zero_stage)
+    return blocks
+
+
+def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+    """Run these blocks of the engine's module as the section says; under ZeRO-3 they are leaf modules already.
+
+    A pipeline that checkpoints ranges of its layers by itself has those served instead.
+    """
+    is_pipeline = isinstance(engine, PipelineEngine)
+    if is_pipeline and pipeline.take_over(engine.module, checkpointing.checkpoint) and section.blocks == "auto":
+        blocks = {}
+    ranks = _planning_ranks(engine)
+    journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
+    runtime = Runtime(section, ranks, stepped=True, store=store.open_default(), journal=journal)
     runtime.journal.write(
         "start",
         ranks=ranks.size,
@@ -136,14 +176,26 @@ def _attach(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> 
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
     engine.adacc = Adacc(section, runtime, list(blocks))
-    engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
-    engine.step = _then_if_stepped(engine)
+    if is_pipeline:
+        engine.train_batch = _then(_then_if_stepped(engine, engine.train_batch), _nothing, runtime.abandon)
+    else:
+        engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
+        engine.step = _then_if_stepped(engine, engine.step)
+    engine.compile = _blocks_first(engine, blocks, runtime)
+    Checkpoints(engine, section).attach()
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+    take_over(engine.module, blocks)
 
 
-def _journal(ranks: Ranks) -> Journal:
-    """One for the run, of its first rank."""
-    return Journal.of_this_run() if ranks.is_first else Journal(None)
+def _planning_ranks(engine: Any) -> Ranks:
+    """Those that pass step boundaries together and run one policy.
+
+    All of them: shards of a tensor or of the data need the same collectives in the same order. The stages of a pipeline
+    each plan for themselves: they run other layers, and hold other numbers of micro-batches.
+    """
+    if not dist.is_initialized():
+        return Ranks()
+    return Ranks(pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD)
 
 
 def _then(original: Callable[..., Any], after: Callable[[], None], failed: Callable[[], None]) -> Callable[..., Any]:
@@ -160,9 +212,8 @@ def _then(original: Callable[..., Any], after: Callable[[], None], failed: Calla
     return both
 
 
-def _then_if_stepped(engine: Any) -> Callable[..., Any]:
-    """`engine.step`, which is no optimizer step in the midst of gradient accumulation."""
-    original = engine.step
+def _then_if_stepped(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, and the end of the step if it takes one: `engine.step` does not in the midst of accumulation."""
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -170,9 +221,39 @@ def _then_if_stepped(engine: Any) -> Callable[..., Any]:
         result = original(*args, **kwargs)
         if engine.global_steps != before:
             engine.adacc.end_step()
+            if engine.monitor.enabled:
+                engine.monitor.write_events(events(engine.adacc, engine.global_samples))
         return result
 
     return step
+
+
+def _blocks_first(engine: Any, blocks: dict[str, nn.Module], runtime: Runtime) -> Callable[..., None]:
+    """`engine.compile`, which is to compile every block by itself, inside its hooks, and then what is around them."""
+    original = engine.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.apply_defaults()
+        if engine.is_deepcompile_enabled() or given.arguments["compiled_autograd_enabled"]:
+            raise ValueError(
+                "adacc: engine.compile() with compile.deepcompile or compiled_autograd_enabled takes over the backward "
+                "of the blocks; turn that off, or adacc"
+            )
+        if not engine.is_compiled:
+            unwrap_blocks(blocks)
+            try:
+                compile_blocks(blocks, given.arguments["backend"], given.arguments["compile_kwargs"])
+            finally:
+                wrap_blocks(blocks, runtime)
+        original(*args, **kwargs)
+
+    return compile
+
+
+def _nothing() -> None:
+    pass
 
 
 def _summary(blocks: dict[str, nn.Module]) -> str:

@@ -22,8 +22,8 @@ _NEGLIGIBLE = 1 << 16  # bytes: what allocators round by
 class Pair:
     """A prediction, and what was observed: bytes, or seconds."""
 
-    planned: float
-    observed: float
+    planned: int | float
+    observed: int | float
 
     @property
     def is_off(self) -> bool:
@@ -49,12 +49,15 @@ class Seen:
 
 
 class Loop:
-    """Closes the loop after the first step under each plan; `reason` says why the plan is to be made anew, if it is."""
+    """Closes the loop after the first step under each plan; `reason` says why the plan is to be made anew, if it is.
 
-    def __init__(self, portfolio: Portfolio) -> None:
-        self.reason = ""
+    `corrected` counts how often the model was.
+    """
+
+    def __init__(self, portfolio: Portfolio, corrected: int = 0, reason: str = "") -> None:
+        self.reason = reason
+        self.corrected = corrected
         self._portfolio = portfolio
-        self._corrected = 0
 
     def close(self, decision: Decision, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[Together]]:
         """What was seen, and the sets of kinds to be planned for anew, by a model that has been corrected."""
@@ -79,12 +82,12 @@ class Loop:
 
     def _correct(self, excess: Mapping[str, Correction]) -> bool:
         """Whether there was anything to correct."""
-        if self._corrected:  # policies differ in what they take beyond: only more is believed a second time
+        if self.corrected:  # policies differ in what they take beyond: only more is believed a second time
             excess = {digest: each.upward() for digest, each in excess.items()}
         excess = {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
-        if not excess or self._corrected == _MOST_CORRECTIONS:
+        if not excess or self.corrected == _MOST_CORRECTIONS:
             return False
-        self._corrected += 1
+        self.corrected += 1
         for digest, each in excess.items():
             kind = self._portfolio.kinds[digest]
             kind.correction = kind.correction.plus(each)

@@ -22,6 +22,7 @@ _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
 _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
 _DEPTH = 3
+_ARGUMENT_DEPTH = 5  # Transformers passes caches of caches of lists of layers, made anew at every forward
 LONGEST = 256
 
 
@@ -79,7 +80,7 @@ def snapshot(value: Any) -> Hashable:
     if type(value) in _SCALARS:
         return type(value), value
     walk = _Walk()
-    walk.value("", value, _DEPTH)
+    walk.value("", value, _ARGUMENT_DEPTH)
     return tuple(walk.marks.items())
 
 

@@ -25,9 +25,14 @@ _SAMPLE = 64 << 20
 
 
 class CodecMaker:
-    """Makes the codecs that the section asks for, of the backend for the device."""
+    """Makes the codecs that the section asks for, of the backend for the device.
+
+    Stochastic rounding draws from a `generator` of its own, seeded as torch's is: what the program draws (its dropout
+    masks, say) does not depend on what is compressed.
+    """
 
     def __init__(self, config: AdaccConfig) -> None:
+        self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self._config = config
         self._offers: Mapping[str, tuple[str, ...]] = codecs_for(config)
         self._backends: dict[torch.device, str] = {}
@@ -58,6 +63,7 @@ class CodecMaker:
             channels=channels if separates_outliers(name) else None,
             scale=self._config.scale,
             rounding=self._config.rounding,
+            generator=self.generator,
         )
 
     def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:

@@ -90,8 +90,12 @@ class Meter:
         complete.sort(key=lambda call: call.backward.host)
         if not complete:
             return []
-        following = [call.backward for call in complete[1:]]
-        return [self._measured(call, end) for call, end in zip(complete, [*following, None], strict=True)]
+        return [self._measured(call, self._next(call.backward)) for call in complete]
+
+    def _next(self, moment: Moment) -> Moment | None:
+        """When the next call's forward or backward began: in a pipeline forwards come between."""
+        begun = [at for call in self._calls for at in (call.began, call.backward) if at is not None]
+        return min((at for at in begun if at.host > moment.host), key=lambda at: at.host, default=None)
 
     def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
         forward = self._trace.growth(call.began.host, call.ended.host)

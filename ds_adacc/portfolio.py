@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.merge import Row, Terms, merge_kind, merge_orders, merge_profiles, merge_terms
 from ds_adacc.observe import Pass
+from ds_adacc.partition import InputPlacement
 from ds_adacc.plan import rows
 from ds_adacc.program import Recording
 from ds_adacc.ranks import Ranks
@@ -37,15 +38,43 @@ _UNLIMITED = 1 << 62
 _REMEMBERED = 256  # kinds whose policies stand for when they come back
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What the ranks have agreed on for a kind of block."""
+
+    kind: planner.Kind
+    policies: Policies
+    terms: Terms
+
+
+@dataclass(frozen=True)
+class PortfolioState:
+    """The fields of a `Portfolio` that outlive the process; `limit` is in bytes."""
+
+    limit: int | None = None
+    together: tuple[Together, ...] = ()
+    unfit: tuple[Together, ...] = ()
+    orders: tuple[tuple[Together, tuple[str, ...]], ...] = ()
+    agreed: tuple[Agreed, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError unless every policy can be carried out."""
+        for agreed in self.agreed:
+            for policy in set(agreed.policies):
+                policy.check(agreed.kind.profile)
+
+
 class Portfolio:
     """Decides policies together with the other ranks.
 
     Ranks meet only in `decide`, which all of them call in the same step; the first solves for what any of them has
-    measured. A policy for a kind that this rank has yet to meet is kept for when it does.
+    measured. A policy for a kind that this rank has yet to meet is kept for when it does. `inputs` is how block inputs
+    that a policy retains are held, the same on all ranks.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker, ranks: Ranks) -> None:
         self.kinds: dict[str, Kind] = {}
+        self.inputs = InputPlacement()
         self._config = config
         self._codecs = codecs
         self._ranks = ranks
@@ -53,14 +82,27 @@ class Portfolio:
         self._together: tuple[Together, ...] = ()
         self._unfit: tuple[Together, ...] = ()
         self._orders: Orders = {}
-        self._agreed: dict[str, tuple[planner.Kind, Policies, Terms]] = {}
+        self._agreed: dict[str, Agreed] = {}
+
+    def state(self) -> PortfolioState:
+        """What has been agreed on."""
+        orders, agreed = tuple(self._orders.items()), tuple(self._agreed.values())
+        return PortfolioState(self._limit, self._together, self._unfit, orders, agreed)
+
+    def restore(self, state: PortfolioState) -> None:
+        """Put in force what had been agreed on then, and forget all kinds: they come back with their blocks."""
+        self.kinds = {}
+        self._limit, self._together, self._unfit = state.limit, state.together, state.unfit
+        self._orders = dict(state.orders)
+        self._agreed = {agreed.kind.name: agreed for agreed in state.agreed}
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> Kind:
         """A new kind, with the policies that were agreed on other ranks' word if there are any."""
         kind = self.kinds[digest] = Kind(recording, profile)
         if digest in self._agreed:
-            kind.agreed, kind.policies, terms = self._agreed[digest]
-            kind.capacity, kind.correction = terms.capacity, terms.correction
+            agreed = self._agreed[digest]
+            kind.agreed, kind.policies = agreed.kind, agreed.policies
+            kind.capacity, kind.correction = agreed.terms.capacity, agreed.terms.correction
             kind.count, kind.calls_per_block = kind.agreed.count, kind.agreed.calls_per_block
         return kind
 
@@ -131,7 +173,7 @@ class Portfolio:
         for kind in decision.kinds:
             chosen, term = policies[kind.name], terms[kind.name]
             self._agreed.pop(kind.name, None)
-            self._agreed[kind.name] = kind, chosen, term
+            self._agreed[kind.name] = Agreed(kind, chosen, term)
             if kind.name in self.kinds:
                 known = self.kinds[kind.name]
                 known.agreed, known.policies = kind, chosen
@@ -171,11 +213,14 @@ class Portfolio:
 
     def _row(self, digest: str) -> Row:
         kind = self.kinds[digest]
-        return Row(kind.profile.to_json(), kind.count, kind.calls_per_block, kind.capacity, kind.correction)
+        return Row(self._counted(kind).to_json(), kind.count, kind.calls_per_block, kind.capacity, kind.correction)
+
+    def _counted(self, kind: Kind) -> planner.Profile:
+        return self.inputs.counted(kind.profile, kind.recording)
 
     def _recomputed(self, together: Iterable[Together]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
-        own = {digest: planner.Kind(digest, kind.profile, kind.count) for digest, kind in self.kinds.items()}
+        own = {digest: planner.Kind(digest, self._counted(kind), kind.count) for digest, kind in self.kinds.items()}
         sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in together]
         return max((peak_when(planner.recompute_policy, planner.Problem(kinds)) for kinds in sets if kinds), default=0)
 
@@ -195,7 +240,7 @@ class Portfolio:
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
-        settled = {digest: policies for digest, (_, policies, _) in self._agreed.items()}
+        settled = {digest: agreed.policies for digest, agreed in self._agreed.items()}
         groups = decide(scene, budget, self._config, settled, forgiven)
         return Decision(groups, budget, without, reason, compare(groups, budget)), terms
 

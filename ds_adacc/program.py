@@ -13,6 +13,7 @@ import torch
 from ds_adacc.geometry import Geometry
 
 COLLECTIVE = "a collective"  # the refusal of an operator that other ranks take part in
+COMPILED = "runs compiled"  # the refusal of an operator inside of compiled code
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Value:
     `origin` is "made" (by an operator of the block), "input" (an argument), "buffer" (a tensor held by the
     block's modules) or "captured" (from elsewhere). `channels` is the length of its last dimension as the
     operators that read it see it. `requires_grad` matters for inputs: what needs no gradient stays with the caller.
-    `device` is the type of the device it lies on.
+    `device` is the type of the device it lies on. `is_parameter`: an argument that is an `nn.Parameter`.
     """
 
     index: int
@@ -56,6 +57,7 @@ class Value:
     finite: bool = True
     role: str = "other"
     device: str = "cpu"
+    is_parameter: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -141,6 +143,11 @@ class Recording:
         text = repr((values, ops, positions))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def runs_compiled(self) -> bool:
+        """Whether compiled code runs in the block."""
+        return any(op.refusal == COMPILED for op in self.ops)
 
     @property
     def saved(self) -> frozenset[int]:

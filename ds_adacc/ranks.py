@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,16 @@ import torch.distributed as dist
 
 
 class Ranks:
-    """The ranks of one data-parallel group, over a gloo group of their own: it never waits for the accelerator.
+    """The ranks of a group, or those listed, over a gloo group of their own: it never waits for the accelerator.
 
     Without a group it is one process alone.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
         self._group: dist.ProcessGroup | None = None
-        if group is not None and dist.get_world_size(group) > 1:
-            members = dist.get_process_group_ranks(group)
+        listed = group is None or isinstance(group, Sequence)
+        members = list(group or ()) if listed else dist.get_process_group_ranks(group)
+        if len(members) > 1:
             self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
 
     @property

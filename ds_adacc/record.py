@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.compiled import KERNEL, in_compiled_code
 from ds_adacc.geometry import Geometry, span
-from ds_adacc.program import COLLECTIVE, Op, ParameterRef, Position, Recording, Value, ValueRef
+from ds_adacc.program import COLLECTIVE, COMPILED, Op, ParameterRef, Position, Recording, Value, ValueRef
 from ds_adacc.reach import Reach
 
 _OPAQUE = "not a plain operator"
 _MASKS = (torch.bool, torch.uint8)
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
 class Unrecordable(Exception):
@@ -26,9 +28,17 @@ class Recorder(TorchDispatchMode):
 
     Every tensor seen is kept alive until the recorder goes: a freed storage's address would be reused and two
     values taken for one.
+
+    Compiled code runs compiled, as it will in later calls. Some of its kernels pass the dispatcher by, and it may be
+    compiled anew for the same arguments: so nothing of it is replayed.
     """
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch's question whether compiled code runs compiled under this mode."""
+        return True
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Reach) -> None:
         super().__init__()
@@ -46,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
         self._masks: set[int] = set()
+        self._tainted = False
         self._fresh = False
         for position, tensor in enumerate(inputs):
             self._external(tensor, "input", position)
@@ -81,6 +92,7 @@ class Recorder(TorchDispatchMode):
         self.saved.append(tensor)
         if self.failure is None:
             try:
+                self._note_compiled()
                 plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
                 ref = self._refer(tensor) if plannable else None
                 self._positions.append(Position(ref, len(self._ops), self._fresh))
@@ -111,7 +123,8 @@ class Recorder(TorchDispatchMode):
         """Operators that must not be replayed though they can be.
 
         A mask that decides a shape is kept: one rebuilt from quantised data would select another number of elements.
-        Of values first saved once Python has seen data, another branch may save others in their place.
+        Of values first saved once Python has seen data, or compiled code has run, another branch or another compilation
+        may save others in their place.
         """
         masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
         return {**self._uncertain(), **masks}
@@ -121,7 +134,7 @@ class Recorder(TorchDispatchMode):
             return {}
         early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in self._halves())
         late = {i for i in late - early if self._values[i].origin not in ("input", "buffer")}
-        reason = "what is saved in its place may depend on data"
+        reason = "what is saved in its place may differ from call to call"
         return {op.index: reason for op in self._ops if late.intersection((*op.outputs, *op.reads))}
 
     def _halves(self) -> tuple[list[Position], list[Position]]:
@@ -131,9 +144,10 @@ class Recorder(TorchDispatchMode):
         outputs = result if isinstance(result, tuple | list) else (result,)
         index = len(self._ops)
         written = _written(func, given)
-        refusal = _refusal(func, self._turn is not None)
-        if self._turn is None and _reveals(func, given, outputs):
-            self._turn = len(self._positions)
+        refusal = COMPILED if self._note_compiled() else _refusal(func, self._tainted)
+        if not self._tainted and _reveals(func, given, outputs):
+            self._tainted = True
+            self._doubt_from_here()
         op = Op(index, func, *encoded, (), refusal)
         dynamic = _dynamic(func, given)
         if dynamic:
@@ -149,6 +163,18 @@ class Recorder(TorchDispatchMode):
             refusal = "its shape depends on data"
         self._fresh = True
         self._ops.append(replace(op, outputs=(*made, *rewritten), refusal=refusal))
+
+    def _note_compiled(self) -> bool:
+        """Whether compiled code runs now."""
+        compiled = in_compiled_code()
+        if compiled:
+            self._doubt_from_here()
+        return compiled
+
+    def _doubt_from_here(self) -> None:
+        """What is saved from now on may be other tensors in another call."""
+        if self._turn is None:
+            self._turn = len(self._positions)
 
     def _made(self, tensor: Any, op: Op, output: int, dynamic: bool, known: set[int]) -> int | None:
         """A new value for an operator's output, or None if it is no tensor or a view of one of its arguments."""
@@ -168,9 +194,8 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             return known
         index = len(self._values)
-        gradient = tensor.requires_grad
-        value = Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, requires_grad=gradient)
-        self._add(tensor, value)
+        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
+        self._add(tensor, Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts))
         return index
 
     def _add(self, tensor: torch.Tensor, value: Value) -> None:
@@ -225,7 +250,16 @@ class Recorder(TorchDispatchMode):
             if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
                 self.buffers.append((owner, name))
                 return self._external(buffer, "buffer", len(self.buffers) - 1)
+        if in_compiled_code():
+            return self._made_unseen(tensor)
         return self._external(tensor, "captured", len(self._values))
+
+    def _made_unseen(self, tensor: torch.Tensor) -> int:
+        """A new value for what a compiled kernel has made that the dispatcher did not see."""
+        op, index = len(self._ops), len(self._values)
+        self._ops.append(Op(op, KERNEL, (), (), (index,), COMPILED))
+        self._add(tensor, Value(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
+        return index
 
     def _overwrite(self, tensor: torch.Tensor, op: Op) -> list[int]:
         """The values of the storage that `op` has written to are gone; returns the new ones in their place."""
@@ -271,11 +305,13 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
-    """The argument tensors that `func` writes to, by its schema."""
+    """The argument tensors that `func` writes to, by its schema; those of c10d do not tell."""
+    args, kwargs = given
     schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
+        return list(_tensors(args[0]))
     if schema is None or not schema.is_mutable:
         return []
-    args, kwargs = given
     written = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -289,7 +325,7 @@ def _refusal(func: Any, tainted: bool) -> str | None:
     """Why `func` must not be replayed, as far as its schema tells."""
     if not isinstance(func, torch._ops.OpOverload):
         return _OPAQUE
-    if func.namespace in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem"):
+    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
         return COLLECTIVE
     if func._schema.is_mutable:
         return "writes in place"

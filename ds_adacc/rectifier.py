@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ds_adacc import planner
 from ds_adacc.config import RectifierConfig
@@ -11,6 +11,7 @@ from ds_adacc.decision import Policies
 from ds_adacc.kind import Kind
 from ds_adacc.log import get_logger
 from ds_adacc.runtime import Runtime
+from ds_adacc.state import RectifierState
 
 Counts = Mapping[str, Mapping[int, int]]
 
@@ -24,12 +25,20 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True)
+class Review:
+    """What came of a tracking step: whether plans were made anew, and how many values of all blocks changed in them."""
+
+    replanned: bool = False
+    changed: int = 0
+
+
 class Rectifier:
     """Counts optimizer steps; at each tracking step's end compares the outliers with those planned for.
 
     The interval to the next tracking step doubles (1, 2, 4, … max_interval) and falls back to 1 after a change of
     policy. The first step under a plan is metered, so it is not one that looks. Every rank must call `end_step` in the
-    same steps.
+    same steps. `review` is that of the step that has just ended, None if it was no tracking step.
     """
 
     def __init__(self, config: RectifierConfig, runtime: Runtime) -> None:
@@ -38,27 +47,40 @@ class Rectifier:
         self._log = get_logger()
         self.steps = 0
         self.interval = 1
+        self.review: Review | None = None
         self._next = 1
+
+    def state(self) -> RectifierState:
+        """What it has counted."""
+        return RectifierState(self.steps, self.interval, self._next, self._runtime.tracking)
+
+    def restore(self, state: RectifierState | None) -> None:
+        """Count on from there; from the start, if None. To be called after the runtime's own."""
+        state = state or RectifierState()
+        self.steps, self.interval = state.steps, min(state.interval, self._config.max_interval)
+        self._next = min(state.next, self.steps + self.interval)
+        if state.tracking:
+            self._runtime.begin_tracking()
 
     def end_step(self) -> None:
         """To be called at every optimizer step boundary once a plan is in force."""
         self.steps += 1
+        self.review = None
         if self._runtime.tracking:
             self._runtime.end_tracking()
-            changed = self._review()
-            self.interval = 1 if changed else min(2 * self.interval, self._config.max_interval)
+            self.review = self._review()
+            self.interval = 1 if self.review.replanned else min(2 * self.interval, self._config.max_interval)
             self._next = self.steps + self.interval
-        if self.steps + 1 >= self._next and self._runtime.decided_at != self._runtime.steps:
+        if self.steps + 1 >= self._next and self._runtime.meters_after != self._runtime.steps:
             self._runtime.begin_tracking()
 
-    def _review(self) -> bool:
-        """Whether the policy has changed."""
+    def _review(self) -> Review:
         verdict = self._judge(self._count())
         if verdict.drifted:
             return self._replan(verdict)
         for digest in self._runtime.portfolio.kinds:
             self._runtime.rebind(digest)
-        return False
+        return Review()
 
     def _count(self) -> dict[str, dict[int, int]]:
         """Outlier channels by kind and value on this rank: the most of any block. Waits for the device."""
@@ -100,7 +122,7 @@ class Rectifier:
         planned, found = (portfolio.outlier_bytes(name, kind, index, channels) for channels in (capacity, count))
         return planned / raw, found / raw
 
-    def _replan(self, verdict: Verdict) -> bool:
+    def _replan(self, verdict: Verdict) -> Review:
         portfolio = self._runtime.portfolio
         together = portfolio.partners(verdict.drifted)
         if not together:
@@ -118,17 +140,15 @@ class Rectifier:
             return self._stay(verdict, error)
         changed = sum(_differences(old[d], decision.policies.get(d)) for d in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
-        self._tell(verdict, replanned=True, changed=changed)
-        return True
+        return self._tell(verdict, Review(True, changed))
 
-    def _stay(self, verdict: Verdict, why: object) -> bool:
+    def _stay(self, verdict: Verdict, why: object) -> Review:
         self._log.warning("step %d: %s, but the policy stays: %s", self.steps, verdict.reason, why)
-        self._tell(verdict, replanned=False, changed=0)
-        return False
+        return self._tell(verdict, Review())
 
-    def _tell(self, verdict: Verdict, replanned: bool, changed: int) -> None:
-        facts = {"step": self.steps, "reason": verdict.reason, "replanned": replanned, "changed": changed}
-        self._runtime.journal.write("rectifier", **facts)
+    def _tell(self, verdict: Verdict, review: Review) -> Review:
+        self._runtime.journal.write("rectifier", step=self.steps, reason=verdict.reason, **asdict(review))
+        return review
 
 
 def _most(everyone: Sequence[Counts]) -> Counts:

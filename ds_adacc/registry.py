@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,9 +16,14 @@ _FUNCTIONS = 1024
 
 
 class Registry:
-    """Knows the block that a callable is."""
+    """Knows the block that a callable is.
 
-    def __init__(self) -> None:
+    `past` are the blocks of the run that this one resumes, as `to_plain` tells of them. Of several with one name, each
+    is the next that is met: forward takes them in the same order.
+    """
+
+    def __init__(self, past: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._past = [Block.from_plain(data) for data in past]
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
 
@@ -29,7 +34,7 @@ class Registry:
         key = identity(function)
         block = self._functions.get(key)
         if block is None:
-            block = self._functions[key] = Block(name_of(function))
+            block = self._functions[key] = self._meet(name_of(function))
             if len(self._functions) > _FUNCTIONS:
                 self._functions.popitem(last=False)
         else:
@@ -40,11 +45,19 @@ class Registry:
         """The block that `module` is, named `name` if it is new."""
         block = self._modules.get(module)
         if block is None:
-            block = self._modules[module] = Block(name)
+            block = self._modules[module] = self._meet(name)
         return block
+
+    def _meet(self, name: str) -> Block:
+        known = next((position for position, block in enumerate(self._past) if block.name == name), None)
+        return Block(name) if known is None else self._past.pop(known)
 
     def all(self) -> list[Block]:
         return [*self._modules.values(), *self._functions.values()]
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """All blocks, also those of the past that are yet to be met, as Python's plain containers with tensors."""
+        return [block.to_plain() for block in (*self.all(), *self._past)]
 
     def records(self) -> list[Record]:
         """Those of all blocks that have a plan."""

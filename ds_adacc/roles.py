@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from ds_adacc.compiled import KERNEL
 from ds_adacc.geometry import Geometry
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.program import Op, Recording, Value, ValueRef
@@ -51,6 +53,8 @@ def _role(value: Value, recording: Recording, uses: list[tuple[Op, int, Geometry
     if any(op.short_name in _SOFTMAX for op, _, _ in uses):
         return "score"
     if producer and (_ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
+        return "statistic"
+    if producer and producer.func is KERNEL and _is_small(value, recording):
         return "statistic"
     if producer and _ATTENTION in made_by:
         return "attention"
@@ -110,6 +114,12 @@ def _is_main_output(value: Value, producer: Op, recording: Recording) -> bool:
     """Whether `value` is the largest output of its operator: the others are its statistics."""
     sizes = [recording.values[index].nbytes for index in producer.outputs if index is not None]
     return value.nbytes == max(sizes)
+
+
+def _is_small(value: Value, recording: Recording) -> bool:
+    """Whether it has fewer elements than the block's largest input: no more is known of what a kernel made."""
+    sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
+    return value.geometry.numel < max(sizes, default=math.inf)
 
 
 def _is_mask(value: Value, recording: Recording, tensor: torch.Tensor) -> bool:

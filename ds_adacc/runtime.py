@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.measure import CodecMaker
 from ds_adacc.meter import Meter
 from ds_adacc.observe import Observation, Pass
+from ds_adacc.partition import InputPlacement
 from ds_adacc.portfolio import Portfolio
 from ds_adacc.profiler import Profiler
 from ds_adacc.program import Recording
@@ -31,6 +32,7 @@ from ds_adacc.reach import Reach, reach, with_modules
 from ds_adacc.registry import Registry
 from ds_adacc.report import decision_table, told
 from ds_adacc.signature import ambient, describe, flatten, refusal
+from ds_adacc.state import RuntimeState
 from ds_adacc.store import ProfileStore
 from ds_adacc.tracking import Tracker
 
@@ -39,7 +41,7 @@ class Runtime:
     """The state of ds_adacc in one process: blocks, kinds, the step's observation.
 
     With an engine attached (`stepped`), plans change at its step boundaries only. Without one, a forward that follows a
-    backward begins a new step: the kinds met by then are planned for, by this process alone.
+    backward begins a new step, on all of `ranks` alike: the kinds met by then are planned for.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Runtime:
         self.tracking = False
         self.calls = 0
         self.steps = 0
-        self.decided_at: int | None = None
+        self.meters_after: int | None = None
         self.recordings = 0
         self._stepped = stepped
         self._device: torch.device | None = None
@@ -75,6 +77,8 @@ class Runtime:
         self._fitting: set[Together] = set()
         self._passes: dict[Together, Pass] = {}
         self._began_late = False
+        self._unmetered = False
+        self._untold = False
         self._tracked: set[str] = set()
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
@@ -132,13 +136,9 @@ class Runtime:
         if plan is None or (plan.is_trivial and self.observation is None and not self.tracking):
             return function(*args, **kwargs)
         call = Call(plan, tensors)
-        pack: Callable[[torch.Tensor], Any] = call.pack
-        done: Callable[[], None] = _nothing
-        if self.tracking:
-            values = self.portfolio.kinds[record.kind].tracked_values(self.config.rectifier.roles)
-            pack = Tracker(call, record, self.codecs, values, tensors)
-        if self.observation is not None:
-            pack, done = self.observation.watch(record, block, call, pack)
+        pack, done = self._hooks(block, record, call, tensors, self.tracking)
+        if plan.recording.runs_compiled:
+            pack = torch.compiler.disable(pack)  # where a compiled function's graph breaks, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
@@ -146,6 +146,16 @@ class Runtime:
         finally:
             call.close()
         return output
+
+    def _hooks(
+        self, block: Block, record: Record, call: Call, inputs: Sequence[torch.Tensor], tracking: bool
+    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
+        """The pack hook of a call, and what to do after its forward."""
+        pack: Callable[[torch.Tensor], Any] = call.pack
+        if tracking:
+            values = self.portfolio.kinds[record.kind].tracked_values(self.config.rectifier.roles)
+            pack = Tracker(call, record, self.codecs, values, inputs)
+        return (pack, _nothing) if self.observation is None else self.observation.watch(record, block, call, pack)
 
     def _first(
         self,
@@ -161,18 +171,23 @@ class Runtime:
             self._fall_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
-        record = Record(state=found.state)
+        recalled = block.recall(captured.recording) if block.latest(signature) is None else None
+        record = recalled or Record()
+        record.state = found.state
         recording = self._learn(block, signature, record, captured.recording)
         kind = self._kind(recording, captured)
         record.kind = recording.digest
-        record.place = block.place_in(record.kind)
+        if recalled is None:
+            record.place = block.place_in(record.kind)
         self._note_call(record.kind)
         self._note_device(captured.tensors)
-        self._note_outliers(record, kind, captured.tensors)
+        is_proof = self.tracking and record.kind not in self._tracked
+        self._note_outliers(record, kind, captured.tensors, anew=is_proof)
         self._binder.bind(record, recording, kind, self._device)
         block.add(signature, record)
         self._tracked.add(record.kind)
-        self._hand_over(block, record, captured, tensors)
+        tracking = self.tracking and recalled is not None and not is_proof
+        self._hand_over(block, record, captured, tensors, tracking)
         return captured.output
 
     def _note_call(self, digest: str) -> None:
@@ -185,15 +200,14 @@ class Runtime:
         if self._device is None or self._device.type == "cpu":
             self._device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
-    def _hand_over(self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor]) -> None:
+    def _hand_over(
+        self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor], tracking: bool
+    ) -> None:
         assert record.plan is not None
         call = Call(record.plan, inputs)
-        if self.observation is not None:
-            pack, done = self.observation.watch(record, block, call, call.pack)
-            captured.hand_over(pack)
-            done()
-        else:
-            captured.hand_over(call.pack)
+        pack, done = self._hooks(block, record, call, inputs, tracking)
+        captured.hand_over(pack)
+        done()
         call.close()
 
     # -- records
@@ -214,9 +228,13 @@ class Runtime:
         kind.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return kind
 
-    def _note_outliers(self, record: Record, kind: Kind, tensors: Sequence[torch.Tensor]) -> None:
+    def _note_outliers(self, record: Record, kind: Kind, tensors: Sequence[torch.Tensor], anew: bool) -> None:
+        """The channels that the data shows; not where the record recalls some, unless they are wanted `anew`."""
         for index in kind.outlier_values:
             value = kind.recording.values[index]
+            if index in record.outliers and not anew:
+                record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
+                continue
             order, count = self.codecs.outliers(tensors[index], value)
             record.outliers[index] = order, count
             if kind.policies is None:
@@ -303,11 +321,12 @@ class Runtime:
         self._passes = {}
         decision = self.portfolio.decide(together, self._device, reason, must_fit)
         self._fitting = set()
-        self.decision, self.decided_at = decision, self.steps
+        self.decision, self.meters_after = decision, self.steps
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.blocks.records()})
-        self.observe(Meter(self._device) if self._device is not None else None)
+        self._unmetered = False
+        self._meter()
         self.seen = None
         self.journal.write("plan", **told(decision, self.portfolio, self.steps))
         return decision
@@ -317,6 +336,10 @@ class Runtime:
         self._together.clear()
         if self.observation is not None:
             self.observe(Meter(self._device) if self.observation.is_metered else None)
+
+    def _meter(self) -> None:
+        """Measure the next step."""
+        self.observe(Meter(self._device) if self._device is not None else None)
 
     def observe(self, meter: Meter | None = None) -> None:
         """Look at the next step."""
@@ -330,6 +353,20 @@ class Runtime:
             if record.kind == digest and record.plan is not None:
                 self._binder.bind(record, record.plan.recording, self.portfolio.kinds[digest], self._device)
 
+    def hold_inputs(self, placement: InputPlacement) -> None:
+        """Hold the block inputs that policies retain so from the next call on, and plan for it at the next step's end.
+
+        Every rank must call, between two steps.
+        """
+        if placement == self.portfolio.inputs:
+            return
+        self.portfolio.inputs = self._binder.inputs = placement
+        for digest in self.portfolio.kinds:
+            self.rebind(digest)
+        if self.decision is not None:
+            self._waiting, self._fitting = self._waiting | self._fitting, set()
+            self.observe()
+
     def begin_tracking(self) -> None:
         self.tracking = True
         self._tracked = set()
@@ -342,8 +379,14 @@ class Runtime:
 
         If the model was wrong, it is corrected, and the plan to be made anew.
         """
+        if self._untold and self.portfolio.kinds:
+            self._tell_again()
         seen = self.observation
         if self.decision is None or seen is None or seen.held_bytes is None:
+            return
+        if self._unmetered:
+            self._unmetered = False
+            self._meter()
             return
         # Without an engine, a kind that has yet to be planned for is looked out for.
         self.observation = Observation() if self.portfolio.undecided and not self._stepped else None
@@ -354,10 +397,62 @@ class Runtime:
             self._log.info("%s", self.describe())
             self.journal.write("observed", step=self.steps, **self.seen.to_json())
 
+    def _tell_again(self) -> None:
+        """The first step of a resumed run has shown the blocks of the plan that it took over."""
+        assert self.decision is not None
+        self._untold = False
+        if self.decision.policies.keys().isdisjoint(self.portfolio.kinds):
+            self._log.warning("the plan is made anew: no block runs a program that the checkpoint's plan is for")
+            return
+        self.journal.write("plan", **told(self.decision, self.portfolio, self.steps))
+        if self.seen is not None:
+            self._log.info("%s", self.describe())
+
     def describe(self) -> str:
         """The table of the decision in force, with what was observed."""
         assert self.decision is not None
         return decision_table(self.decision, self.portfolio, self.seen)
+
+    # -- checkpoints
+
+    def rest(self) -> None:
+        """A plan's first step is still to be looked at: look at the second.
+
+        To be called when the state is saved: a resumed run records blocks in its first step, and can measure none.
+        """
+        if self.meters_after == self.steps:
+            self.meters_after += 1
+            self._unmetered = True
+            self.observe()
+
+    def state(self) -> RuntimeState:
+        """What outlives the process, after `rest`."""
+        profiles = {digest: kind.profile for digest, kind in self.portfolio.kinds.items()}
+        return RuntimeState(
+            portfolio=self.portfolio.state(),
+            profiles={**self.profiler.remembered, **profiles},
+            decision=self.decision,
+            seen=self.seen,
+            corrected=self._loop.corrected,
+            reason=self._loop.reason,
+            unmetered=self._unmetered,
+            steps=self.steps,
+            meters_after=self.meters_after,
+        )
+
+    def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from there. All blocks are recorded anew, and those known to the state run by its policies at once."""
+        self.abandon()
+        self.blocks = Registry(blocks)
+        self.portfolio.restore(state.portfolio)
+        self.profiler.remembered = state.profiles
+        self._loop = Loop(self.portfolio, state.corrected, state.reason)
+        self.decision, self.seen = state.decision, state.seen
+        self.steps, self.meters_after = state.steps, state.meters_after
+        self.tracking, self._unmetered, self._untold = False, state.unmetered, state.decision is not None
+        self._together, self._waiting, self._fitting = set(), set(), set()
+        self._passes, self._tracked, self._began_late = {}, set(), False
+        self.observation = Observation() if self.seen is None else None
 
     def _count_calls(self, digests: Collection[str]) -> None:
         for digest in digests:

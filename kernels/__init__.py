@@ -40,6 +40,7 @@ def make_codec(
     channels: Tensor | None = None,
     scale: str = "extreme",
     rounding: str = "nearest",
+    generator: torch.Generator | None = None,
 ) -> Codec:
     """Return the codec `name` of `backend`. The backends' payloads and results are the same to the bit.
 
@@ -50,6 +51,7 @@ def make_codec(
     `scale`: "extreme" anchors it at the signed extreme of the group, "paper" is max|x| / 8 (equation 2 of the
     Adacc paper), max|x| / 128 in INT8; "asymmetric" and "bits" have no use for it.
     `rounding`: to the "nearest" code, or "stochastic", which is unbiased; "bits" has no use for it.
+    `generator`: a CPU one that stochastic rounding draws its seeds from; None: torch's default one.
 
     Raises ValueError for a name, backend, scale or rounding that does not exist, an odd group size, or channels
     that are missing or out of place; RuntimeError if the backend cannot run here.
@@ -60,7 +62,9 @@ def make_codec(
     if separates_outliers(name) != (channels is not None):
         valid = " and ".join(map(repr, _SEPARATING))
         raise ValueError(f"channels are for the codecs {valid}, which need them; got {channels} for {name!r}")
-    return _backend(backend).make(name, group_size, channels, scale, rounding)
+    codec = _backend(backend).make(name, group_size, channels, scale, rounding)
+    codec.generator = generator
+    return codec
 
 
 def separates_outliers(name: str | None) -> bool:

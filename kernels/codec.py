@@ -29,8 +29,11 @@ class Codec(ABC):
     A codec keeps no tensors between calls, allocates with plain torch on the tensor's device, and never makes the
     host wait for the device. Autograd is left out: no payload and no result requires a gradient. Channels are a
     tensor's last dimension, rows all the others; a 0-dimensional tensor is one row of one channel.
+
+    `generator` is what stochastic rounding draws its seeds from, on the CPU; None: torch's default one.
     """
 
+    generator: torch.Generator | None = None
     form: ClassVar[str]
     lossless: ClassVar[bool]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
@@ -85,9 +88,9 @@ def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
-def draw_seed() -> int:
-    """Return the seed of one stochastic compression, in [0, 2^63), from torch's default CPU generator."""
-    return int(torch.empty((), dtype=torch.int64).random_())
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Return the seed of one stochastic compression, in [0, 2^63); None: from torch's default CPU generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
 def make(

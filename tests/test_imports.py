@@ -47,3 +47,9 @@ def test_matplotlib_is_needed_by_the_plots_alone():
     for path in (ROOT / "ds_adacc").rglob("*.py"):
         drawn = [name for name in imported(path) if name.split(".")[0] == "matplotlib"]
         assert not drawn or path.parent.name == "plots", f"{path} imports {drawn}"
+
+
+def test_transformers_is_needed_by_its_callback_alone():
+    for path in (ROOT / "ds_adacc").rglob("*.py"):
+        named = [name for name in imported(path) if name.split(".")[0] in ("transformers", "accelerate")]
+        assert not named or path.name == "huggingface.py", f"{path} imports {named}"

@@ -108,7 +108,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         where = f"factory {factory.text!r}: a forward and backward at micro-batch {batch}"
         raise BadInput(f"{where} raised {type(error).__name__}: {error}") from error
     finally:
-        checkpointing.reset()
+        checkpointing.use(None)
     if not runtime.waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)

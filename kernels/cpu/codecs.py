@@ -58,7 +58,7 @@ class CompiledQuantized(CompiledCodec):
         return [self.width.code_bytes(math.prod(shape)), *[4 * self._groups(shape)] * self.parameters]
 
     def _seed(self) -> int:
-        return draw_seed() if self.rounding == "stochastic" else NEAREST
+        return draw_seed(self.generator) if self.rounding == "stochastic" else NEAREST
 
     def _buffers(self, block: int, others: int) -> int:
         """Return a bound on all threads' buffers: a block of so many elements, and `others` bytes, each."""

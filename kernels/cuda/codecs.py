@@ -61,7 +61,7 @@ class _Quantized(Planned):
 
     def seed(self) -> tuple[int, ...]:
         """Return the seed of a call, if it has one."""
-        return (draw_seed(),) if self.rounding == "stochastic" else ()
+        return (draw_seed(self.generator),) if self.rounding == "stochastic" else ()
 
     def grouped(
         self, kind: str, size: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *numbers: int

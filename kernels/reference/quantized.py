@@ -81,8 +81,8 @@ class QuantizedCodec(Codec):
 
     A group that holds Inf or NaN comes back non-finite throughout. The codes of such a group are unspecified.
 
-    With the `rounding` "stochastic", a call draws one seed from torch's default CPU generator, and an element's code
-    depends on its value, its index and the seed: see `philox.uniform`.
+    With the `rounding` "stochastic", a call draws one seed from the `generator`, and an element's code depends on its
+    value, its index and the seed: see `philox.uniform`.
     """
 
     lossless: ClassVar[bool] = False
@@ -135,7 +135,7 @@ class QuantizedCodec(Codec):
         codes = torch.empty(self.width.code_bytes(x.numel()), dtype=torch.uint8, device=x.device)
         groups = self._groups(x.shape)
         parameters = [torch.empty(groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
-        seed = draw_seed() if self.rounding == "stochastic" else None
+        seed = draw_seed(self.generator) if self.rounding == "stochastic" else None
         for piece in pieces(self.blocks(x.shape)):
             block = self.load(x, piece)
             packed = codes[self.width.code_slice(piece.elements)]

@@ -8,7 +8,8 @@ import sys
 
 import deepspeed
 import torch
-from zero_worker import Model, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
 
 import ds_adacc
 
@@ -26,7 +27,7 @@ def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
     torch.manual_seed(0)
     model = Model()
-    config = ds_config(1, "fp32", SECTION) | {"gradient_accumulation_steps": 1}
+    config = ds_config(Case(1), SECTION)
     config["optimizer"]["params"]["lr"] = 1e-5
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     portfolio = engine.adacc.runtime.portfolio

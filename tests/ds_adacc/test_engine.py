@@ -10,7 +10,7 @@ import zoo
 from torch import nn
 
 import ds_adacc
-from ds_adacc import planner
+from ds_adacc import engine, planner
 from ds_adacc.blocks import find_blocks, unwrap_blocks, wrap_blocks
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import Adacc
@@ -44,7 +44,7 @@ def test_same_signature_as_deepspeed():
 @pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
 def test_without_a_section_it_is_deepspeed(monkeypatch, config):
     given = {}
-    monkeypatch.setattr(deepspeed, "initialize", lambda **arguments: given.update(arguments) or "theirs")
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or "theirs")
     model = Translator()
     assert ds_adacc.initialize(model=model, config=config) == "theirs"
     assert given["model"] is model and given["config"] is config
@@ -52,7 +52,7 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, config):
 
 
 def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
-    monkeypatch.setattr(deepspeed, "initialize", lambda **_: pytest.fail("set up"))
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
     with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
     with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
@@ -131,7 +131,7 @@ def test_another_warning_when_blocks_were_found_but_not_run(caplog):
 
 @pytest.mark.parametrize("zero", [True, {"stage": "auto"}])
 def test_a_stage_that_cannot_be_read_is_named(monkeypatch, zero):
-    monkeypatch.setattr(deepspeed, "initialize", lambda **_: pytest.fail("set up"))
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
     with pytest.raises(ConfigError, match=r"zero_optimization = .*stage is 0, 1, 2 or 3"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {}, "zero_optimization": zero})
 

@@ -42,12 +42,14 @@ def test_scale_and_rounding_are_those_of_the_section():
     x = torch.tensor([[1.0, 2.0, 4.0, 8.1]])
     payloads = [maker(scale=scale, backend="reference").make("group", CPU, None).compress(x) for scale in SCALES]
     assert not torch.equal(payloads[0][1], payloads[1][1])
-    codec = maker(rounding="stochastic").make("group", CPU, None)
     x = torch.rand(64, 128)
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
+        codec = maker(rounding="stochastic").make("group", CPU, None)
+        before = torch.get_rng_state()
         drawn.append(codec.compress(x)[0])
+        assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 

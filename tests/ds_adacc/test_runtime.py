@@ -8,7 +8,6 @@ import torch
 import zoo
 from torch import nn
 
-import ds_adacc.checkpointing as checkpointing
 from ds_adacc.block import Block
 from ds_adacc.config import load
 from ds_adacc.runtime import Runtime
@@ -278,20 +277,3 @@ def test_nested_checkpoints_are_one():
 
 def test_unused_block_records_are_empty():
     assert Block("unused").records() == []
-
-
-def test_configure_checkpoint_reset(tmp_path):
-    path = tmp_path / "ds_config.json"
-    path.write_text('{"train_batch_size": 1, "adacc": {"codecs": "none", "solver": {"max_seconds": 30.0}}}')
-    checkpointing.reset()
-    with pytest.raises(RuntimeError, match="before configure"):
-        checkpointing.checkpoint(nn.Identity(), batch())
-    checkpointing.configure(None, deepspeed_config=str(path))
-    assert checkpointing.is_configured()
-    block, args, kwargs = zoo.example("llama")
-    for _ in range(3):
-        plain = zoo.gradients(block, args, kwargs)
-        ours = zoo.gradients(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
-        zoo.assert_same_bits(plain, ours)
-    checkpointing.reset()
-    assert not checkpointing.is_configured()

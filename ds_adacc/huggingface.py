@@ -1,0 +1,44 @@
+"""ds_adacc in Hugging Face's Trainer: `Trainer(..., callbacks=[AdaccCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ds_adacc.blocks import has_wrapped_blocks
+from ds_adacc.config import SECTION
+from ds_adacc.log import get_logger
+from ds_adacc.takeover import take_over_deepspeed
+
+
+class AdaccCallback(TrainerCallback):
+    """Has the Trainer's model run as the "adacc" section of its ds_config says, under any ZeRO stage.
+
+    The Trainer calls `deepspeed.initialize` only after its construction, and under ZeRO-3 blocks must be known by
+    then: so from the construction on it is `ds_adacc.initialize`, for every engine of this process. Gradient
+    checkpointing that the TrainingArguments ask for is taken over.
+    """
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        plugin = args.deepspeed_plugin
+        if plugin is not None:
+            _leave_out_auto(plugin.hf_ds_config.config.get(SECTION))
+        take_over_deepspeed()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        if not has_wrapped_blocks(model):
+            get_logger().warning(
+                'adacc does nothing in this Trainer: it needs TrainingArguments(deepspeed="ds_config.json") with an '
+                '"adacc" section, and a model with blocks'
+            )
+
+
+def _leave_out_auto(section: Any) -> None:
+    """Every "auto" is the Trainer's to fill in, and an error if it cannot; ours are defaults, and may be left out."""
+    if isinstance(section, dict):
+        for key in [key for key, value in section.items() if value == "auto"]:
+            del section[key]

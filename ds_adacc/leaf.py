@@ -1,0 +1,46 @@
+"""Blocks as ZeRO-3 leaf modules: all parameters of a block are gathered for the whole of its backward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import deepspeed
+import torch
+from torch import nn
+
+
+def make_leaves(blocks: Iterable[nn.Module]) -> None:
+    """Mark the blocks as leaf modules; to be called before `deepspeed.initialize`."""
+    for block in blocks:
+        deepspeed.utils.set_z3_leaf_module(block, True)
+        block.register_forward_pre_hook(_need_gradient, with_kwargs=True)
+
+
+def _need_gradient(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Have a positional argument that requires a gradient.
+
+    DeepSpeed reduces a leaf module's gradients when the gradients of its positional arguments are there. If none has
+    one, as behind a frozen embedding, torch calls it before the module's backward instead: zeros would be reduced.
+    Raises ValueError if none can have one.
+    """
+    if not torch.is_grad_enabled() or _is_needed(args) or not any(p.requires_grad for p in block.parameters()):
+        return None
+    bound = inspect.signature(getattr(block, "_orig_mod", block).forward).bind(*args, **kwargs)
+    given = list(bound.args)
+    if not _is_needed(given):
+        first = next((i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
+        if first is None:
+            raise ValueError(
+                f"adacc: the block {type(block).__name__} takes no floating-point tensor by position; ZeRO-3 "
+                "would reduce its gradients before they are there"
+            )
+        given[first] = given[first].detach().requires_grad_()
+    return tuple(given), bound.kwargs
+
+
+def _is_needed(args: Iterable[Any]) -> bool:
+    return any(isinstance(given, torch.Tensor) and given.requires_grad for given in args)

@@ -1,0 +1,71 @@
+"""Run a training script unchanged, with `deepspeed.initialize` being `ds_adacc.initialize`.
+
+    deepspeed --module ds_adacc.run train.py ...
+    deepspeed --module ds_adacc.run -m package.train ...
+    accelerate launch --module ds_adacc.run train.py ...
+
+Exit code 2 if there is no such script; else the script's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ds_adacc.takeover import take_over_deepspeed
+
+_USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
+_OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the script that `arguments` name, as `__main__` and with the rest of them as its own.
+
+    A `--local_rank=N` before its name is the launcher's, which puts it behind the name of what it starts: so it is
+    handed on there.
+    """
+    given = list(arguments)
+    handed_on = [given.pop(0)] if given and given[0].startswith(_OF_THE_LAUNCHER) else []
+    is_module = given[:1] == ["-m"]
+    if is_module:
+        given.pop(0)
+    if not given:
+        _refuse(_USAGE)
+    target, *own = given
+    sys.argv = [target, *handed_on, *own]
+    (_run_module if is_module else _run_file)(target)
+
+
+def _run_file(path: str) -> None:
+    if not os.path.isfile(path):
+        _refuse(f"ds_adacc.run: there is no script {path!r} in {os.getcwd()}\n{_USAGE}")
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    take_over_deepspeed()
+    runpy.run_path(path, run_name="__main__")
+
+
+def _run_module(name: str) -> None:
+    if not _exists(name):
+        _refuse(f"ds_adacc.run: there is no module {name!r} to import\n{_USAGE}")
+    take_over_deepspeed()
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a parent package
+        return False
+
+
+def _refuse(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

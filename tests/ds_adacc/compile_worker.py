@@ -1,0 +1,67 @@
+"""One rank of the tests of compiled blocks under an engine: trains with ds_adacc and without, writes JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+from zero_cases import Case, ds_config
+from zero_models import Model, batch
+
+import ds_adacc
+
+STEPS = 4
+SECTIONS = {
+    "engine": {"memory_budget": 0.999, "codecs": {"dropout_mask": "bits"}},
+    "blocks": {"memory_budget": 0.8},
+}
+
+
+def optimized(model):
+    for name, block in model.blocks.named_children():
+        model.blocks[int(name)] = torch.compile(block, backend="aot_eager")
+
+
+def train(name, section):
+    """Losses by step, and what was planned."""
+    torch.manual_seed(0)
+    model = Model(layers=2)
+    if name == "blocks":
+        optimized(model)
+    case = Case(3) if name == "engine" else Case(2, "bf16")
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=ds_config(case, section))
+    if name == "engine":
+        engine.compile(backend="aot_eager")
+    random = torch.Generator().manual_seed(engine.global_rank)
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(100 * step + engine.global_rank)
+        loss = engine(batch(random))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return {"losses": losses, "plan": account(engine) if section else None}
+
+
+def account(engine):
+    runtime = engine.adacc.runtime
+    return {
+        "compiled": [kind.recording.runs_compiled for kind in runtime.portfolio.kinds.values()],
+        "policies": [policy.to_json() for chosen in runtime.decision.policies.values() for policy in chosen],
+        "planned": engine.adacc.planned_held_bytes,
+        "observed": engine.adacc.observed_held_bytes,
+    }
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = {name: {"plain": train(name, None), "adacc": train(name, section)} for name, section in SECTIONS.items()}
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

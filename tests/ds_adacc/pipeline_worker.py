@@ -1,0 +1,105 @@
+"""One stage of the pipeline tests: trains a small GPT several ways and writes what it saw as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+import zoo
+from deepspeed.pipe import LayerSpec, PipelineModule
+from torch import nn
+
+import ds_adacc
+from ds_adacc import checkpointing
+
+STEPS, MICRO, LAYERS = 4, 4, 6
+SECTION = {"memory_budget": 0.8, "codecs": "none", "rectifier": {"max_interval": 2}, "solver": {"max_seconds": 30.0}}
+
+
+class Embedding(nn.Embedding):
+    def __init__(self):
+        super().__init__(64, zoo.WIDTH)
+
+
+class Head(nn.Linear):
+    def __init__(self):
+        super().__init__(zoo.WIDTH, 64)
+
+
+def loss_of(logits, labels):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def batches():
+    generator = torch.Generator().manual_seed(3)
+    while True:
+        tokens = torch.randint(64, (2, 17), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:]
+
+
+def train(section=None, use_reentrant=True, configured=False, **arguments):
+    """Losses of all steps, the parameters' sum at the end, and what was planned."""
+    torch.manual_seed(0)
+    layers = [LayerSpec(Embedding), *(LayerSpec(zoo.GPTBlock) for _ in range(LAYERS)), LayerSpec(Head)]
+    model = PipelineModule(layers, num_stages=2, loss_fn=loss_of, partition_method="uniform", **arguments)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": MICRO,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "steps_per_print": 1 << 30,
+        "pipeline": {"use_reentrant": use_reentrant},
+    }
+    config |= {"adacc": section} if section else {}
+    if configured:
+        checkpointing.configure(None, {"adacc": SECTION})
+    start = ds_adacc.initialize if section else deepspeed.initialize
+    engine, *_ = start(model=model, model_parameters=model.parameters(), config=config)
+    data = batches()
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        losses.append(engine.train_batch(data).item())
+    engine.eval_batch(data)
+    told = {"losses": losses, "parameters": [p.double().sum().item() for p in model.parameters()]}
+    told["plan"] = account(engine.adacc.runtime if section else checkpointing._Face.runtime, engine)
+    checkpointing.use(None)
+    return told
+
+
+def account(runtime, engine):
+    if runtime is None:
+        return None
+    return {
+        "recordings": runtime.recordings,
+        "kinds": len(runtime.portfolio.kinds),
+        "counts": sorted(kind.count for kind in runtime.portfolio.kinds.values()),
+        "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
+        "replays": any(p.replays for chosen in runtime.decision.policies.values() for p in chosen),
+        "held": runtime.held and [runtime.held.planned, runtime.held.observed],
+        "peak": runtime.seen and runtime.seen.peak and [runtime.seen.peak.planned, runtime.seen.peak.observed],
+        "ranks": runtime.ranks.size,
+        "steps": runtime.steps,
+        "wrapped": sum("forward" in vars(module) for module in engine.module.modules()),
+    }
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    ours = {"activation_checkpoint_func": checkpointing.checkpoint}
+    results = {
+        "plain": train(),
+        "interval 1": train(SECTION, activation_checkpoint_interval=1, **ours),
+        "interval 2": train(SECTION, activation_checkpoint_interval=2, **ours),
+        "deepspeed's function": train(SECTION, use_reentrant=False, activation_checkpoint_interval=2),
+        "wrapped blocks": train(SECTION),
+        "without an engine": train(configured=True, activation_checkpoint_interval=1, **ours),
+    }
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

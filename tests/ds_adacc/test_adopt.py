@@ -1,0 +1,75 @@
+"""Engines of other makers on two ranks: attached to, Hugging Face's Trainer, accelerate; and scripts run unchanged."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import on_ranks
+
+pytestmark = pytest.mark.ranks
+SCRIPT = Path(__file__).parent / "unaware.py"
+CASES = [
+    *("attach 1", "attach 3 late", "accelerate 3"),
+    *("trainer 0 gpt2", "trainer 2 mixtral", "trainer 3 llama"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("adopt")
+    outputs = on_ranks("adopt_worker.py", out)
+    taken = [line for line in outputs[0].splitlines() if "gradient checkpointing is taken over" in line]
+    assert len(taken) == sum(case.startswith("trainer") for case in CASES)
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_bit_identical_and_blocks_recompute(ranks, case):
+    plans = []
+    for rank in ranks:
+        plain, served = rank[case]
+        assert len(plain["losses"]) == 6
+        assert served["losses"] == plain["losses"]
+        assert plain["plan"] is None
+        plans.append(served["plan"])
+    assert plans[0]["policies"] == plans[1]["policies"]
+    assert any(policy["replays"] for policy in plans[0]["policies"])
+    assert plans[0]["observed"] == plans[1]["observed"] == plans[0]["planned"]
+
+
+def test_attach_says_what_it_does_not_take(ranks):
+    for rank in ranks:
+        no_engine, no_section, misspelt, midway, other, unnamed = rank["refusals"]
+        assert no_engine == "TypeError: attach takes what deepspeed.initialize returns first, an engine, not Model"
+        assert no_section.startswith("ConfigError: adacc: the config has no such section; add it, or pass config=")
+        assert misspelt.startswith("ConfigError: adacc.memory_budgett = 0.5: unknown key; did you mean 'memory_budget'")
+        assert midway == "RuntimeError: attach between optimizer steps: 1 of a step's 2 micro-batches have run"
+        assert other.startswith("ConfigError: adacc: this engine is served already, by another section")
+        assert unnamed == no_section
+
+
+_ONE_PROCESS = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+LAUNCHERS = {
+    "deepspeed": ["deepspeed.launcher.runner", "--num_gpus", "1"],
+    "accelerate": ["accelerate.commands.launch", "--use_deepspeed", *_ONE_PROCESS],
+}
+
+
+@pytest.mark.parametrize("by", LAUNCHERS)
+def test_a_script_that_does_not_know_of_adacc(by, tmp_path):
+    out = tmp_path / "seen.json"
+    command = [sys.executable, "-m", *LAUNCHERS[by], "--module", "ds_adacc.run", str(SCRIPT), by, str(out)]
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    seen = json.loads(out.read_text())
+    local_rank = ["--local_rank=0"] if by == "deepspeed" else []
+    assert seen["argv"] == [str(SCRIPT), *local_rank, by, str(out)]
+    assert seen["path"] == str(SCRIPT.parent)
+    assert seen["on"]["held"] > 0
+    assert seen["off"]["held"] is None
+    assert seen["on"]["losses"] == seen["off"]["losses"]
+    assert (done.stdout + done.stderr).count('adacc is off: the engine\'s config has no "adacc" section') == 1

@@ -1,0 +1,46 @@
+"""A rank that is killed ends the run, and the next run goes on from the checkpoint as if nothing had happened."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from killed_worker import SAVED, STEPS
+from launch import HERE, on_ranks
+
+SECONDS = 120  # DeepSpeed's launcher looks at its ranks every second; the rest is imports
+
+pytestmark = pytest.mark.ranks
+
+
+def launch(*arguments):
+    """Start the worker on two ranks with the `deepspeed` command; returns its exit code and output."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [*command, str(HERE / "killed_worker.py"), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    return child.returncode, child.stdout
+
+
+def test_a_killed_rank_ends_the_run_and_the_next_one_goes_on(tmp_path):
+    code, output = launch("killed", tmp_path)
+    assert code != 0
+    assert (tmp_path / "latest").read_text() == f"global_step{SAVED}", output[-3000:]
+    assert "return code = -9" in output
+    on_ranks("killed_worker.py", "resumed", tmp_path)
+    for rank in (0, 1):
+        seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert len(seen["whole"]) == STEPS
+        assert seen["resumed"] == seen["whole"][SAVED:]
+        assert seen["replays"]

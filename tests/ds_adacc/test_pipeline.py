@@ -1,0 +1,57 @@
+"""A pipeline of two stages: the losses with a lossless policy are those without checkpointing, bit for bit."""
+
+import json
+
+import pytest
+from launch import on_ranks
+from pipeline_worker import LAYERS, STEPS
+
+pytestmark = pytest.mark.ranks
+CASES = {
+    "interval 1": {"blocks": 4, "kinds": 2},
+    "interval 2": {"blocks": 2, "kinds": 2},
+    "deepspeed's function": {"blocks": 2, "kinds": 2},
+    "wrapped blocks": {"blocks": LAYERS // 2, "kinds": 1},
+    "without an engine": {"blocks": 4, "kinds": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("pipeline")
+    on_ranks("pipeline_worker.py", out)
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_parameters_are_those_without(ranks, case):
+    for rank in ranks:
+        assert len(rank["plain"]["losses"]) == STEPS
+        assert rank[case]["losses"] == rank["plain"]["losses"]
+        assert rank[case]["parameters"] == rank["plain"]["parameters"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_block_is_recorded_once_and_planned_for(ranks, case):
+    for rank in ranks:
+        plan = rank[case]["plan"]
+        assert {key: plan[key] for key in CASES[case]} == CASES[case]
+        assert plan["replays"]
+        assert plan["held"][0] == plan["held"][1]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "without an engine"])
+def test_the_micro_batches_in_flight_are_counted_and_steps_found(ranks, case):
+    """The first stage holds two micro-batches when its backward begins, the last one."""
+    first, last = (rank[case]["plan"] for rank in ranks)
+    assert sum(first["counts"]) == 2 * first["blocks"]
+    assert sum(last["counts"]) == last["blocks"]
+    assert first["ranks"] == last["ranks"] == 1
+    assert first["steps"] == last["steps"] == STEPS
+
+
+def test_nothing_is_wrapped_that_is_checkpointed_already(ranks):
+    for rank in ranks:
+        assert {case: rank[case]["plan"]["wrapped"] for case in CASES if rank[case]["plan"]["wrapped"]} == {
+            "wrapped blocks": LAYERS // 2
+        }

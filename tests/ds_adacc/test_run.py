@@ -1,0 +1,86 @@
+"""`ds_adacc.run` without any launcher: what the script sees, and what is said if there is none."""
+
+import json
+import sys
+import types
+
+import deepspeed
+import pytest
+
+import ds_adacc.takeover
+from ds_adacc.run import main
+from ds_adacc.takeover import take_over_deepspeed
+
+SCRIPT = """
+import json, sys
+import helper
+from deepspeed import initialize
+seen = {"name": __name__, "argv": sys.argv, "file": __file__, "path": sys.path[0], "from": initialize.__module__}
+open(helper.OUT, "w").write(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script in a folder of its own, beside a module that it imports; all of the process is put back."""
+    monkeypatch.setattr(deepspeed, "initialize", deepspeed.initialize)
+    monkeypatch.setattr(sys, "argv", ["run"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    (tmp_path / "helper.py").write_text(f"OUT = {str(tmp_path / 'seen.json')!r}")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    yield path
+    sys.modules.pop("helper", None)
+
+
+def seen(script):
+    return json.loads((script.parent / "seen.json").read_text())
+
+
+def test_a_script_runs_as_if_launched_itself(script):
+    main(["--local_rank=3", str(script), "--lr", "0.1"])
+    assert seen(script) == {
+        "name": "__main__",
+        "argv": [str(script), "--local_rank=3", "--lr", "0.1"],
+        "file": str(script),
+        "path": str(script.parent),
+        "from": "ds_adacc.engine",
+    }
+
+
+def test_a_module_runs_too(script, monkeypatch):
+    monkeypatch.syspath_prepend(str(script.parent))
+    main(["-m", "train", "--local_rank=5"])
+    assert seen(script)["name"] == "__main__"
+    assert seen(script)["argv"] == [str(script), "--local_rank=5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage: deepspeed --module ds_adacc.run"),
+        (["--local_rank=0"], "usage: deepspeed --module ds_adacc.run"),
+        (["--local_rank=0", "nowhere.py"], "there is no script 'nowhere.py' in "),
+        (["-m", "nowhere"], "there is no module 'nowhere' to import"),
+        (["-m", "no.where"], "there is no module 'no.where' to import"),
+    ],
+)
+def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, capsys):
+    before = deepspeed.initialize
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert deepspeed.initialize is before
+
+
+def test_an_engine_that_is_not_served_is_told_of_once(script, monkeypatch, caplog):
+    engines = [types.SimpleNamespace(adacc=object()), types.SimpleNamespace()]
+    monkeypatch.setattr(ds_adacc.takeover, "initialize", lambda **_: (engines.pop(), None, None, None))
+    take_over_deepspeed()
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        deepspeed.initialize()
+        deepspeed.initialize()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("adacc is off: ")

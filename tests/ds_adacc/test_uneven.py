@@ -1,0 +1,31 @@
+"""Ranks with different data, shapes and speed: none hangs, all agree on one policy, and losses are as without."""
+
+import json
+import math
+
+import pytest
+from launch import on_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("uneven")
+    on_ranks("uneven_worker.py", out)
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_losses_are_bit_identical_without_codecs_and_finite_with(ranks):
+    for rank in ranks:
+        assert rank["none"]["losses"] == rank["plain"]["losses"]
+        assert all(math.isfinite(loss) for loss in rank["paper"]["losses"])
+
+
+@pytest.mark.parametrize("section", ["none", "paper"])
+def test_all_agree_on_policies_also_for_shapes_that_one_alone_has_met(ranks, section):
+    first, second = (rank[section] for rank in ranks)
+    assert first["policies"] == second["policies"]
+    assert not first["undecided"] and not second["undecided"]
+    assert set(first["own"]) != set(second["own"])
+    assert set(first["own"]) | set(second["own"]) <= set(first["policies"])

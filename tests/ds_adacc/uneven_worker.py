@@ -1,0 +1,67 @@
+"""One rank of the uneven test: ranks differ in data, shapes and speed, under ZeRO-3, where all gather together."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+
+import deepspeed
+import torch
+from zero_worker import Model, ds_config
+
+import ds_adacc
+
+COMMON = (2, 16)
+# batch and length by step, of the first rank and of the second; the last are epochs' ends
+SHAPES = {4: (COMMON, (1, 16)), 5: ((2, 12), (3, 9)), 7: ((1, 16), COMMON)}
+STEPS = 9
+SECTIONS = {
+    "plain": None,
+    "none": {"memory_budget": 0.75, "codecs": "none", "rectifier": {"max_interval": 2}, "solver": {"max_seconds": 30}},
+    "paper": {
+        "memory_budget": 0.6,
+        "group_size": 16,
+        "rectifier": {"max_interval": 2, "drift": 0.01},
+        "solver": {"max_seconds": 30},
+    },
+}
+
+
+def train(section):
+    torch.manual_seed(0)
+    model = Model()
+    config = ds_config(3, "fp32", section) | {"gradient_accumulation_steps": 1}
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
+    rank = engine.global_rank
+    tokens, nap = torch.Generator().manual_seed(rank), random.Random(rank)
+    losses = []
+    for step in range(1, STEPS + 1):
+        torch.manual_seed(100 * step + rank)
+        shape = SHAPES.get(step, (COMMON, COMMON))[rank]
+        loss = engine(torch.randint(64, shape, generator=tokens))
+        time.sleep(nap.choice((0, 0, 0.05)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return {"losses": losses, **(told(engine) if section else {})}
+
+
+def told(engine):
+    """The policies in force, and for how many kinds this rank has them."""
+    portfolio = engine.adacc.runtime.portfolio
+    agreed = {digest: [p.to_json() for p in policies] for digest, (_, policies, _) in portfolio._agreed.items()}
+    return {"policies": agreed, "own": sorted(portfolio.kinds), "undecided": list(portfolio.undecided)}
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = {name: train(section) for name, section in SECTIONS.items()}
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
