@@ -12,11 +12,12 @@ from storages import Storages
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import ds_adacc.engine
-from ds_adacc import checkpointing, planner
-from ds_adacc.blocks import find_blocks
+import ds_adacc.replay
+from ds_adacc import planner
+from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.capture import capture
 from ds_adacc.config import load
+from ds_adacc.engine import Adacc, _then, _then_if_stepped
 from ds_adacc.offload import Prefetcher
 from ds_adacc.prove import prove
 from ds_adacc.reach import reach
@@ -63,7 +64,6 @@ def disarmed():
     yield
     gc.enable()
     FAULT.clear()
-    checkpointing.reset()
 
 
 class Engine:
@@ -90,8 +90,12 @@ class Trainer:
         self.engine, self.runtime = None, None
         if with_engine:
             self.engine = Engine(self.model)
-            ds_adacc.engine._attach(self.engine, load({"adacc": section}), find_blocks(self.model, "auto"))
-            self.runtime = self.engine.adacc.runtime
+            config, engine = load({"adacc": section}), self.engine
+            self.runtime = runtime = Runtime(config, stepped=True)
+            wrap_blocks(find_blocks(self.model, "auto"), runtime)
+            engine.adacc = Adacc(config, runtime)
+            engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
+            engine.step = _then_if_stepped(engine, engine.step)
         elif section is not None:
             self.runtime = Runtime(load({"adacc": section}))
 
