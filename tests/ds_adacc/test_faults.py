@@ -1,6 +1,7 @@
-"""An exception in a block's forward or backward, of any kind, in any step, leaves everything clean: the next works."""
+"""An exception in a block's forward or backward, in any step, leaves everything clean: the next step works."""
 
 import gc
+import types
 
 import pytest
 import torch
@@ -12,18 +13,19 @@ from storages import Storages
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import ds_adacc.engine
-from ds_adacc import checkpointing, planner
-from ds_adacc.blocks import find_blocks
+import ds_adacc.replay
+from ds_adacc import planner
+from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.capture import capture
 from ds_adacc.config import load
+from ds_adacc.engine import Adacc, _then, _then_if_stepped
 from ds_adacc.offload import Prefetcher
 from ds_adacc.prove import prove
 from ds_adacc.reach import reach
 from ds_adacc.runtime import Runtime
 
 SECTION = {"memory_budget": 0.7, "codecs": "none", "solver": {"max_seconds": 30.0}}
-LAYERS, STEPS = 3, 6
+LAYERS, STEPS = 3, 5
 ERRORS = (RuntimeError, KeyboardInterrupt)
 
 
@@ -63,13 +65,12 @@ def disarmed():
     yield
     gc.enable()
     FAULT.clear()
-    checkpointing.reset()
 
 
 class Engine:
     """What of a DeepSpeed engine is needed: backward and step."""
 
-    device = torch.device("cpu")
+    monitor = types.SimpleNamespace(enabled=False)
 
     def __init__(self, model):
         self.model, self.global_steps = model, 0
@@ -90,8 +91,12 @@ class Trainer:
         self.engine, self.runtime = None, None
         if with_engine:
             self.engine = Engine(self.model)
-            ds_adacc.engine._attach(self.engine, load({"adacc": section}), find_blocks(self.model, "auto"))
-            self.runtime = self.engine.adacc.runtime
+            config, engine = load({"adacc": section}), self.engine
+            self.runtime = runtime = Runtime(config, stepped=True)
+            wrap_blocks(find_blocks(self.model, "auto"), runtime)
+            engine.adacc = Adacc(config, runtime)
+            engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
+            engine.step = _then_if_stepped(engine, engine.step)
         elif section is not None:
             self.runtime = Runtime(load({"adacc": section}))
 
@@ -142,9 +147,8 @@ def assert_same(plain, ours):
 
 
 @pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
-@pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("at", range(1, STEPS))
+@pytest.mark.parametrize(("at", "error"), [*((at, RuntimeError) for at in (1, 2, 4)), (2, KeyboardInterrupt)])
 def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
     plain, ours = Trainer(None), Trainer(SECTION, with_engine)
     for number in range(STEPS):
