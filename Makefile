@@ -13,8 +13,9 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
 demo: $(READY)
 	$(BIN)/python examples/compare.py
 
+# Two processes, each with one thread; the tests of one file share what they have launched.
 test: $(READY)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -32,7 +32,7 @@ RANKS, EVERY, SETTLED, MIB = (
     200,
     1 << 20,
 )  # processes; steps between looks at the memory; steps before it has to be flat
-MODEL = {"layers": 3, "width": 64, "heads": 4, "context": 64, "dropout": 0.1}
+MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 64, "dropout": 0.1}
 ADACC = {"memory_budget": 0.7, "rectifier": {"max_interval": 64}}
 CASES = {
     "plain": (0, None),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from zero_worker import Model, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
 
 import ds_adacc
 
@@ -22,7 +23,7 @@ SECTION = {
     "rectifier": {"max_interval": 4},
     "solver": {"max_seconds": 30.0},
 }
-SPIKE_AT, STEPS = 6, 9
+SPIKE_AT, STEPS = 6, 11
 
 
 def main(out):
@@ -80,9 +81,8 @@ class Heard(logging.Handler):
 def engine_of(stage, rounding, monitor=None):
     torch.manual_seed(0)
     model = Model(layers=2)
-    config = ds_config(
-        stage, "fp32", {**SECTION, "rounding": rounding, "memory_budget": 0.5 if stage == 3 else 0.42}
-    ) | (monitor or {})
+    section = {**SECTION, "rounding": rounding, "memory_budget": 0.5 if stage == 3 else 0.42}
+    config = ds_config(Case(stage, micro_batches=2), section) | (monitor or {})
     config["optimizer"]["params"]["lr"] = 1e-3
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     return engine

@@ -326,7 +326,7 @@ def test_without_a_section_the_defaults_are_in_force_and_one_line_says_so(config
         for _ in range(3):
             checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True)).sum().backward()
     assert checkpointing.is_configured() == (configure is not None)
-    assert checkpointing._Face.runtime.config == load({"adacc": {}})
+    assert checkpointing._Face.runtime.config == load({"adacc": {"codecs": "none"}})
     assert len([r for r in caplog.records if 'no "adacc" section: its defaults are in force' in r.getMessage()]) == 1
 
 

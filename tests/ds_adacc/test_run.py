@@ -28,7 +28,7 @@ def script(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.delitem(sys.modules, "helper", raising=False)
     (tmp_path / "helper.py").write_text(f"OUT = {str(tmp_path / 'seen.json')!r}")
-    path = tmp_path / "train.py"
+    path = tmp_path / "walk.py"
     path.write_text(SCRIPT)
     yield path
     sys.modules.pop("helper", None)
@@ -51,7 +51,7 @@ def test_a_script_runs_as_if_launched_itself(script):
 
 def test_a_module_runs_too(script, monkeypatch):
     monkeypatch.syspath_prepend(str(script.parent))
-    main(["-m", "train", "--local_rank=5"])
+    main(["-m", "walk", "--local_rank=5"])
     assert seen(script)["name"] == "__main__"
     assert seen(script)["argv"] == [str(script), "--local_rank=5"]
 
