@@ -26,12 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
-RANKS, EVERY, SETTLED, MIB = (
-    2,
-    20,
-    200,
-    1 << 20,
-)  # processes; steps between looks at the memory; steps before it has to be flat
+RANKS, MIB = 2, 1 << 20
+EVERY, SETTLED = 20, 200  # steps between looks at the memory; steps before it has to be flat
 MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 64, "dropout": 0.1}
 ADACC = {"memory_budget": 0.7, "rectifier": {"max_interval": 64}}
 CASES = {
