@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import shutil
 from types import SimpleNamespace
 
@@ -270,3 +271,15 @@ def test_a_disk_that_fails_stops_no_run(tmp_path, caplog):
     engine = Engine()
     assert engine.save_checkpoint(tmp_path)
     assert "will have its plan made anew" in caplog.text
+
+
+def test_nor_does_a_disk_that_is_full(tmp_path, caplog):
+    engine = Engine()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert engine.save_checkpoint(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "will have its plan made anew" in caplog.text
+    assert list((tmp_path / "global_step0").iterdir()) == []
