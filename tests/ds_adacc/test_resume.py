@@ -15,6 +15,7 @@ from torch import nn
 from ds_adacc import resume
 from ds_adacc.config import load
 from ds_adacc.engine import Adacc
+from ds_adacc.partition import InputPlacement
 from ds_adacc.resume import Checkpoints
 from ds_adacc.runtime import Runtime
 
@@ -182,6 +183,22 @@ def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     assert engine.adacc.runtime.decision is None
     engine.step()
     assert engine.adacc.runtime.decision.reason == "first step recorded"
+
+
+def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
+    (engine := Engine()).adacc.runtime.hold_inputs(InputPlacement(on_host=True))
+    (said,) = resumed(saved, caplog, engine)
+    assert said == "the plan is made anew: the checkpoint's cpu_checkpointing was False and is True"
+
+
+def test_block_inputs_held_otherwise_after_the_load_are_planned_for_anew_in_the_same_budget(saved, caplog):
+    resumed(saved, caplog, engine := Engine())
+    before = engine.adacc.runtime.decision
+    engine.adacc.runtime.hold_inputs(InputPlacement(on_host=True))
+    assert engine.adacc.runtime.decision is before
+    engine.step()
+    assert engine.adacc.runtime.decision is not before
+    assert engine.adacc.runtime.decision.budget == before.budget
 
 
 def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
