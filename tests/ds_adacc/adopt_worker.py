@@ -12,7 +12,9 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from transformers import Trainer, TrainingArguments
-from zero_worker import Model, account, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
+from zero_worker import account
 
 import ds_adacc
 from ds_adacc.huggingface import AdaccCallback
@@ -26,7 +28,7 @@ def attached(stage, after=None):
     """Losses of an engine of deepspeed.initialize, attached to after some steps or never."""
     torch.manual_seed(0)
     model = Model()
-    config = ds_config(stage, "fp32", SECTION)
+    config = ds_config(Case(stage, micro_batches=2), SECTION)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     random = torch.Generator().manual_seed(engine.global_rank)
     losses = []
@@ -44,7 +46,7 @@ def attached(stage, after=None):
 def refusals():
     """What attach says of what it does not take."""
     model = Model()
-    config = ds_config(1, "fp32", None)
+    config = ds_config(Case(1, micro_batches=2), None)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     tokens = torch.randint(64, (2, 16))
     said = [_refusal(model), _refusal(engine), _refusal(engine, {"adacc": {"memory_budgett": 0.5}})]
@@ -114,7 +116,7 @@ def _auto(stage):
 def accelerate(stage, attach):
     """Losses of a script that only calls `accelerator.prepare`, attached to or not."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = ds_config(stage, "fp32", SECTION) | {"zero_allow_untested_optimizer": True}
+    config = ds_config(Case(stage, micro_batches=2), SECTION) | {"zero_allow_untested_optimizer": True}
     del config["optimizer"]
     work = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
     torch.manual_seed(0)

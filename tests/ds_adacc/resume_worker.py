@@ -11,7 +11,8 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from zero_worker import Model, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
 
 import ds_adacc
 
@@ -81,7 +82,7 @@ def engine_of(stage, rounding, monitor=None):
     torch.manual_seed(0)
     model = Model(layers=2)
     config = ds_config(
-        stage, "fp32", {**SECTION, "rounding": rounding, "memory_budget": 0.5 if stage == 3 else 0.42}
+        Case(stage, micro_batches=2), {**SECTION, "rounding": rounding, "memory_budget": 0.5 if stage == 3 else 0.42}
     ) | (monitor or {})
     config["optimizer"]["params"]["lr"] = 1e-3
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)

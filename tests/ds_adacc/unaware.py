@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from deepspeed import initialize
-from zero_worker import Model, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
 
 SECTION = {"memory_budget": 0.75, "codecs": "none", "solver": {"max_seconds": 30.0}}
 
@@ -29,7 +30,7 @@ def by_accelerate(model, config):
 
 def train(prepare, section):
     torch.manual_seed(0)
-    config = ds_config(1, "fp32", section) | {"gradient_accumulation_steps": 1, "zero_allow_untested_optimizer": True}
+    config = ds_config(Case(1), section) | {"zero_allow_untested_optimizer": True}
     engine, backward, step = prepare(Model(), config)
     losses = []
     for number in range(4):

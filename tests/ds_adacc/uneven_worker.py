@@ -10,7 +10,8 @@ import time
 
 import deepspeed
 import torch
-from zero_worker import Model, ds_config
+from zero_cases import Case, ds_config
+from zero_models import Model
 
 import ds_adacc
 
@@ -33,7 +34,7 @@ SECTIONS = {
 def train(section):
     torch.manual_seed(0)
     model = Model()
-    config = ds_config(3, "fp32", section) | {"gradient_accumulation_steps": 1}
+    config = ds_config(Case(3), section)
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     rank = engine.global_rank
     tokens, nap = torch.Generator().manual_seed(rank), random.Random(rank)
@@ -52,7 +53,7 @@ def train(section):
 def told(engine):
     """The policies in force, and for how many kinds this rank has them."""
     portfolio = engine.adacc.runtime.portfolio
-    agreed = {digest: [p.to_json() for p in policies] for digest, (_, policies, _) in portfolio._agreed.items()}
+    agreed = {digest: [p.to_json() for p in each.policies] for digest, each in portfolio._agreed.items()}
     return {"policies": agreed, "own": sorted(portfolio.kinds), "undecided": list(portfolio.undecided)}
 
 
