@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,17 @@ def find_blocks(
     model: nn.Module,
     wanted: str | Sequence[str],
     containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
+    elsewhere: Collection[str] = (),
 ) -> dict[str, nn.Module]:
     """The model's blocks by dotted name: with "auto" its repeated layers, else the modules of the classes `wanted`.
 
     Repeated layers are the entries of an outermost module of the `containers` that has at least two modules of one
-    class with two weight matrices or more. Raises ConfigError for a class that the model has no module of.
+    class with two weight matrices or more. Raises ConfigError for a class that the model has no module of, unless other
+    processes hold parts of it `elsewhere`, with modules of that class.
     """
     if wanted == "auto":
         return _repeated(model, containers)
-    classes = {class_name(module) for module in model.modules()}
+    classes = {class_name(module) for module in model.modules()}.union(elsewhere)
     for name in wanted:
         if name not in classes:
             near = difflib.get_close_matches(name, classes, n=1)

@@ -149,7 +149,8 @@ def initialize(
 
 def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
     """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around one."""
-    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule))
+    elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
+    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)
     return blocks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -15,11 +16,13 @@ def make_leaves(blocks: Iterable[nn.Module]) -> None:
     """Mark the blocks as leaf modules; to be called before `deepspeed.initialize`."""
     for block in blocks:
         deepspeed.utils.set_z3_leaf_module(block, True)
-        block.register_forward_pre_hook(_need_gradient, with_kwargs=True)
+        signature = inspect.signature(getattr(block, "_orig_mod", block).forward)
+        block.register_forward_pre_hook(functools.partial(_need_gradient, signature), with_kwargs=True)
 
 
+@torch._disable_dynamo
 def _need_gradient(
-    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    signature: inspect.Signature, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Have a positional argument that requires a gradient.
 
@@ -29,7 +32,7 @@ def _need_gradient(
     """
     if not torch.is_grad_enabled() or _is_needed(args) or not any(p.requires_grad for p in block.parameters()):
         return None
-    bound = inspect.signature(getattr(block, "_orig_mod", block).forward).bind(*args, **kwargs)
+    bound = signature.bind(*args, **kwargs)
     given = list(bound.args)
     if not _is_needed(given):
         first = next((i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()), None)

@@ -72,6 +72,12 @@ class InputPlacement:
     group: dist.ProcessGroup | None = None
     on_host: bool = False
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Under which a plan for inputs held so is of use, by the words in which a difference is told."""
+        sharing = 1 if self.group is None else dist.get_world_size(self.group)
+        return {"number of ranks that share block inputs": sharing, "cpu_checkpointing": self.on_host}
+
     def store(self, value: Value) -> str:
         """What stands in for retaining `value`; `planner.RETAIN` itself for all but floating-point inputs."""
         dense = value.geometry.is_dense and not (value.overwritten or value.dynamic or value.is_parameter)

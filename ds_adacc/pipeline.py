@@ -40,6 +40,14 @@ def take_over(module: Any, checkpoint: Callable[..., Any]) -> bool:
     return True
 
 
+def layer_classes(module: Any) -> set[str]:
+    """The names of the classes of a PipelineModule's layers, those of all stages."""
+    from deepspeed.pipe import LayerSpec
+
+    classes = (layer.typename if isinstance(layer, LayerSpec) else type(layer) for layer in module._layer_specs)
+    return {each.__name__ for each in classes}
+
+
 def stage_ranks(engine: Any) -> list[int]:
     """The ranks that run the same layers as this one: only they need one plan, and hold as many micro-batches."""
     return engine.module.topology().filter_match(pipe=engine.stage_id)

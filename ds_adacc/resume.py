@@ -25,7 +25,8 @@ class Checkpoints:
     """`save_checkpoint` and `load_checkpoint` of an engine, which then also save and restore `engine.adacc`.
 
     Each rank has a file of its own beside DeepSpeed's. It is of use to a run of the same world size, device, versions,
-    model, micro-batch and section; to any other, or if it is missing or damaged on one rank, all ranks plan anew.
+    model, micro-batch, section and way to hold block inputs; to any other, or if it is missing or damaged on one rank,
+    all ranks plan anew.
     """
 
     def __init__(self, engine: Any, section: AdaccConfig) -> None:
@@ -84,6 +85,7 @@ class Checkpoints:
             **{f"version of {name}": version for name, version in versions().items()},
             "model": _fingerprint(self._engine.module),
             "micro-batch size": self._engine.train_micro_batch_size_per_gpu(),
+            **self._engine.adacc.runtime.portfolio.inputs.facts,
             **{f"adacc.{key}": value for key, value in section.items()},
             "step": self._engine.global_steps,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,10 +77,12 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
         "blocks": list(state.blocks),
         "seeds": state.seeds,
     }
+    content = io.BytesIO()
+    torch.save(document, content)  # to a full disk it would raise RuntimeError
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        torch.save(document, new)
+        new.write_bytes(content.getbuffer())
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)

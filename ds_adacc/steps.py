@@ -268,7 +268,7 @@ class Steps:
         self.decision, self.seen = state.decision, state.seen
         self.steps, self.meters_after = state.steps, state.meters_after
         self.tracking, self._unmetered, self._untold = False, state.unmetered, state.decision is not None
-        self._together, self._waiting, self._fitting = set(), set(), set()
+        self._together, self._waiting, self._fitting = set(), set(), set(state.portfolio.together)
         self._passes, self._tracked, self._began_late = {}, set(), False
         self.observation = Observation() if self.seen is None else None
 

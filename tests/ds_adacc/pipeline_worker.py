@@ -24,6 +24,10 @@ class Embedding(nn.Embedding):
         super().__init__(64, zoo.WIDTH)
 
 
+class Late(zoo.GPTBlock):
+    """Blocks of the second stage."""
+
+
 class Head(nn.Linear):
     def __init__(self):
         super().__init__(zoo.WIDTH, 64)
@@ -43,7 +47,8 @@ def batches():
 def train(section=None, use_reentrant=True, configured=False, **arguments):
     """Losses of all steps, the parameters' sum at the end, and what was planned."""
     torch.manual_seed(0)
-    layers = [LayerSpec(Embedding), *(LayerSpec(zoo.GPTBlock) for _ in range(LAYERS)), LayerSpec(Head)]
+    blocks = [LayerSpec(each) for each in (zoo.GPTBlock, Late) for _ in range(LAYERS // 2)]
+    layers = [LayerSpec(Embedding), *blocks, LayerSpec(Head)]
     model = PipelineModule(layers, num_stages=2, loss_fn=loss_of, partition_method="uniform", **arguments)
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -95,6 +100,7 @@ def main(out):
         "interval 2": train(SECTION, activation_checkpoint_interval=2, **ours),
         "deepspeed's function": train(SECTION, use_reentrant=False, activation_checkpoint_interval=2),
         "wrapped blocks": train(SECTION),
+        "named blocks": train({**SECTION, "blocks": ["GPTBlock", "Late"]}),
         "without an engine": train(configured=True, activation_checkpoint_interval=1, **ours),
     }
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:

@@ -5,7 +5,10 @@ import torch
 import zoo
 from torch import nn
 
+from ds_adacc.blocks import wrap_blocks
+from ds_adacc.config import load
 from ds_adacc.leaf import make_leaves
+from ds_adacc.runtime import Runtime
 
 
 class Seen(nn.Module):
@@ -51,3 +54,25 @@ def test_what_needs_none_is_left_alone():
 def test_a_block_without_any_is_refused():
     with pytest.raises(ValueError, match="the block Seen takes no floating-point tensor by position"):
         leaf(Seen())(torch.ones(2, dtype=torch.bool))
+
+
+def compiled_and_wrapped(block):
+    block.forward = torch.compile(block.forward, backend="aot_eager")
+    wrap_blocks({"block": block}, Runtime(load({"adacc": {}}), stepped=True))
+
+
+def test_the_forward_may_be_compiled_and_wrapped_later():
+    block, x = leaf(zoo.GPTBlock(dropout=0.0)), torch.randn(2, 8, zoo.WIDTH)
+    plain = block(x)
+    compiled_and_wrapped(block)
+    assert torch.equal(block(x), plain)
+    assert block.given[0].requires_grad and len(block.given) == 1
+
+
+def test_a_graph_compiled_around_the_block_breaks_there():
+    block, x = leaf(zoo.GPTBlock(dropout=0.0)), torch.randn(2, 8, zoo.WIDTH)
+    plain = 2 * block(x)
+    compiled_and_wrapped(block)
+    around = torch.compile(nn.Sequential(block), backend="aot_eager")
+    assert torch.equal(2 * around(x), plain)
+    assert block.given[0].requires_grad and len(block.given) == 1

@@ -12,6 +12,7 @@ CASES = {
     "interval 2": {"blocks": 2, "kinds": 2},
     "deepspeed's function": {"blocks": 2, "kinds": 2},
     "wrapped blocks": {"blocks": LAYERS // 2, "kinds": 1},
+    "named blocks": {"blocks": LAYERS // 2, "kinds": 1},
     "without an engine": {"blocks": 4, "kinds": 2},
 }
 
@@ -53,5 +54,6 @@ def test_the_micro_batches_in_flight_are_counted_and_steps_found(ranks, case):
 def test_nothing_is_wrapped_that_is_checkpointed_already(ranks):
     for rank in ranks:
         assert {case: rank[case]["plan"]["wrapped"] for case in CASES if rank[case]["plan"]["wrapped"]} == {
-            "wrapped blocks": LAYERS // 2
+            "wrapped blocks": LAYERS // 2,
+            "named blocks": LAYERS // 2,
         }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import shutil
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from torch import nn
 from ds_adacc import resume
 from ds_adacc.config import load
 from ds_adacc.engine import Adacc
+from ds_adacc.partition import InputPlacement
 from ds_adacc.resume import Checkpoints
 from ds_adacc.runtime import Runtime
 
@@ -188,6 +190,22 @@ def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     assert engine.adacc.runtime.decision.reason == "first step recorded"
 
 
+def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
+    (engine := Engine()).adacc.runtime.hold_inputs(InputPlacement(on_host=True))
+    (said,) = resumed(saved, caplog, engine)
+    assert said == "the plan is made anew: the checkpoint's cpu_checkpointing was False and is True"
+
+
+def test_block_inputs_held_otherwise_after_the_load_are_planned_for_anew_in_the_same_budget(saved, caplog):
+    resumed(saved, caplog, engine := Engine())
+    before = engine.adacc.runtime.decision
+    engine.adacc.runtime.hold_inputs(InputPlacement(on_host=True))
+    assert engine.adacc.runtime.decision is before
+    engine.step()
+    assert engine.adacc.runtime.decision is not before
+    assert engine.adacc.runtime.decision.budget == before.budget
+
+
 def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     ours = resume.versions
     monkeypatch.setattr(resume, "versions", lambda: {**ours(), "ds_adacc": "9.9"})
@@ -275,3 +293,15 @@ def test_a_disk_that_fails_stops_no_run(tmp_path, caplog):
     engine = Engine()
     assert engine.save_checkpoint(tmp_path)
     assert "will have its plan made anew" in caplog.text
+
+
+def test_nor_does_a_disk_that_is_full(tmp_path, caplog):
+    engine = Engine()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert engine.save_checkpoint(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "will have its plan made anew" in caplog.text
+    assert list((tmp_path / "global_step0").iterdir()) == []
