@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 from ds_adacc.config import AdaccConfig, ConfigError, load, read
 from ds_adacc.engine import Adacc, blocks_to_serve, serve
-from ds_adacc.leaf import make_leaves
 
 
 def attach(engine: Any, config: Any = None) -> Adacc | None:
@@ -18,7 +18,8 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
 
     `config` is the ds_config (a dict, or the path of a JSON file) whose "adacc" section counts; by default the engine's
     own. None is returned, and nothing done, if the section says `"enabled": false`. An engine that is served already
-    stays as it is. To be called on every rank, between optimizer steps.
+    stays as it is. To be called on every rank, between optimizer steps, and before `engine.load_checkpoint`, which
+    restores the plan only of an engine that is served.
 
     Raises TypeError for what is no engine; ConfigError if there is no section, if it is bad, or if it is another one
     than that by which the engine is served; ValueError for a model that is compiled around its blocks; RuntimeError in
@@ -63,5 +64,6 @@ def _make_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> No
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
         hook.remove()
     offload.forward_hooks, offload.backward_hooks = [], []
-    make_leaves(blocks.values())
+    for block in blocks.values():
+        deepspeed.utils.set_z3_leaf_module(block, True)
     offload._register_deepspeed_module(offload.module)

@@ -80,7 +80,7 @@ class Checkpoints:
         section = self._section.model_dump(mode="json", exclude=set(_OTHERWISE_PLANNED), warnings=False)
         return {
             "world size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
-            "number of data-parallel ranks": self._engine.adacc.runtime.ranks.size,
+            "number of ranks that plan together": self._engine.adacc.runtime.ranks.size,
             "device": device_name(self._engine.device),
             **{f"version of {name}": version for name, version in versions().items()},
             "model": _fingerprint(self._engine.module),

@@ -35,7 +35,7 @@ class RuntimeState:
     """The fields of a `Runtime` that outlive the process.
 
     `profiles` are what this rank has measured, by kind. `corrected` and `reason` are of the closed loop; it looks at
-    the step after `meters_after`, and `unmetered` says that this is not the next one.
+    the step after `meters_after`, and `unmetered` says that this is not the next one; `postponed`, that it was put off.
     """
 
     portfolio: PortfolioState = field(default_factory=PortfolioState)
@@ -45,6 +45,7 @@ class RuntimeState:
     corrected: int = 0
     reason: str = ""
     unmetered: bool = False
+    postponed: bool = False
     steps: int = 0
     meters_after: int | None = None
 

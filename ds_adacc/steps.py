@@ -66,6 +66,7 @@ class Steps:
         self._passes: dict[Together, Pass] = {}
         self._began_late = False
         self._unmetered = False
+        self._postponed = False
         self._untold = False
         self._tracked: set[str] = set()
         self._log = get_logger()
@@ -143,7 +144,7 @@ class Steps:
         for kind in decision.kinds:
             self.rebind(kind.name)
         self.portfolio.keep({record.kind for record in self.blocks.records()})
-        self._unmetered = False
+        self._unmetered = self._postponed = False
         self._meter()
         self.seen = None
         self.journal.write("plan", **told(decision, self.portfolio, self.steps))
@@ -234,14 +235,15 @@ class Steps:
     # -- checkpoints
 
     def rest(self) -> None:
-        """A plan's first step is still to be looked at: look at the second.
+        """A plan's first step is still to be looked at: measure the second, or none if this happens again.
 
         To be called when the state is saved: a resumed run records blocks in its first step, and can measure none.
         """
-        if self.meters_after == self.steps:
-            self.meters_after += 1
-            self._unmetered = True
-            self.observe()
+        if self.meters_after != self.steps:
+            return
+        self.meters_after = None if self._postponed else self.steps + 1
+        self._unmetered = self._postponed = not self._postponed
+        self.observe()
 
     def state(self) -> RuntimeState:
         """What outlives the process, after `rest`."""
@@ -254,6 +256,7 @@ class Steps:
             corrected=self._loop.corrected,
             reason=self._loop.reason,
             unmetered=self._unmetered,
+            postponed=self._postponed,
             steps=self.steps,
             meters_after=self.meters_after,
         )
@@ -267,7 +270,8 @@ class Steps:
         self._loop = Loop(self.portfolio, state.corrected, state.reason)
         self.decision, self.seen = state.decision, state.seen
         self.steps, self.meters_after = state.steps, state.meters_after
-        self.tracking, self._unmetered, self._untold = False, state.unmetered, state.decision is not None
+        self._unmetered, self._postponed = state.unmetered, state.postponed
+        self.tracking, self._untold = False, state.decision is not None
         self._together, self._waiting, self._fitting = set(), set(), set(state.portfolio.together)
         self._passes, self._tracked, self._began_late = {}, set(), False
         self.observation = Observation() if self.seen is None else None

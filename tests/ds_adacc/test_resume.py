@@ -214,7 +214,7 @@ def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     monkeypatch.setattr(resume, "versions", ours)
     (engine := Engine()).adacc.runtime.ranks = SimpleNamespace(size=3, gather=lambda told: [told], is_first=True)
     (said,) = resumed(saved, caplog, engine)
-    assert said == "the plan is made anew: the checkpoint's number of data-parallel ranks was 1 and is 3"
+    assert said == "the plan is made anew: the checkpoint's number of ranks that plan together was 1 and is 3"
     monkeypatch.setattr(resume.states, "FORMAT", 2)
     (said,) = resumed(saved, caplog, Engine())
     assert said == "the plan is made anew: the checkpoint's state format was 1 and is 2"
@@ -286,6 +286,17 @@ def test_a_plan_that_is_yet_to_be_looked_at_is_looked_at_after_the_next_step(tmp
         assert run.adacc.runtime.seen is None
         run.step()
         assert run.adacc.runtime.seen.peak is not None
+
+
+def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_same(tmp_path):
+    engine = Engine(codecs="paper", group_size=16)
+    tracked = []
+    for _ in range(6):
+        engine.step()
+        engine.save_checkpoint(str(tmp_path))
+        tracked.append(engine.adacc.runtime.tracking)
+    assert engine.adacc.runtime.held.observed == engine.adacc.runtime.held.planned
+    assert tracked == [False, False, True, False, True, False]
 
 
 def test_a_disk_that_fails_stops_no_run(tmp_path, caplog):
