@@ -69,7 +69,7 @@ class Rectifier:
         if self._runtime.tracking:
             self._runtime.end_tracking()
             self.review = self._review()
-            self.interval = 1 if self.review.replanned else min(2 * self.interval, self._config.max_interval)
+            self.interval = 1 if self.review.changed else min(2 * self.interval, self._config.max_interval)
             self._next = self.steps + self.interval
         if self.steps + 1 >= self._next and self._runtime.meters_after != self._runtime.steps:
             self._runtime.begin_tracking()

@@ -12,6 +12,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine import Adacc
+from ds_adacc.rectifier import Review
 from ds_adacc.runtime import Runtime
 
 LOOSER = {**SECTION, "memory_budget": 0.6}
@@ -68,7 +69,7 @@ def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
     assert len(training.decisions) == 1
 
 
-def test_injected_outliers_change_the_plan_and_reset_the_backoff():
+def test_injected_outliers_have_the_plan_made_anew():
     training = Training()
     training.run(5)
     (norm,) = training.norms()
@@ -80,12 +81,22 @@ def test_injected_outliers_change_the_plan_and_reset_the_backoff():
     assert training.kind.capacity[norm] == 1
     assert "step 9: compression rate of" in training.decisions[1].reason
     training.run(10)
-    assert training.tracked == [3, 5, 9, 11, 13, 17]
+    assert training.tracked == [3, 5, 9, 17]
     assert len(training.decisions) == 2
     training.inject(1.0)
-    training.run(16)
+    training.run(8)
     assert training.kind.capacity[norm] == 0
     assert len(training.decisions) == 3
+
+
+@pytest.mark.parametrize(("changed", "interval"), [(3, 1), (0, 8)])
+def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
+    training = Training()
+    training.run(8)
+    assert training.adacc.rectifier.interval == 4
+    monkeypatch.setattr(training.adacc.rectifier, "_review", lambda: Review(True, changed))
+    training.run(1)
+    assert training.adacc.rectifier.interval == interval
 
 
 def test_codecs_keep_the_channels_last_seen():

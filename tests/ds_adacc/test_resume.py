@@ -21,8 +21,8 @@ from ds_adacc.runtime import Runtime
 
 # saved after step 1, a plan is metered one step later, and tracking begins after it
 INTERVALS = {
-    "0 nearest": [1, 1, 1, 2, 2, 4, 4, 4, 4, 1, 1],
-    "3 stochastic": [1, 1, 2, 2, 4, 4, 4, 4, 1, 1, 2],
+    "0 nearest": [1, 1, 1, 2, 2, 4, 4, 4, 4, 4, 4],
+    "3 stochastic": [1, 1, 2, 2, 4, 4, 4, 4, 4, 4, 4],
 }
 CASES = [("0 nearest", "1"), ("0 nearest", "5"), ("3 stochastic", "3")]  # after 5 steps, a tracking step is due
 SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
