@@ -5,8 +5,8 @@
 A small GPT with dropout learns Python's standard library four times, from the same weights on the same batches:
 without ds_adacc, without it but with other dropout (what chance alone makes of the losses), with codecs "none" (every
 loss must be the plain one, bit for bit), and with codecs "paper", the rectifier looking at least every 64 steps.
-Resident memory is each rank's own. Drift is the mean, over the last quarter of the steps, of a run's loss less the
-plain one's.
+Resident memory is each rank's own, with freed memory given back at once. Drift is the mean, over the last quarter of
+the steps, of a run's loss less the plain one's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from compare import EXACT_MALLOC, ROOT
 
 RANKS, MIB = 2, 1 << 20
 EVERY, SETTLED = 20, 200  # steps between looks at the memory; steps before it has to be flat
@@ -89,7 +90,7 @@ def launch(case, steps, out):
     binaries = Path(sys.executable).parent
     command = [f"{binaries}/deepspeed", "--num_gpus", str(RANKS), "--master_port", port, __file__]
     command += ["--case", case, "--steps", str(steps), "--out", str(out)]
-    environment = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | EXACT_MALLOC | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, cwd=ROOT)
 
 
