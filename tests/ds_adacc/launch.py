@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -32,6 +33,11 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
     for rank, (child, output) in enumerate(zip(children, outputs, strict=True)):
         assert child.returncode == 0, f"rank {rank} ended with {child.returncode}:\n{output[-6000:]}"
     return outputs
+
+
+def told(folder, ranks=2):
+    """What the ranks have written to rank0.json, rank1.json and so on in `folder`."""
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def wait(children, logs, deadline):

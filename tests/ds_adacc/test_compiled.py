@@ -1,11 +1,9 @@
 """Compiled blocks: what their graphs save is retained or compressed, and the losses are those without ds_adacc."""
 
-import json
-
 import pytest
 import torch
 import zoo
-from launch import on_ranks
+from launch import on_ranks, told
 from torch import nn
 
 import ds_adacc
@@ -250,7 +248,7 @@ def test_compiled_blocks_are_found_by_the_class_inside():
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("compiled")
     on_ranks("compile_worker.py", out)
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return told(out)
 
 
 @pytest.mark.ranks

@@ -1,9 +1,7 @@
 """Two tensor-parallel ranks: collectives are never replayed, and a held block input is shared out among the ranks."""
 
-import json
-
 import pytest
-from launch import on_ranks
+from launch import on_ranks, told
 from parallel_worker import LAYERS, STEPS, WIDTH
 
 pytestmark = pytest.mark.ranks
@@ -13,7 +11,7 @@ pytestmark = pytest.mark.ranks
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("parallel")
     on_ranks("parallel_worker.py", out)
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return told(out)
 
 
 @pytest.mark.parametrize("style", ["megatron", "functional", "all_to_all", "zeros"])

@@ -1,9 +1,7 @@
 """A pipeline of two stages: the losses with a lossless policy are those without checkpointing, bit for bit."""
 
-import json
-
 import pytest
-from launch import on_ranks
+from launch import on_ranks, told
 from pipeline_worker import LAYERS, STEPS
 
 pytestmark = pytest.mark.ranks
@@ -21,7 +19,7 @@ CASES = {
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("pipeline")
     on_ranks("pipeline_worker.py", out)
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return told(out)
 
 
 @pytest.mark.parametrize("case", CASES)

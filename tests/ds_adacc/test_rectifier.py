@@ -1,11 +1,9 @@
 """The rectifier tracks at ever rarer steps, re-plans when outliers appear or go, and leaves a steady run alone."""
 
-import json
-
 import pytest
 import torch
 import zoo
-from launch import on_ranks
+from launch import on_ranks, told
 from rectifier_worker import SECTION
 from torch import nn
 
@@ -143,7 +141,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
 def test_both_ranks_change_in_the_same_step(tmp_path):
     """Outliers appear on one rank alone; both change their plan, to the same one, in the same step."""
     on_ranks("rectifier_worker.py", tmp_path)
-    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    first, second = told(tmp_path)
     assert first["steps_of_decisions"] == second["steps_of_decisions"]
     assert len(first["steps_of_decisions"]) == 2
     assert first["policies"] == second["policies"]

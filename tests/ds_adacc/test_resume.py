@@ -1,7 +1,6 @@
 """A resumed run goes on as the uninterrupted one, to the bit; where that cannot be, it plans anew and says so."""
 
 import csv
-import json
 import resource
 import shutil
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
-from launch import on_ranks
+from launch import on_ranks, told
 from torch import nn
 
 from ds_adacc import resume
@@ -37,7 +36,7 @@ def out(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(out):
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return told(out)
 
 
 @pytest.mark.ranks

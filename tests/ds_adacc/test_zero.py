@@ -1,10 +1,9 @@
 """Two ranks under ZeRO 0-3: the losses with a lossless policy are those without ds_adacc, bit for bit."""
 
-import json
 import math
 
 import pytest
-from launch import on_ranks
+from launch import on_ranks, told
 from zero_cases import CASES
 from zero_worker import OVERFLOW, STEPS
 
@@ -16,7 +15,7 @@ by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("zero")
     on_ranks("zero_worker.py", out, seconds=580)
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return told(out)
 
 
 def stores(plan):
