@@ -175,10 +175,10 @@ def table_row(row):
     first = f"| {row['codec']} | {row['dtype']} | {row['mebibytes']} | {row['backend']} |"
     if "wrong" in row:
         return f"{first} {row['wrong']} |" + " |" * 8
-    cells = [f"{row['copy_gbps']:.2f}", f"{row['clone_gbps']:.2f}"]
+    holders = [f"{row['copy_gbps']:.2f}", f"{row['clone_gbps']:.2f}"]
     for call in ("compress", "decompress"):
-        cells += [f"{row[f'{call}_{what}']:.2f}" for what in ("gbps", "of_copy", "of_ideal")]
-    return f"{first} {' | '.join(cells)} | {row['compress_us']:.0f}, {row['decompress_us']:.0f} |"
+        holders += [f"{row[f'{call}_{what}']:.2f}" for what in ("gbps", "of_copy", "of_ideal")]
+    return f"{first} {' | '.join(holders)} | {row['compress_us']:.0f}, {row['decompress_us']:.0f} |"
 
 
 def plot(rows, title, path):

@@ -21,7 +21,7 @@ import zoo
 from recorded import record
 
 from ds_adacc.config import load
-from ds_adacc.runtime import Runtime
+from ds_adacc.runtime.runtime import Runtime
 
 ROUNDS, CALLS = 10, 60
 

@@ -26,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from train import GPT, device_name
 
-from ds_adacc import planner, plots
-from ds_adacc.choices import named_choices
+from ds_adacc import planner
+from ds_adacc.cli import plots
 from ds_adacc.cli.factory import record
 from ds_adacc.config import load
-from ds_adacc.decision import peak_when
+from ds_adacc.plan.plan import peak_when
+from ds_adacc.report.choices import named_choices
 
 CODECS = ("paper", "none")
 BUDGETS = [round(0.05 * step, 2) for step in range(4, 20)]

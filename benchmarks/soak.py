@@ -143,7 +143,7 @@ def figure(rows, runs, folder):
     """Resident memory and the loss, averaged over 50 steps, by step."""
     from matplotlib.figure import Figure
 
-    from ds_adacc import plots
+    from ds_adacc.cli import plots
 
     drawing = Figure(figsize=(7, 6), layout="constrained")
     above, below = drawing.subplots(2, 1, sharex=True)

@@ -32,7 +32,7 @@ from train import GPT, device_name, read_texts  # noqa: E402
 
 from ds_adacc import planner  # noqa: E402
 from ds_adacc.config import load  # noqa: E402
-from ds_adacc.runtime import Runtime  # noqa: E402
+from ds_adacc.runtime.runtime import Runtime  # noqa: E402
 
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
 
@@ -197,10 +197,10 @@ def table(rows):
             continue
         planned = f"{row['planned_peak']:.2f}" if "planned_peak" in row else ""
         low, high = row["time_range"]
-        cells = (
+        holders = (
             f"{row['time']:.2f} | {low:.2f}-{high:.2f} | {row['peak']:.2f} | {planned} | {row['gradient_error']:.3f}"
         )
-        lines.append(f"| {name} | {cells} |")
+        lines.append(f"| {name} | {holders} |")
     return "\n".join(lines)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ds_adacc import checkpointing
-    from ds_adacc.attachment import attach
-    from ds_adacc.engine import initialize
+    from ds_adacc.engine.api import initialize
+    from ds_adacc.engine.attachment import attach
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "attach", "checkpointing", "initialize"]
@@ -17,11 +17,11 @@ __all__ = ["__version__", "attach", "checkpointing", "initialize"]
 def __getattr__(name: str) -> Any:
     """What is here is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
     if name == "attach":
-        from ds_adacc.attachment import attach
+        from ds_adacc.engine.attachment import attach
 
         return attach
     if name == "initialize":
-        from ds_adacc.engine import initialize
+        from ds_adacc.engine.api import initialize
 
         return initialize
     if name == "checkpointing":

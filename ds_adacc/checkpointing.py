@@ -6,21 +6,21 @@ objects, imported when used: `checkpoint` alone needs no DeepSpeed.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ds_adacc.compiled import warn_of_graph_around
 from ds_adacc.config import SECTION, AdaccConfig, load, read
+from ds_adacc.config.activation_checkpointing import Options
+from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_group
 from ds_adacc.log import get_logger
-from ds_adacc.options import Options
-from ds_adacc.partition import InputPlacement, tensor_parallel_group
-from ds_adacc.pipeline import layers_run_by
-from ds_adacc.ranks import Ranks
-from ds_adacc.reach import name_of
-from ds_adacc.runtime import Runtime
+from ds_adacc.plan.ranks import Ranks
+from ds_adacc.record.closure import name_of
+from ds_adacc.runtime.compiled import warn_of_graph_around
+from ds_adacc.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from deepspeed.runtime.activation_checkpointing.checkpointing import (
@@ -36,6 +36,8 @@ _DEEPSPEEDS = (
     "model_parallel_cuda_manual_seed",
     "model_parallel_reconfigure_tp_seed",
 )
+
+_RUNNER = "PipelineModule.forward.<locals>.exec_range_func.<locals>.exec_func"
 
 __all__ = [
     "CheckpointFunction",
@@ -194,10 +196,27 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     runtime = _Face.runtime
     if runtime is None:
         return function(*args, **kwargs)
-    layers = layers_run_by(function)
+    layers = _layers_run_by(function)
     if layers is None:
         return runtime.checkpoint(function, *args, **kwargs)
     return runtime.run(runtime.blocks.of(layers), layers, function, args, kwargs)
+
+
+def _layers_run_by(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The layers that a function runs which a PipelineModule gives to its `activation_checkpoint_func`; else None.
+
+    It is made anew for each micro-batch, over the whole stage and the micro-batch's number: none of that is the block's
+    own.
+    """
+    if getattr(function, "__qualname__", "") != _RUNNER:
+        return None
+    held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
+    start, end = held["start"], held["end"]
+    return functools.partial(_pipeline_layers, start, end, *held["self"].forward_funcs[start:end])
+
+
+def _pipeline_layers(start: int, end: int, *layers: Callable[..., Any]) -> None:
+    """Stands for the layers from `start` to `end` of a stage: it holds what they do, and is never called."""
 
 
 def _in_deepspeeds_form(outputs: Any) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ds_adacc.blocks import has_wrapped_blocks
 from ds_adacc.config import SECTION
+from ds_adacc.engine.patch import take_over_deepspeed
 from ds_adacc.log import get_logger
-from ds_adacc.takeover import take_over_deepspeed
+from ds_adacc.runtime.wrap import has_wrapped_blocks
 
 
 class AdaccCallback(TrainerCallback):

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ds_adacc.takeover import take_over_deepspeed
+from ds_adacc.engine.patch import take_over_deepspeed
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
 _OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")

@@ -78,9 +78,9 @@ def choose_backend(device: torch.device) -> tuple[str, str]:
     On a CUDA device the kernels are compiled, or taken from the disk, before it returns.
     """
     if device.type == "cpu":
-        from .cpu.team import TEAM
+        from .cpu.openmp import OPENMP
 
-        return "cpu", TEAM.limit
+        return "cpu", OPENMP.limit
     if device.type != "cuda":
         return "reference", ""
     from . import cuda

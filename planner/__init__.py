@@ -14,9 +14,6 @@ from ds_adacc.planner.baselines import (
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.heuristics import dynamic_programming, greedy
-from ds_adacc.planner.isolated import mix_isolated
-from ds_adacc.planner.milp import smallest_peak, solve
-from ds_adacc.planner.mix import mix
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -31,6 +28,9 @@ from ds_adacc.planner.solution import (
     gradient_error,
     human_bytes,
 )
+from ds_adacc.planner.solve_per_block import mix
+from ds_adacc.planner.solve_uniform import smallest_peak, solve
+from ds_adacc.planner.solver_process import mix_isolated
 
 __all__ = [
     "OFFLOAD",

@@ -39,7 +39,7 @@ def test_importing_the_planner_loads_no_torch():
 
 
 def test_checkpointing_alone_loads_no_deepspeed():
-    code = "import sys, ds_adacc.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
+    code = "import sys, ds_adacc.runtime.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
     assert "deepspeed" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
 
 

@@ -65,7 +65,7 @@ def store_size() -> StoreSize:
 
     Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
     """
-    from ds_adacc.store import ProfileStore, default_path
+    from ds_adacc.profile.cache import ProfileStore, default_path
 
     path = default_path()
     return StoreSize(path, path.stat().st_size if path.exists() else 0, ProfileStore(path).count())

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ds_adacc.journal import JournalError, read
+from ds_adacc.report.journal import JournalError, read
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]  # of bytes, steps, choices, ranks
 

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from ds_adacc import checkpointing, planner
-from ds_adacc.blocks import find_blocks, wrap_blocks
-from ds_adacc.budget import available_bytes
 from ds_adacc.cli.answer import BadInput
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
-from ds_adacc.decision import peak_when
-from ds_adacc.kind import Kind
-from ds_adacc.runtime import Runtime
-from ds_adacc.signature import flatten
+from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.budget import available_bytes
+from ds_adacc.plan.plan import peak_when
+from ds_adacc.record.signature import flatten
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
 _UNLIMITED = MemoryBudget("bytes", 1 << 62)
 

@@ -103,14 +103,14 @@ def _stages() -> Iterator[Stage]:
 
 def _require_plots() -> None:
     try:
-        import ds_adacc.plots  # noqa: F401
+        import ds_adacc.cli.plots  # noqa: F401
     except ImportError as error:
         raise BadInput(f"--out draws with matplotlib: pip install 'ds_adacc[plots]' ({error})") from error
 
 
 def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
     """plan.json, and the figures: of each kind a frontier and the graph of each policy, and one timeline."""
-    from ds_adacc import plots
+    from ds_adacc.cli import plots
 
     written = [folder / "plan.json"]
     try:
@@ -124,7 +124,7 @@ def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
-    from ds_adacc import plots
+    from ds_adacc.cli import plots
 
     problem, solution = planned.problem, planned.solution
     for place, kind in enumerate(problem.kinds, start=1):

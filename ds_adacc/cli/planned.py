@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc import planner
-from ds_adacc.choices import named_choices
 from ds_adacc.cli.answer import table
 from ds_adacc.cli.planning import Planned
 from ds_adacc.planner import human_bytes
-from ds_adacc.report import kind_rows
+from ds_adacc.report.choices import named_choices
+from ds_adacc.report.table import kind_rows
 
 _ROWS = 12  # of a frontier's table, beside the points in use
 

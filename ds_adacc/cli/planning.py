@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.budget import budget_bytes
 from ds_adacc.cli.answer import BadInput
+from ds_adacc.cli.batch_size import BatchLine, Incomparable
 from ds_adacc.cli.factory import Recorded
 from ds_adacc.config import AdaccConfig
-from ds_adacc.decision import Group, compare, peak_when
-from ds_adacc.estimate import BatchLine, Incomparable
+from ds_adacc.plan.budget import budget_bytes
+from ds_adacc.plan.plan import Group, compare, peak_when
 
 Stage = Callable[[str], None]  # told what is being done
 

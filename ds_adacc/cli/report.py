@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ds_adacc import journal
 from ds_adacc.cli import events
 from ds_adacc.cli.answer import Answer, BadInput, table
 from ds_adacc.planner import human_bytes
+from ds_adacc.report import journal
 
 _COMPARED = ("held", "peak", "seconds")
 _CUT_OFF = "the journal holds no event yet"

@@ -11,8 +11,8 @@ from ..reference import rank_by_sums
 from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .memory import KINDS
+from .openmp import OPENMP
 from .sums import add_runs, sum_runs
-from .team import TEAM
 
 __all__ = [
     "AsymmetricCodec",
@@ -48,6 +48,6 @@ def channel_sums(x: Tensor) -> Tensor:
         return torch.zeros(channels, dtype=torch.float64)
     runs = -(-rows // RUN)
     sums = torch.empty((runs, channels), dtype=torch.float64)
-    TEAM.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
-    TEAM.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
+    OPENMP.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
+    OPENMP.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
     return sums[0]

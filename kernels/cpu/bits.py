@@ -19,10 +19,10 @@ def compress_bits(
     a multiple of BLOCK. The least and the greatest of each slice go to `ends`, int64 (slices, 2).
     """
     flags = np.empty(BLOCK, np.uint8)
-    for piece in range(first, last):
-        found = array_at(ends + 16 * piece, 2, np.int64)
+    for tile in range(first, last):
+        found = array_at(ends + 16 * tile, 2, np.int64)
         found[0], found[1] = np.int64(0x7FFFFFFFFFFFFFFF), np.int64(-0x8000000000000000)
-        for start in range(piece * size, min(piece * size + size, elements), BLOCK):
+        for start in range(tile * size, min(tile * size + size, elements), BLOCK):
             count = min(BLOCK, elements - start)
             if width == 1:
                 scan(array_at(source + start, count, np.uint8), np.uint8(value), flags, found)

@@ -12,8 +12,8 @@ from ..reference.bits import patterns
 from ..width import INT4, Width
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
+from .openmp import OPENMP
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
-from .team import TEAM
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
 SLACK = 512  # bytes that the allocator may add to a thread's buffers
@@ -96,7 +96,7 @@ class CompiledGroups(CompiledQuantized):
         separated = (rows_and_channels(x.shape)[1], *outliers)
         how = self.width.bits, self.method, seed
         described = (KINDS[x.dtype], x, x.numel(), length, *how, codes, scales, *(offsets or [0]))
-        TEAM.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
+        OPENMP.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._check_payload(payload, self._sizes(shape), shape)
@@ -109,7 +109,7 @@ class CompiledGroups(CompiledQuantized):
         rejoined = (rows_and_channels(x.shape)[1], *outliers)
         cut = x.numel(), self._length(x.shape), self.width.bits
         described = (KINDS[x.dtype], x, *cut, codes, scales, *(offsets or [0]))
-        TEAM.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
+        OPENMP.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
 
 
 class GroupCodec(CompiledGroups, reference.GroupCodec):
@@ -186,14 +186,14 @@ class ChannelCodec(CompiledQuantized, reference.ChannelCodec):
     def _compress(self, x: Tensor) -> Payload:
         codes, scales = self._room(x)
         described = (*self._described(x), METHODS[self.scale], self._seed(), codes, scales)
-        TEAM.run(channelwise.compress_channels, self._tiles(x.shape), x.numel(), 1, *described)
+        OPENMP.run(channelwise.compress_channels, self._tiles(x.shape), x.numel(), 1, *described)
         return codes, scales
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self._check_payload(payload, self._sizes(shape), shape)
         x = fresh(shape, dtype)
         described = (*self._described(x), *payload)
-        TEAM.run(channelwise.decompress_channels, self._tiles(shape), x.numel(), 1, *described)
+        OPENMP.run(channelwise.decompress_channels, self._tiles(shape), x.numel(), 1, *described)
         return x
 
     def _described(self, x: Tensor) -> tuple[int | Tensor, ...]:
@@ -230,7 +230,7 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         size = -(-count // (bits.SLICES * bits.BLOCK)) * bits.BLOCK
         ends = torch.empty((-(-count // size), 2), dtype=torch.int64)
         described = (flat.itemsize, flat, count, size, value, packed, ends)
-        TEAM.run(bits.compress_bits, len(ends), count, 1, *described)
+        OPENMP.run(bits.compress_bits, len(ends), count, 1, *described)
         lows, highs = zip(*ends.tolist(), strict=True)
         return min(lows), max(highs)
 
@@ -240,5 +240,5 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         x = fresh(shape, dtype)
         low, high = patterns(values).tolist()
         described = (x.itemsize, x, x.numel(), low, high, packed)
-        TEAM.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
+        OPENMP.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
         return x

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..width import INT4, INT8, Width
-from .pieces import Block, blocks
 from .quantized import QuantizedCodec, check_group_size, normal, reciprocal
+from .tiles import Block, blocks
 
 # 2 / 15 and 2 / 255 as float32, rounded down: 15 or 255 steps never pass the maximum.
 STEP = {INT4: 0.13333332538604736, INT8: 0.00784313678741455}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..codec import Codec, Payload
-from .pieces import CHUNK
+from .tiles import CHUNK
 
 _PATTERN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

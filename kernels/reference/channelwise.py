@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from ..codec import rows_and_channels
 from ..width import INT4, Width
-from .pieces import Block, blocks
 from .quantized import check_group_size
 from .symmetric import SymmetricCodec
+from .tiles import Block, blocks
 
 
 class ChannelCodec(SymmetricCodec):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..codec import Payload, rows_and_channels
 from ..width import INT4, Width
-from .pieces import Piece
 from .symmetric import GroupCodec
+from .tiles import Tile
 
 
 class OutlierCodec(GroupCodec):
@@ -36,13 +36,13 @@ class OutlierCodec(GroupCodec):
             raise ValueError(f"channels must be int64 (capacity,); got {channels.dtype} {tuple(channels.shape)}")
         self.channels = channels
 
-    def load(self, x: Tensor, piece: Piece) -> Tensor:
-        start, stop = piece.elements.start, piece.elements.stop
+    def load(self, x: Tensor, tile: Tile) -> Tensor:
+        start, stop = tile.elements.start, tile.elements.stop
         channels = rows_and_channels(x.shape)[1]
         first, last = start // channels, -(-stop // channels)
         rows = x.view(-1, channels)[first:last].to(torch.float32, copy=True)
         flat = rows.index_fill_(1, self.channels, 0.0).view(-1)
-        return flat[start - first * channels : stop - first * channels].view(piece.shape)
+        return flat[start - first * channels : stop - first * channels].view(tile.shape)
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         rows, _ = rows_and_channels(shape)
@@ -51,7 +51,7 @@ class OutlierCodec(GroupCodec):
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        # `load` copies even float32, by whole rows: a piece may begin and end within some.
+        # `load` copies even float32, by whole rows: a tile may begin and end within some.
         as_copied = super().workspace_bytes(shape, torch.bfloat16)
         return as_copied + 2 * 4 * rows_and_channels(shape)[1] + 8 * self.channels.numel()
 

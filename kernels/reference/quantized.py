@@ -11,7 +11,7 @@ from torch import Tensor
 from ..codec import Codec, Payload, draw_seed
 from ..width import INT4, INT8, Width
 from .philox import uniform
-from .pieces import Block, Piece, pieces
+from .tiles import Block, Tile, tiles
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -112,9 +112,9 @@ class QuantizedCodec(Codec):
     def dequantize_(self, values: Tensor, *parameters: Tensor) -> None:
         """Turn a float32 block of codes into the numbers they stand for, in place."""
 
-    def load(self, x: Tensor, piece: Piece) -> Tensor:
-        """Return the piece of `x` as a float32 block."""
-        return x.view(-1)[piece.elements].view(piece.shape).float()
+    def load(self, x: Tensor, tile: Tile) -> Tensor:
+        """Return the tile of `x` as a float32 block."""
+        return x.view(-1)[tile.elements].view(tile.shape).float()
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
@@ -123,10 +123,10 @@ class QuantizedCodec(Codec):
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
         each = 5 if dtype == torch.float32 else 9  # the float32 copy, the scaled numbers, the int8 codes
-        cut = list(pieces(self.blocks(shape)))
-        elements = max((piece.shape.runs * piece.shape.length * piece.shape.channels for piece in cut), default=0)
-        groups = max((piece.shape.runs * piece.shape.channels for piece in cut), default=0)
-        # Four numbers are drawn at a time, and a piece may begin and end within some.
+        cut = list(tiles(self.blocks(shape)))
+        elements = max((tile.shape.runs * tile.shape.length * tile.shape.channels for tile in cut), default=0)
+        groups = max((tile.shape.runs * tile.shape.channels for tile in cut), default=0)
+        # Four numbers are drawn at a time, and a tile may begin and end within some.
         drawn = 24 * (elements + 8) if self.rounding == "stochastic" and elements else 0
         return each * elements + drawn + 28 * groups
 
@@ -136,43 +136,43 @@ class QuantizedCodec(Codec):
         groups = self._groups(x.shape)
         parameters = [torch.empty(groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
         seed = draw_seed(self.generator) if self.rounding == "stochastic" else None
-        for piece in pieces(self.blocks(x.shape)):
-            block = self.load(x, piece)
-            packed = codes[self.width.code_slice(piece.elements)]
-            self._compress_piece(block, piece, packed, [p[piece.groups] for p in parameters], seed)
+        for tile in tiles(self.blocks(x.shape)):
+            block = self.load(x, tile)
+            packed = codes[self.width.code_slice(tile.elements)]
+            self._compress_piece(block, tile, packed, [p[tile.groups] for p in parameters], seed)
         return codes, *parameters
 
     def _compress_piece(
-        self, block: Tensor, piece: Piece, packed: Tensor, parameters: Sequence[Tensor], seed: int | None
+        self, block: Tensor, tile: Tile, packed: Tensor, parameters: Sequence[Tensor], seed: int | None
     ) -> None:
         values, *fitted = self.quantize(block)
-        codes = self._round(values.view(-1), piece, seed)
+        codes = self._round(values.view(-1), tile, seed)
         del values  # the workspace's bound counts on it
         pack(codes, packed, self.width)
         for kept, new in zip(parameters, fitted, strict=True):
             kept.copy_(new.view(-1))
 
-    def _round(self, values: Tensor, piece: Piece, seed: int | None) -> Tensor:
+    def _round(self, values: Tensor, tile: Tile, seed: int | None) -> Tensor:
         if seed is None:
             return to_codes(values, self.width)
-        drawn = uniform(piece.elements.start, piece.elements.stop, seed, values.device)
+        drawn = uniform(tile.elements.start, tile.elements.stop, seed, values.device)
         return to_random_codes(values, drawn, self.width)
 
     @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         codes, *parameters = payload
         x = torch.empty(shape, dtype=dtype, device=codes.device)
-        for piece in pieces(self.blocks(x.shape)):
-            self._decompress_piece(x.view(-1)[piece.elements], piece, codes, parameters)
+        for tile in tiles(self.blocks(x.shape)):
+            self._decompress_piece(x.view(-1)[tile.elements], tile, codes, parameters)
         return x
 
-    def _decompress_piece(self, out: Tensor, piece: Piece, codes: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _decompress_piece(self, out: Tensor, tile: Tile, codes: Tensor, parameters: Sequence[Tensor]) -> None:
         values = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-        packed = codes[self.width.code_slice(piece.elements)]
+        packed = codes[self.width.code_slice(tile.elements)]
         values.copy_(unpack(packed, out.numel(), self.width))
-        runs, _, channels = piece.shape
-        fitted = [p[piece.groups].view(runs, 1, channels) for p in parameters]
-        self.dequantize_(values.view(piece.shape), *fitted)
+        runs, _, channels = tile.shape
+        fitted = [p[tile.groups].view(runs, 1, channels) for p in parameters]
+        self.dequantize_(values.view(tile.shape), *fitted)
         if values is not out:
             out.copy_(values)
 

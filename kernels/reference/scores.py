@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..codec import rows_and_channels
-from .pieces import CHUNK
+from .tiles import CHUNK
 
 RUN = 64  # rows
 

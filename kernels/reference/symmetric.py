@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..codec import rows_and_channels
 from ..width import INT4, Width
-from .pieces import Block, blocks
 from .quantized import QuantizedCodec, check_group_size, normal, reciprocal
+from .tiles import Block, blocks
 
 
 class SymmetricCodec(QuantizedCodec):

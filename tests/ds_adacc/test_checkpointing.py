@@ -15,9 +15,9 @@ from torch import nn
 
 from ds_adacc import checkpointing
 from ds_adacc.config import ConfigError, load
-from ds_adacc.options import Options
-from ds_adacc.partition import PARTITION, InputPlacement
-from ds_adacc.runtime import Runtime
+from ds_adacc.config.activation_checkpointing import Options
+from ds_adacc.execute.input_placement import PARTITION, InputPlacement
+from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 WIDTH = 20

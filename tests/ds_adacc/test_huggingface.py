@@ -6,10 +6,10 @@ import deepspeed
 import families
 import pytest
 
-from ds_adacc.blocks import find_blocks, wrap_blocks
 from ds_adacc.config import load
 from ds_adacc.huggingface import AdaccCallback
-from ds_adacc.runtime import Runtime
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_auto_is_left_to_its_default_as_the_trainer_cannot_fill_it_in():
     AdaccCallback().on_init_end(arguments(config), None, None)
     assert config == {"train_batch_size": "auto", "adacc": {"codecs": "none"}}
     assert load(config) == expected
-    assert deepspeed.initialize.__module__ == "ds_adacc.engine"
+    assert deepspeed.initialize.__module__ == "ds_adacc.engine.api"
 
 
 @pytest.mark.parametrize("config", [None, {}, {"adacc": "auto"}])

@@ -7,9 +7,9 @@ import types
 import deepspeed
 import pytest
 
-import ds_adacc.takeover
+import ds_adacc.engine.patch
+from ds_adacc.engine.patch import take_over_deepspeed
 from ds_adacc.run import main
-from ds_adacc.takeover import take_over_deepspeed
 
 SCRIPT = """
 import json, sys
@@ -45,7 +45,7 @@ def test_a_script_runs_as_if_launched_itself(script):
         "argv": [str(script), "--local_rank=3", "--lr", "0.1"],
         "file": str(script),
         "path": str(script.parent),
-        "from": "ds_adacc.engine",
+        "from": "ds_adacc.engine.api",
     }
 
 
@@ -77,7 +77,7 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
 
 def test_an_engine_that_is_not_served_is_told_of_once(script, monkeypatch, caplog):
     engines = [types.SimpleNamespace(adacc=object()), types.SimpleNamespace()]
-    monkeypatch.setattr(ds_adacc.takeover, "initialize", lambda **_: (engines.pop(), None, None, None))
+    monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engines.pop(), None, None, None))
     take_over_deepspeed()
     with caplog.at_level("WARNING", logger="ds_adacc"):
         deepspeed.initialize()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
-from ds_adacc.kernels.reference import bits, pieces, scores
+from ds_adacc.kernels.reference import bits, scores, tiles
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_the_chunks(kit, name, shape, dtype, monkeypatch):
     whole = codec.compress(x)
     restored = codec.decompress(whole, x.shape, dtype)
     for parts in (2, 9):
-        for module in (pieces, bits, scores):
+        for module in (tiles, bits, scores):
             monkeypatch.setattr(module, "CHUNK", max(8, x.numel() // parts // 8 * 8))
         payload = codec.compress(x)
         assert all(map(torch.equal, whole, payload))

@@ -9,7 +9,7 @@ from store_worker import profile
 
 from ds_adacc.cli import checks
 from ds_adacc.cli.checks import Absent, Finding
-from ds_adacc.store import ProfileStore, default_path
+from ds_adacc.profile.cache import ProfileStore, default_path
 
 CUDA13 = "pip install 'ds_adacc[cuda13]'"
 
@@ -62,7 +62,7 @@ def test_the_tables_tell_it_in_words(said, monkeypatch):
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: found)
     code, out, err = said("doctor")
     assert (code, err) == (0, "")
-    rows = [[cell.strip() for cell in line[1:-1].split("│")] for line in out.splitlines() if line.startswith("│")]
+    rows = [[holder.strip() for holder in line[1:-1].split("│")] for line in out.splitlines() if line.startswith("│")]
     assert rows == [
         ["torch", "yes", "required", "2.13.0"],
         ["CuPy", "NO", "optional", "not [installed]"],

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from ds_adacc import measure, planner
+from ds_adacc import planner
+from ds_adacc.cli.batch_size import BatchLine
 from ds_adacc.cli.factory import Factory, record
 from ds_adacc.cli.main import main
 from ds_adacc.cli.plan import _stages
@@ -19,8 +20,8 @@ from ds_adacc.cli.planned import document as document_of
 from ds_adacc.cli.planned import view
 from ds_adacc.cli.planning import plan
 from ds_adacc.config import load
-from ds_adacc.decision import peak_when
-from ds_adacc.estimate import BatchLine
+from ds_adacc.plan.plan import peak_when
+from ds_adacc.profile import measure
 
 SECTION = {"memory_budget": 0.5, "codecs": {"gelu": "group"}, "backend": "reference", "solver": {"max_seconds": 2.0}}
 
@@ -254,7 +255,7 @@ def test_what_is_being_done_is_shown_on_a_terminal(stream, shown, monkeypatch):
 
 
 def test_figures_need_matplotlib(config, said, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ds_adacc.plots", None)
+    monkeypatch.setitem(sys.modules, "ds_adacc.cli.plots", None)
     error = refused(said, config(), "factories:gpt", "--out", str(tmp_path / "out"))
     assert error.startswith("ds_adacc plan: --out draws with matplotlib: pip install 'ds_adacc[plots]' (")
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from ds_adacc.cli.events import Compared
-from ds_adacc.journal import Journal, default_path
+from ds_adacc.report.journal import Journal, default_path
 
 MIB = 1 << 20
 
@@ -90,26 +90,26 @@ def test_the_document_holds_what_the_journal_does(path, document):
     ]
 
 
-def cells(out, title):
-    """The rows of the table of a title, as lists of cells; a row that is folded counts as several."""
+def holders(out, title):
+    """The rows of the table of a title, as lists of holders; a row that is folded counts as several."""
     body, _, _ = out[out.index(f"\n{title} ") :].partition("└")
     rows = (line[1:-1] for line in body.replace("┃", "│").splitlines() if line.startswith("│"))
-    return [[cell.strip() for cell in row.split("│")] for row in rows]
+    return [[holder.strip() for holder in row.split("│")] for row in rows]
 
 
 def test_the_plans_are_told_over_time(path, said):
     code, out, err = said("report", str(path))
     assert (code, err) == (0, "")
-    rows = [[cell for cell in row if cell] for row in cells(out, "Plans") if row[0].isdigit()]
+    rows = [[holder for holder in row if holder] for row in holders(out, "Plans") if row[0].isdigit()]
     assert [row[0] for row in rows] == ["1", "5"]
-    assert " ".join(row[1] for row in cells(out, "Plans")) == "reason first step recorded outliers drifted"
+    assert " ".join(row[1] for row in holders(out, "Plans")) == "reason first step recorded outliers drifted"
     assert rows[0][-7:] == ["100.00 MiB", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "yes"]
     assert rows[1][-7:] == ["none", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "no"]
 
 
 def test_predictions_stand_beside_what_was_observed(path, said):
     _, out, _ = said("report", str(path))
-    assert cells(out, "Planned and observed") == [
+    assert holders(out, "Planned and observed") == [
         ["step", "what", "planned", "observed", "difference"],
         ["2", "held", "40.00 MiB", "50.00 MiB", "+25.0%"],
         ["2", "peak", "95.00 MiB", "95.00 MiB", "+0.0%"],
@@ -120,11 +120,11 @@ def test_predictions_stand_beside_what_was_observed(path, said):
 
 def test_the_rest_is_told_too(path, said):
     _, out, _ = said("report", str(path))
-    assert cells(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
-    assert cells(out, "Warnings")[1][1] == "codecs are [slower] than need be"
-    assert cells(out, "The plan from step 5 on")[0] == TABLE[0]
-    assert cells(out, "The plan from step 5 on")[2] == TABLE[2]
-    assert cells(out, "Beside it")[1:] == [
+    assert holders(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
+    assert holders(out, "Warnings")[1][1] == "codecs are [slower] than need be"
+    assert holders(out, "The plan from step 5 on")[0] == TABLE[0]
+    assert holders(out, "The plan from step 5 on")[2] == TABLE[2]
+    assert holders(out, "Beside it")[1:] == [
         ["full recomputation", "110.00 MiB", "300.0", "no"],
         ["compress all", "90.00 MiB", "250.0", "yes"],
     ]

@@ -14,12 +14,12 @@ from recorded import tensors_of
 from storages import Storages
 from torch.autograd.graph import saved_tensors_hooks
 
-from ds_adacc.call import Call
-from ds_adacc.capture import capture
-from ds_adacc.cells import unpack
-from ds_adacc.graph import block_graph
-from ds_adacc.plan import bind
-from ds_adacc.reach import reach
+from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.call import Call
+from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.record.capture import capture
+from ds_adacc.record.closure import reach
+from ds_adacc.record.saved import unpack
 
 OTHER = 1 << 20  # added to a seed: other data
 EVERY = 200  # one case of so many is run for 50 steps

@@ -9,12 +9,12 @@ from ds_adacc.kernels import CODECS, separates_outliers
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.measure import CodecMaker
-from ds_adacc.offload import Prefetcher
-from ds_adacc.plan import rows
-from ds_adacc.presets import ROLES
-from ds_adacc.program import ValueRef
-from ds_adacc.replay import replay
+from ds_adacc.config.presets import ROLES
+from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.record.recording import ValueRef
+from ds_adacc.record.replay import replay
 
 _EVERY = {role: [name for name in CODECS if name != "bits" or role == "dropout_mask"] for role in ROLES}
 

@@ -7,7 +7,7 @@ import random
 
 from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
-from ds_adacc.presets import PRESETS, ROLES
+from ds_adacc.config.presets import PRESETS, ROLES
 
 NAN, INFINITY = float("nan"), float("inf")
 WEIRD = (

@@ -11,8 +11,8 @@ from fuzz.sections import WEIRD, section, text
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, ConfigError, load
-from ds_adacc.engine import _zero_stage
-from ds_adacc.runtime import Runtime
+from ds_adacc.engine.api import _zero_stage
+from ds_adacc.runtime.runtime import Runtime
 
 SECTIONS, TEXTS, USED = 2000, 150, 12
 LINE = re.compile(r"(adacc(\.|\[| = )|.{1,3000}: unknown section; did you mean 'adacc'\?)", re.DOTALL)

@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 import torch
-from ds_adacc.kernels.reference.pieces import Block, blocks, pieces
 from ds_adacc.kernels.reference.quantized import pack, to_codes, unpack
+from ds_adacc.kernels.reference.tiles import Block, blocks, tiles
 from ds_adacc.kernels.width import INT4, INT8
 
 
@@ -47,15 +47,15 @@ def test_blocks_end_with_a_shorter_run():
 @pytest.mark.parametrize(("rows", "length", "channels"), [(1, 2, 1), (1000, 6, 1), (77, 7, 1), (50, 4, 3), (9, 4, 101)])
 @pytest.mark.parametrize("width", [INT4, INT8])
 def test_pieces_cover_everything_once_at_whole_bytes(rows, length, channels, chunk, width, monkeypatch):
-    monkeypatch.setattr("ds_adacc.kernels.reference.pieces.CHUNK", chunk)
+    monkeypatch.setattr("ds_adacc.kernels.reference.tiles.CHUNK", chunk)
     element = byte = group = 0
-    for piece in pieces(blocks(rows, length, channels)):
-        codes = width.code_slice(piece.elements)
-        assert (piece.elements.start, codes.start, piece.groups.start) == (element, byte, group)
-        runs, size, lanes = piece.shape
-        assert piece.elements.stop - element == runs * size * lanes
+    for tile in tiles(blocks(rows, length, channels)):
+        codes = width.code_slice(tile.elements)
+        assert (tile.elements.start, codes.start, tile.groups.start) == (element, byte, group)
+        runs, size, lanes = tile.shape
+        assert tile.elements.stop - element == runs * size * lanes
         assert runs * size * lanes <= max(chunk, 2 * length * channels) + length * channels
-        element, byte, group = piece.elements.stop, codes.stop, piece.groups.stop
+        element, byte, group = tile.elements.stop, codes.stop, tile.groups.stop
         assert byte == -(-element * width.bits // 8) == width.code_bytes(element)
     assert element == rows * channels
     assert group == -(-rows // length) * channels

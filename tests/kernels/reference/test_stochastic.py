@@ -5,7 +5,7 @@ import pytest
 import torch
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from ds_adacc.kernels.codec import draw_seed
-from ds_adacc.kernels.reference import pieces
+from ds_adacc.kernels.reference import tiles
 from ds_adacc.kernels.reference.philox import philox, uniform
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
@@ -60,8 +60,8 @@ def build(name, width=10, **options):
 def values_before_rounding(codec, x):
     """The float32 values that a codec rounds, in memory order."""
     found = []
-    for piece in pieces.pieces(codec.blocks(x.shape)):
-        found.append(codec.quantize(codec.load(x, piece))[0].reshape(-1))
+    for tile in tiles.tiles(codec.blocks(x.shape)):
+        found.append(codec.quantize(codec.load(x, tile))[0].reshape(-1))
     return torch.cat(found).numpy()
 
 
@@ -77,8 +77,8 @@ def test_codes_are_the_formula(kit, name, dtype, scale, monkeypatch):
     up = uniform(0, x.numel(), seed, x.device).numpy() < values - floor
     half = codec.width.half
     expected = kit.stored(np.clip(floor + up, -half, half - 1).astype(int).tolist(), codec.width)
-    for chunk in (pieces.CHUNK, 20):
-        monkeypatch.setattr(pieces, "CHUNK", chunk)
+    for chunk in (tiles.CHUNK, 20):
+        monkeypatch.setattr(tiles, "CHUNK", chunk)
         torch.manual_seed(5)
         assert codec.compress(x)[0].tolist() == expected
 

@@ -1,0 +1,114 @@
+"""A block's values and operators, coloured by what the plan does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from ds_adacc import planner
+from ds_adacc.cli.plots.layers import Layers, Place
+from ds_adacc.report.choices import RECOMPUTE, choices
+
+_UNUSED = "not needed"
+_COLOURS = {planner.RETAIN: "#3b6fb6", RECOMPUTE: "#e08214", planner.OFFLOAD: "#8e4ec6", _UNUSED: "#d0d0d0"}
+_COLUMN, _ROW = 1.9, 0.45  # inches
+_LARGEST, _SMALLEST, _OP, _LEGEND = 420.0, 12.0, 14.0, 40.0  # areas, in square points
+_BEHIND = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5}  # a label
+_LONGEST = 24  # characters of a name
+_BEND = 0.28  # columns by which an edge past other rows goes round
+
+
+def graph_figure(profile: planner.Profile, policy: planner.Policy, title: str) -> Figure:
+    """The block from top to bottom: a disc is a value, of an area by its bytes, a square an operator.
+
+    Below a value's name are its bytes, and what a codec leaves of them. "not needed" is what backward does without.
+    Raises ValueError if the policy does not fit.
+    """
+    policy.check(profile)
+    layers = Layers.of(profile.graph)
+    columns, rows = (1 + max(int(place[axis]) for place in (*layers.values, (0, 0))) for axis in (0, 1))
+    figure = Figure(figsize=(1 + _COLUMN * columns, 1 + _ROW * rows), layout="constrained")
+    axes = figure.subplots()
+    axes.set_axis_off()
+    axes.set(xlim=(-0.45, columns - 0.3), ylim=(rows - 0.5, -0.5), title=title)
+    _draw_edges(axes, profile.graph, layers)
+    _draw_ops(axes, policy, layers)
+    _draw_values(axes, profile, policy, layers)
+    for handle in figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small").legend_handles:
+        handle.set_sizes([_LEGEND])
+    return figure
+
+
+def _draw_values(axes: Axes, profile: planner.Profile, policy: planner.Policy, layers: Layers) -> None:
+    """One collection for each choice, in the order of the legend."""
+    values = profile.graph.values
+    made = [choice or _UNUSED for choice in choices(profile, policy)]
+    most = max((value.nbytes for value in values), default=0) or 1
+    for choice, colour in _colours(made).items():
+        members = [index for index, other in enumerate(made) if other == choice]
+        axes.scatter(
+            *zip(*(layers.values[index] for index in members), strict=True),
+            s=[max(_SMALLEST, _LARGEST * values[index].nbytes / most) for index in members],
+            color=colour,
+            label=choice,
+            zorder=3,
+        )
+    for index, place in enumerate(layers.values):
+        text = f"{_short(values[index].name)}\n{_size(profile, policy, index)}"
+        axes.annotate(
+            text, place, xytext=(12, 0), textcoords="offset points", fontsize=7, va="center", zorder=4, bbox=_BEHIND
+        )
+
+
+def _draw_ops(axes: Axes, policy: planner.Policy, layers: Layers) -> None:
+    for replayed, label in ((True, "operator, replayed"), (False, "operator")):
+        places = [place for op, place in enumerate(layers.ops) if (op in policy.replays) == replayed]
+        if places:
+            colour = _COLOURS[RECOMPUTE] if replayed else "#606060"
+            axes.scatter(*zip(*places, strict=True), marker="s", s=_OP, color=colour, label=label, zorder=3)
+
+
+def _draw_edges(axes: Axes, graph: planner.BlockGraph, layers: Layers) -> None:
+    for op, below in zip(graph.ops, layers.ops, strict=True):
+        for value in dict.fromkeys(op.inputs):
+            axes.add_patch(_edge(layers.values[value], below))
+        for value in op.outputs:
+            axes.add_patch(_edge(below, layers.values[value]))
+
+
+def _edge(upper: Place, lower: Place) -> PathPatch:
+    """Straight to the next row, else round what lies between."""
+    if lower[1] - upper[1] <= 1:
+        path = Path([upper, lower])
+    else:
+        left = min(upper[0], lower[0]) - _BEND
+        path = Path([upper, (left, upper[1] + 0.5), (left, lower[1] - 0.5), lower], [1, 4, 4, 4])
+    return PathPatch(path, facecolor="none", edgecolor="#a0a0a0", linewidth=0.7, zorder=1)
+
+
+def _colours(made: Sequence[str]) -> dict[str, str]:
+    """The colour of each choice that is made, in the order of the legend; codecs have shades of green."""
+    codecs = sorted(set(made) - _COLOURS.keys())
+    green = colormaps["summer"].resampled(len(codecs) + 1)
+    shades = {codec: to_hex(green(number)) for number, codec in enumerate(codecs)}
+    colours = {planner.RETAIN: _COLOURS[planner.RETAIN]} | shades | _COLOURS
+    return {choice: colour for choice, colour in colours.items() if choice in made}
+
+
+def _size(profile: planner.Profile, policy: planner.Policy, index: int) -> str:
+    raw = planner.human_bytes(profile.graph.values[index].nbytes)
+    if policy.stores[index] in (None, planner.RETAIN, planner.OFFLOAD):
+        return raw
+    return f"{raw} \N{RIGHTWARDS ARROW} {planner.human_bytes(policy.stored_bytes(profile, index))}"
+
+
+def _short(name: str) -> str:
+    """The name, its middle left out if it is long: its end tells the operator's number."""
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half + 1 :]}"

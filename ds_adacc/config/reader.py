@@ -1,0 +1,110 @@
+"""Read ds_config as DeepSpeed reads it, and check its "adacc" section."""
+
+import base64
+import binascii
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import hjson
+from pydantic import BaseModel, ValidationError
+
+from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location, nearest
+
+
+def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
+    """Return the "adacc" section of `ds_config`, or None if it is absent or `"enabled": false`.
+
+    `ds_config` is what `read` takes. A disabled section is checked all the same.
+    Raises ConfigError.
+    """
+    document = read(ds_config)
+    problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
+    section = document.get(SECTION, {})
+    config = None
+    if not isinstance(section, Mapping):
+        problems.append(f"{SECTION} = {section!r}: must be an object")
+    else:
+        try:
+            config = AdaccConfig.model_validate(dict(section))
+        except ValidationError as error:
+            problems += [line for detail in error.errors(include_url=False) for line in _lines(detail)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config if SECTION in document and config.enabled else None
+
+
+def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the whole of ds_config, read as DeepSpeed reads it: {} for None.
+
+    `ds_config` is a mapping, the path of a JSON file (in which Hjson's comments are allowed), or JSON encoded as
+    URL-safe base64. Raises ConfigError if it is none of these.
+    """
+    if ds_config is None or isinstance(ds_config, Mapping):
+        return ds_config or {}
+    if not isinstance(ds_config, str | os.PathLike):
+        raise ConfigError(f"ds_config = {ds_config!r}: must be a mapping, a path, or JSON encoded as URL-safe base64")
+    name = os.fspath(ds_config)
+    shown = f"ds_config {name[:200]!r}"
+    try:
+        document = hjson.loads(_text(name), object_pairs_hook=_without_duplicates)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{shown}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{shown}: its brackets are nested too deeply") from error
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{shown}: must hold a JSON object, not {type(document).__name__}")
+    return document
+
+
+def _text(name: str) -> str:
+    if os.path.exists(name):
+        with open(name, encoding="utf-8") as file:
+            return file.read()
+    try:
+        decoded = base64.urlsafe_b64decode(name).decode("utf-8")
+    except (binascii.Error, UnicodeError):
+        decoded = ""
+    if not decoded.lstrip().startswith("{"):
+        raise ValueError("no such file, and not base64-encoded JSON either")
+    return decoded
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
+    return unique
+
+
+def _resembles_section(key: Any) -> bool:
+    """Whether a top-level key is a misspelt "adacc"; no key of DeepSpeed's is so near."""
+    return key != SECTION and difflib.SequenceMatcher(None, str(key).lower(), SECTION).ratio() > 0.76
+
+
+def _lines(detail: Mapping[str, Any]) -> list[str]:
+    """The message lines of one pydantic error."""
+    location, value = detail["loc"], detail["input"]
+    if detail["type"] == "problems":
+        problems = detail["ctx"]["problems"]
+    elif detail["type"] in ("extra_forbidden", "invalid_key"):
+        problems = [((), value, f"unknown key{nearest(location[-1], _keys(location[:-1]))}")]
+    elif detail["type"] == "model_type":
+        problems = [((), value, "must be an object")]
+    else:
+        problems = [((), value, detail["msg"].replace("Input should be", "must be"))]
+    return [f"{_path((*location, *below))} = {what!r}: {message}" for below, what, message in problems]
+
+
+def _keys(location: Location) -> Iterable[str]:
+    """The keys of the section, or of the part of it at `location`."""
+    part: type[BaseModel] = AdaccConfig
+    for key in location:
+        part = part.model_fields[key].annotation
+    return part.model_fields
+
+
+def _path(location: Location) -> str:
+    return SECTION + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)

@@ -1,0 +1,229 @@
+"""The keys, types, defaults and checks of the "adacc" section of ds_config."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from ds_adacc.config.presets import BY_ERROR, PRESETS, ROLES
+from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
+
+SECTION = "adacc"
+
+_MIB = 1 << 20
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": _MIB,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
+
+Location = tuple[str | int, ...]
+Problem = tuple[Location, Any, str]
+
+
+class ConfigError(ValueError):
+    """ds_config cannot be read, or its "adacc" section is wrong; one line for each problem, with its key path."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What the activations of all blocks may take.
+
+    "auto": what the device has left; "bytes": `amount` bytes; "fraction": `amount`, in (0, 1], of their peak without
+    checkpointing.
+    """
+
+    kind: Literal["auto", "bytes", "fraction"]
+    amount: int | float = 0
+
+
+def _invalid(*problems: Problem) -> PydanticCustomError:
+    """The error of a validator: each problem with its location below the validated key."""
+    return PydanticCustomError("problems", "invalid", {"problems": problems})
+
+
+def _group_size(value: int) -> int:
+    if not 2 <= value <= 65536 or value % 2:
+        raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte; at most 65536"))
+    return value
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise _invalid(((), value, "must be a power of two, as tracking intervals double: 1, 2, 4, ..."))
+    return value
+
+
+def _block_classes(value: Any) -> str | tuple[str, ...]:
+    if value == "auto":
+        return value
+    if isinstance(value, str):
+        raise _invalid(((), value, f"must be 'auto' or a list of module class names; did you mean [{value!r}]?"))
+    if not isinstance(value, list | tuple) or not value:
+        raise _invalid(((), value, "must be 'auto' or a list of at least one module class name"))
+    for index, name in enumerate(value):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise _invalid(((index,), name, "must be the name of a class"))
+    return tuple(value)
+
+
+def _memory_budget(value: Any) -> MemoryBudget:
+    if value == "auto":
+        return MemoryBudget("auto")
+    if isinstance(value, str) and (match := _BYTES.fullmatch(value)):
+        amount = int(Decimal(match[1]) * _UNITS[match[2].lower()])
+        if amount > 0:
+            return MemoryBudget("bytes", amount)
+    if type(value) is float and 0 < value <= 1:
+        return MemoryBudget("fraction", value)
+    if type(value) is int and value >= _MIB:
+        return MemoryBudget("bytes", value)
+    if type(value) is int and value > 0:
+        plural = "" if value == 1 else "s"
+        hint = f"{value} byte{plural} can hold nothing; did you mean the fraction 1.0, or '{value}MiB'?"
+        raise _invalid(((), value, hint))
+    choices = (
+        "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
+    )
+    raise _invalid(((), value, f"must be {choices}"))
+
+
+def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS)}"))
+        return value
+    if not isinstance(value, Mapping):
+        presets = ", ".join(map(repr, PRESETS))
+        raise _invalid(((), value, f"must be one of {presets}, or an object of roles and their codecs"))
+    problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
+    if problems:
+        raise _invalid(*problems)
+    return {role: (names,) if isinstance(names, str) else tuple(names) for role, names in value.items()}
+
+
+def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
+    if role not in ROLES:
+        yield (role,), names, f"unknown role{nearest(role, ROLES)}"
+    if isinstance(names, str):
+        named = {(role,): names}
+    elif isinstance(names, list | tuple):
+        named = {(role, index): name for index, name in enumerate(names)}
+    else:
+        yield (role,), names, "must be the name of a codec, or a list of names"
+        return
+    for where, name in named.items():
+        if name not in CODECS:
+            yield where, name, f"unknown codec{nearest(name, CODECS)}"
+        elif name == "bits" and role != "dropout_mask":
+            yield where, name, "holds values of two kinds only, whose role is 'dropout_mask'; name it there"
+    if len(set(map(str, named.values()))) < len(named):
+        yield (role,), names, "names a codec twice"
+
+
+def _roles(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise _invalid(((), value, "must be a list of roles"))
+    problems = [((i,), r, f"unknown role{nearest(r, ROLES)}") for i, r in enumerate(value) if r not in ROLES]
+    if problems:
+        raise _invalid(*problems)
+    return tuple(value)
+
+
+def _one_of(kind: str, choices: Iterable[str]) -> PlainValidator:
+    def check(value: Any) -> str:
+        if value not in choices:
+            raise _invalid(((), value, f"unknown {kind}{nearest(value, choices)}"))
+        return value
+
+    return PlainValidator(check)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RectifierConfig(_Part):
+    """When outliers are looked at again (section 3.4 of the Adacc paper).
+
+    `max_interval`: iterations, the longest between two tracking steps. `drift`: relative change of a compression rate
+    that makes for a new plan. `roles`: which values are looked at.
+    """
+
+    enabled: bool = True
+    max_interval: Annotated[int, AfterValidator(_power_of_two)] = 1024
+    drift: Annotated[float, Field(gt=0, le=10)] = 0.10
+    roles: Annotated[tuple[str, ...], PlainValidator(_roles)] = ("linear", "layernorm", "gelu")
+
+    @model_validator(mode="after")
+    def _has_something_to_look_at(self) -> "RectifierConfig":
+        if self.enabled and not self.roles:
+            raise _invalid((("roles",), [], "must name a role, or set 'enabled' to false"))
+        return self
+
+
+class SolverConfig(_Part):
+    """`max_seconds`: how long one search for a plan may take."""
+
+    max_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 5.0
+
+
+class AdaccConfig(_Part):
+    """The "adacc" section.
+
+    `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
+    codecs. `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
+    `offload`: whether values on a CUDA device may wait in host memory. `group_size`: elements that share a scale; even,
+    as two codes share a byte. `scale`: what it is anchored at, the signed extreme of its group, or as in the paper
+    max|x| / 8 (equation 2), which clips the extreme. `rounding`: to the nearest code, or stochastic.
+    `zscore_threshold`: above it a channel is an outlier (equation 1).
+    """
+
+    enabled: bool = True
+    blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
+    memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
+    codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
+    max_gradient_error: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] | None = None
+    offload: bool = True
+    group_size: Annotated[int, AfterValidator(_group_size)] = 128
+    scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
+    rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
+    zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
+    rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
+    solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
+    backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
+
+    @model_validator(mode="after")
+    def _has_a_bound_to_choose_by(self) -> "AdaccConfig":
+        if self.codecs == BY_ERROR and self.max_gradient_error is None:
+            raise _invalid((("codecs",), BY_ERROR, "chooses by 'max_gradient_error', which is not set: 0.05, say"))
+        return self
+
+    @property
+    def forces_compression(self) -> bool:
+        """Whether all that can be compressed must be, at any cost: the paper's baseline "Quantization"."""
+        return self.codecs == "quantization"
+
+
+def codecs_for(config: AdaccConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of the codecs on offer for every role; none for roles that are never compressed."""
+    chosen = PRESETS[config.codecs] if isinstance(config.codecs, str) else config.codecs
+    return {role: chosen.get(role, ()) for role in ROLES}
+
+
+def nearest(value: Any, valid: Iterable[str]) -> str:
+    valid = tuple(valid)
+    near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
+    return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"

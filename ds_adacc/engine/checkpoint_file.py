@@ -1,0 +1,106 @@
+"""What a resumed run needs to go on as if it had not been interrupted, as a file in a checkpoint."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+
+from ds_adacc import planner
+from ds_adacc.plan.coordinator import PortfolioState
+from ds_adacc.plan.plan import Decision
+from ds_adacc.rectify.calibration import Seen
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RectifierState:
+    """Optimizer steps counted, the interval to the next tracking step, which is that, and whether it has begun."""
+
+    steps: int = 0
+    interval: int = 1
+    next: int = 1
+    tracking: bool = False
+
+
+@dataclass(frozen=True)
+class RuntimeState:
+    """The fields of a `Runtime` that outlive the process.
+
+    `profiles` are what this rank has measured, by kind. `corrected` and `reason` are of the closed loop; it looks at
+    the step after `meters_after`, and `unmetered` says that this is not the next one; `postponed`, that it was put off.
+    """
+
+    portfolio: PortfolioState = field(default_factory=PortfolioState)
+    profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
+    decision: Decision | None = None
+    seen: Seen | None = None
+    corrected: int = 0
+    reason: str = ""
+    unmetered: bool = False
+    postponed: bool = False
+    steps: int = 0
+    meters_after: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """Of one rank, after a whole number of optimizer steps.
+
+    `blocks` are `Registry.to_plain`'s, `seeds` the state of the generator of stochastic rounding, uint8; None: as it
+    is.
+    """
+
+    runtime: RuntimeState = field(default_factory=RuntimeState)
+    rectifier: RectifierState | None = None
+    blocks: Sequence[Mapping[str, Any]] = ()
+    seeds: torch.Tensor | None = None
+
+
+_RUNTIME = TypeAdapter(RuntimeState)
+_RECTIFIER = TypeAdapter(RectifierState | None)
+
+
+def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
+    """Save the state and the `facts` under which it is of use. Raises OSError; there is never half a file."""
+    document = {
+        "format": FORMAT,
+        "facts": dict(facts),
+        "runtime": _RUNTIME.dump_python(state.runtime, mode="json"),
+        "rectifier": _RECTIFIER.dump_python(state.rectifier, mode="json"),
+        "blocks": list(state.blocks),
+        "seeds": state.seeds,
+    }
+    content = io.BytesIO()
+    torch.save(document, content)  # to a full disk it would raise RuntimeError
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        new.write_bytes(content.getbuffer())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """The document that `write` left, yet to be checked. Runs no code that it may hold; raises what torch.load does."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def parse(document: Mapping[str, Any]) -> State:
+    """The state in a document of `FORMAT`. Raises ValueError, TypeError or LookupError for one that is garbled."""
+    state = State(
+        _RUNTIME.validate_python(document["runtime"]),
+        _RECTIFIER.validate_python(document["rectifier"]),
+        document["blocks"],
+        document["seeds"],
+    )
+    state.runtime.portfolio.check()
+    return state

@@ -1,0 +1,25 @@
+"""Serve scripts and libraries that call `deepspeed.initialize` themselves."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import deepspeed
+
+from ds_adacc.engine.api import initialize
+from ds_adacc.log import get_logger
+
+
+def take_over_deepspeed() -> None:
+    """From here on this process's `deepspeed.initialize` is `ds_adacc.initialize`, and says so if it serves nothing."""
+    deepspeed.initialize = _initialize
+
+
+@functools.wraps(initialize)
+def _initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
+    result = initialize(*args, **kwargs)
+    if not hasattr(result[0], "adacc"):
+        text = 'adacc is off: the engine\'s config has no "adacc" section, or says "enabled": false in it'
+        get_logger().warning(text)
+    return result

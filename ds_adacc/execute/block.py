@@ -1,0 +1,171 @@
+"""One block of the model and the records of its calls, one for each signature and set of Python numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.bound_policy import Plan
+from ds_adacc.record.guards import Marks, moved
+from ds_adacc.record.recording import Op, Recording
+
+_RECORDS = 8
+_DISTINCT_NUMBERS = 3
+
+
+@dataclass
+class Record:
+    """What is known of one block under one signature.
+
+    `plan` is None where the block could not be recorded: it then runs under plain autograd. `outliers` holds, for each
+    value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both
+    on the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each
+    number in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which
+    may follow them, are never replayed. `place` is the block's among those of its kind, in forward order, once known.
+    """
+
+    state: Marks | None = None
+    kind: str = ""
+    place: int | None = None
+    plan: Plan | None = None
+    outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    changes: Counter[str] = field(default_factory=Counter)
+    settled: frozenset[str] = frozenset()
+    volatile: dict[int, str] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """What outlives the process, as Python's plain containers, numbers, and tensors on the host."""
+        outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "outliers": outliers,
+            "changes": dict(self.changes),
+            "settled": sorted(self.settled),
+            "volatile": dict(self.volatile),
+        }
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Record:
+        """The record of a `to_plain` dict, which is yet to be given a plan."""
+        outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
+        changes, settled = Counter(data["changes"]), frozenset(data["settled"])
+        return cls(None, data["kind"], data["place"], None, outliers, changes, settled, dict(data["volatile"]))
+
+    def holds(self, state: Marks) -> bool:
+        """Whether the block's program is the recorded one when its modules are in `state`."""
+        if self.state is None or self.state == state:
+            return True
+        return bool(self.settled) and (moved(self.state, state) or {""}) <= self.settled
+
+    def succeed(self, earlier: Record, old: Recording, new: Recording) -> None:
+        """Learn from the earlier record of the same signature, one of whose numbers has changed.
+
+        A number on a schedule would have the block recorded anew at every step. Once it has been seen with three
+        values and only constants of the program differed, it is guarded no longer, and all operators whose constants
+        may follow it are refused for replay: a constant that has not moved yet may do so after a warm-up.
+        """
+        differing = _differing_constants(old, new)
+        changed = None if earlier.state is None or self.state is None else moved(earlier.state, self.state)
+        if differing is None or changed is None:
+            return
+        changed -= earlier.settled
+        self.changes = earlier.changes + Counter(changed)
+        self.settled, self.volatile = earlier.settled, earlier.volatile
+        if changed and all(self.changes[name] >= _DISTINCT_NUMBERS - 1 for name in changed):
+            reason = f"its constant may follow {', '.join(sorted(changed))}"
+            suspects = [*differing, *(op.index for op in new.ops if _holds_scalar(op))]
+            self.settled = earlier.settled | changed
+            self.volatile = {**dict.fromkeys(suspects, reason), **earlier.volatile}
+
+
+class Block:
+    """A block and its records; the oldest of more than eight is forgotten.
+
+    `past` are records of the run that this one resumes, the last used first.
+    """
+
+    def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
+        self.name = name
+        self._records: list[tuple[Hashable, Record]] = []
+        self._past = list(past)
+
+    def find(self, signature: Hashable, state: Marks) -> Record | None:
+        """The record for this signature and this state of the block's modules."""
+        for position, (known, record) in enumerate(self._records):
+            if known == signature and record.holds(state):
+                if position:
+                    self._records.insert(0, self._records.pop(position))
+                return record
+        return None
+
+    def latest(self, signature: Hashable) -> Record | None:
+        """The last used record for this signature, whatever its state."""
+        return next((record for known, record in self._records if known == signature), None)
+
+    def add(self, signature: Hashable, record: Record) -> None:
+        """Keep a new record, in the place of one that holds for the same calls."""
+        others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
+        self._records = [(signature, record), *others][:_RECORDS]
+
+    def place_in(self, kind: str) -> int | None:
+        """The block's place among those of a kind."""
+        return next((r.place for r in self.records() if r.kind == kind and r.place is not None), None)
+
+    def records(self) -> list[Record]:
+        return [record for _, record in self._records]
+
+    def recall(self, recording: Recording) -> Record | None:
+        """The record that the run before had of this program, once; None if it had none."""
+        for position, record in enumerate(self._past):
+            if recording.refuse(record.volatile).digest == record.kind:
+                return self._past.pop(position)
+        return None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The name and all records with a plan, also those yet to be recalled."""
+        known = [*(record for record in self.records() if record.plan is not None), *self._past]
+        return {"name": self.name, "records": [record.to_plain() for record in known]}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Block:
+        """The block of a `to_plain` dict, its records in the past."""
+        return cls(data["name"], [Record.from_plain(record) for record in data["records"]])
+
+
+def _covers(record: Record, other: Record) -> bool:
+    return other.state is None or record.holds(other.state)
+
+
+def _holds_scalar(op: Op) -> bool:
+    """Whether the operator has a Python number as a constant; integers count where a scalar or a tensor may stand."""
+    schema = getattr(op.func, "_schema", None)
+    if schema is None:
+        return True
+    types = {argument.name: str(argument.type) for argument in schema.arguments}
+    given = [*zip(types, op.args, strict=False), *op.kwargs]
+    return any(
+        type(value) is float or (type(value) is int and types.get(name) in ("Tensor", "number", "Scalar"))
+        for name, value in given
+    )
+
+
+def _differing_constants(old: Recording, new: Recording) -> list[int] | None:
+    """Operators that differ in constants alone, or None if the programs differ in more than that."""
+    if len(old.ops) != len(new.ops) or old.positions != new.positions:
+        return None
+    differing = []
+    for before, after in zip(old.ops, new.ops, strict=True):
+        if _shape(before) != _shape(after):
+            return None
+        if (before.args, before.kwargs) != (after.args, after.kwargs):
+            differing.append(after.index)
+    return differing
+
+
+def _shape(op: Op) -> tuple[object, ...]:
+    return op.name, op.outputs, tuple(op.references)

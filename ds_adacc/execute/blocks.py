@@ -1,0 +1,64 @@
+"""The blocks met so far: modules for as long as they live, other functions while they are among the latest."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ds_adacc.execute.block import Block, Record
+from ds_adacc.record.closure import identity, name_of
+
+_FUNCTIONS = 1024
+
+
+class Registry:
+    """Knows the block that a callable is.
+
+    `past` are the blocks of the run that this one resumes, as `to_plain` tells of them. Of several with one name, each
+    is the next that is met: forward takes them in the same order.
+    """
+
+    def __init__(self, past: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._past = [Block.from_plain(data) for data in past]
+        self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
+        self._functions: OrderedDict[Hashable, Block] = OrderedDict()
+
+    def of(self, function: Callable[..., Any]) -> Block:
+        """The block of a module, or of any function that has this code over the same closure cells."""
+        if isinstance(function, nn.Module):
+            return self.of_module(function, type(function).__name__)
+        key = identity(function)
+        block = self._functions.get(key)
+        if block is None:
+            block = self._functions[key] = self._meet(name_of(function))
+            if len(self._functions) > _FUNCTIONS:
+                self._functions.popitem(last=False)
+        else:
+            self._functions.move_to_end(key)
+        return block
+
+    def of_module(self, module: nn.Module, name: str) -> Block:
+        """The block that `module` is, named `name` if it is new."""
+        block = self._modules.get(module)
+        if block is None:
+            block = self._modules[module] = self._meet(name)
+        return block
+
+    def _meet(self, name: str) -> Block:
+        known = next((position for position, block in enumerate(self._past) if block.name == name), None)
+        return Block(name) if known is None else self._past.pop(known)
+
+    def all(self) -> list[Block]:
+        return [*self._modules.values(), *self._functions.values()]
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """All blocks, also those of the past that are yet to be met, as Python's plain containers with tensors."""
+        return [block.to_plain() for block in (*self.all(), *self._past)]
+
+    def records(self) -> list[Record]:
+        """Those of all blocks that have a plan."""
+        return [record for block in self.all() for record in block.records() if record.plan is not None]

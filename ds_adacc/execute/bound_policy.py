@@ -1,0 +1,211 @@
+"""A policy bound to one block: what to do at each call of the pack hook, and how to rebuild what is dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.kernels import Codec
+from ds_adacc.planner import OFFLOAD, Policy
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.recording import Op, ParameterRef, Recording, Value, ValueRef
+from ds_adacc.record.replay import Rerun
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the pack hook expects at one position, and what it does with it.
+
+    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
+    `size`, `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of
+    it) or in the parameter, `start` its distance in bytes from there. `again` marks the first of several positions of
+    a value, `fill` the position at which its holder is filled, `hold` one at which a rebuilt value must be kept for
+    now; `release` names the rebuilt values whose sources have all been saved then.
+    """
+
+    value: int | None = None
+    parameter: torch.Tensor | None = None
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    view: Geometry | None = None
+    root: Geometry | None = None
+    start: int = 0
+    again: bool = False
+    fill: bool = False
+    hold: bool = False
+    release: tuple[int, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the value is seen here for the first time in a call."""
+        return self.root is not None
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value of which `tensor` is the part seen at this position."""
+        return tensor if self.view is None else self.view.root(tensor, self.root)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the value of which `tensor` is to be a part lies within its storage."""
+        if self.view is None or self.root is None:
+            return True
+        first = tensor.storage_offset() * tensor.element_size() - self.start
+        return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to execute one block's calls under a policy.
+
+    `order` lists the values that have a holder, sources before what is rebuilt from them. `prefetcher` is there if
+    any of them is offloaded.
+    """
+
+    recording: Recording
+    policy: Policy
+    codecs: Mapping[int, Codec]
+    steps: tuple[Step, ...]
+    order: tuple[int, ...]
+    replays: Mapping[int, Rerun]
+    uses: Mapping[int, int]
+    inputs: tuple[int, ...]
+    prefetcher: Prefetcher | None = None
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether everything is retained, so that plain autograd does the same without hooks."""
+        return not self.replays and not self.codecs and self.prefetcher is None
+
+
+def bind(
+    recording: Recording, policy: Policy, codecs: Mapping[int, Codec], prefetcher: Prefetcher | None = None
+) -> Plan:
+    """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value.
+
+    Raises ValueError if a value is offloaded and there is no `prefetcher`.
+    """
+    replays = _needed_replays(recording, policy)
+    uses = _uses(recording, replays)
+    order = _order(recording, policy, replays, uses)
+    steps = _steps(recording, policy, order)
+    inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
+    used_codecs = {index: codec for index, codec in codecs.items() if index in order}
+    reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
+    offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
+    if offloaded and prefetcher is None:
+        raise ValueError(f"value {offloaded[0]} is to be offloaded; bind the plan with a prefetcher")
+    return Plan(recording, policy, used_codecs, steps, order, reruns, uses, inputs, prefetcher if offloaded else None)
+
+
+def rows(value: Value) -> tuple[int, int]:
+    """The shape (tokens, channels) in which codecs see the value's memory."""
+    count = value.geometry.numel
+    return count // value.channels if value.channels else 0, value.channels
+
+
+def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
+    """Operators that really run in backward: those whose outputs are asked for and not stored."""
+    needed: set[int] = set()
+    wanted = sorted(recording.saved)
+    while wanted:
+        index = wanted.pop()
+        producer = recording.values[index].producer
+        if policy.stores[index] is None and producer is not None and producer not in needed:
+            needed.add(producer)
+            wanted.extend(recording.ops[producer].reads)
+    return tuple(sorted(needed))
+
+
+def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
+    uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
+    for op in replays:
+        uses.update(recording.ops[op].reads)
+    return uses
+
+
+def _rerun(recording: Recording, op: Op, policy: Policy, uses: Mapping[int, int]) -> Rerun:
+    """Outputs that are stored are not asked for."""
+    parameters = dict.fromkeys(ref.index for ref in op.references if isinstance(ref, ParameterRef))
+    return Rerun(
+        op,
+        op.reads,
+        recording.parameters,
+        tuple(recording.parameters[index] for index in parameters),
+        tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
+    )
+
+
+def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
+    """Values with a holder, in topological order: inputs have the lowest indices, operators make values in order."""
+    return tuple(
+        value.index
+        for value in recording.values
+        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in replays)
+    )
+
+
+def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Step, ...]:
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, position in enumerate(recording.positions):
+        if isinstance(position.ref, ValueRef):
+            first.setdefault(position.ref.index, number)
+            last[position.ref.index] = number
+    ready = _ready(recording, policy, order, first)
+    release: dict[int, list[int]] = {}
+    for index, number in ready.items():
+        if number > first.get(index, number):
+            release.setdefault(number, []).append(index)
+    return tuple(
+        _step(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
+        for number in range(len(recording.positions))
+    )
+
+
+def _step(
+    recording: Recording,
+    policy: Policy,
+    number: int,
+    order: tuple[int, ...],
+    sightings: tuple[Mapping[int, int], Mapping[int, int]],
+    ready: Mapping[int, int],
+    release: tuple[int, ...],
+) -> Step:
+    ref = recording.positions[number].ref
+    if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
+        return Step(release=release)
+    seen = ref.geometry
+    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
+    if isinstance(ref, ParameterRef):
+        return Step(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
+    value = recording.values[ref.index]
+    first, last = sightings
+    is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
+    return Step(
+        value=ref.index,
+        **look,
+        view=None if seen == value.geometry else seen,
+        root=value.geometry if is_first else None,
+        again=is_first and last[ref.index] > number,
+        fill=is_first and policy.stores[ref.index] is not None,
+        hold=is_first and ready.get(ref.index, -1) > number,
+        release=release,
+    )
+
+
+def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
+    """For each rebuilt value, the position after which everything it is rebuilt from has been saved."""
+    ready: dict[int, int] = {}
+    saved_at: dict[int, int] = {}
+    for index in order:
+        value = recording.values[index]
+        if policy.stores[index] is not None:
+            saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
+        else:
+            op: Op = recording.ops[value.producer or 0]
+            saved_at[index] = ready[index] = max((saved_at[i] for i in op.reads), default=-1)
+    return ready

@@ -1,0 +1,67 @@
+"""Offload: hold a copy in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.holders.restored import Restored
+from ds_adacc.execute.host_offload import Offloads
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.replay import modified
+from ds_adacc.record.saved import never_saved
+
+
+class Offloaded(Restored):
+    """A value in host memory, fetched ahead of its use or, if nobody did, at its first use."""
+
+    __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
+
+    def __init__(self, name: str, geometry: Geometry, uses: int, offloads: Offloads) -> None:
+        super().__init__(name, geometry, uses)
+        self.offloads = offloads
+        offloads.add(self)
+        self._handle: Any = None
+        self._coming = False
+        self._witness: torch.Tensor | None = None
+        self._version = 0
+
+    def fill(self, root: torch.Tensor) -> None:
+        self._witness, self._version = _witness(root), root._version
+        self._handle = self.offloads.transfer.out(root.as_strided((self.geometry.numel,), (1,)))
+
+    def settle(self) -> None:
+        """Wait until the copy to the host is done."""
+        if self._handle is not None:
+            self.offloads.transfer.settle(self._handle)
+
+    def prefetch(self) -> None:
+        """Let the value come back, if it is not here or on its way already."""
+        if self._handle is not None and not self._coming and self._cached is None:
+            self.offloads.transfer.back(self._handle)
+            self._coming = True
+
+    def get(self) -> torch.Tensor:
+        if self._witness is not None and self._witness._version != self._version:
+            raise modified(f"value {self.name}", self._witness, self._version)
+        return super().get()
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """Nothing on the device."""
+        return ()
+
+    def _restore(self) -> torch.Tensor:
+        if self._handle is None:
+            raise never_saved(self.name)
+        self.offloads.expect()
+        self.prefetch()
+        self._coming = False
+        return self.offloads.transfer.take(self._handle)
+
+
+def _witness(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that counts the writes to `tensor`, and has its shape, but not its memory."""
+    witness = tensor.detach()
+    witness.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+    return witness

@@ -1,0 +1,65 @@
+"""Recompute: hold nothing, and replay the operator that made the value."""
+
+from __future__ import annotations
+
+import torch
+
+from ds_adacc.record.replay import Rerun, modified, replay
+from ds_adacc.record.saved import Holder, Retained
+
+
+class Replay:
+    """One operator replayed in backward; its outputs stay cached until each one's last use."""
+
+    __slots__ = ("_cached", "_left", "inputs", "rerun", "versions")
+
+    def __init__(self, rerun: Rerun, inputs: dict[int, Holder]) -> None:
+        self.rerun = rerun
+        self.inputs = inputs
+        self.versions = [parameter._version for parameter in rerun.read_parameters]
+        self._left = list(rerun.uses)
+        self._cached: list[torch.Tensor | None] = [None] * len(rerun.uses)
+
+    def get(self, output: int) -> torch.Tensor:
+        tensor, uses = self._cached[output], self.rerun.uses
+        if tensor is None:
+            outputs = self._run()
+            self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
+            tensor = outputs[output]
+        self._left[output] -= 1
+        if self._left[output] <= 0:
+            self._cached[output], self._left[output] = None, uses[output]
+        return tensor
+
+    def _run(self) -> tuple[torch.Tensor, ...]:
+        for parameter, version in zip(self.rerun.read_parameters, self.versions, strict=True):
+            if parameter._version != version:
+                raise modified("a parameter", parameter, version)
+        roots = {index: cell.get() for index, cell in self.inputs.items()}
+        return replay(self.rerun.op, roots.__getitem__, self.rerun.parameters)
+
+
+class Rebuilt:
+    """One output of a replay.
+
+    Until the values it is rebuilt from have all been saved, the tensor itself is kept: a forward that takes another
+    turn than the recorded one must not lose it.
+    """
+
+    __slots__ = ("__weakref__", "name", "output", "pending", "replay")
+
+    def __init__(self, name: str, replay: Replay, output: int) -> None:
+        self.name = name
+        self.replay = replay
+        self.output = output
+        self.pending: Retained | None = None
+
+    def hold(self, root: torch.Tensor) -> None:
+        self.pending = Retained(self.name)
+        self.pending.fill(root)
+
+    def get(self) -> torch.Tensor:
+        return self.pending.get() if self.pending is not None else self.replay.get(self.output)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        return self.pending.held() if self.pending is not None else ()

@@ -1,0 +1,160 @@
+"""A recording as the planner sees it: values, operators and backward steps as plain rows of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ds_adacc import planner
+from ds_adacc.record.recording import Op, Recording, ValueRef
+
+_SUMS = ("add", "add_", "sub", "sub_")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Bytes that an operator allocates besides its results, and frees again: in a replay, and in its backward step.
+
+    `backward_seconds` is how long the latter took.
+    """
+
+    replay: int = 0
+    backward: int = 0
+    backward_seconds: float = 0.0
+
+
+def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> planner.BlockGraph:
+    """The planner's graph of a recorded and proven block; indices of values and operators stay the same.
+
+    `workspaces` are by operator; without them none takes any.
+    """
+    workspaces = workspaces or (Workspace(),) * len(recording.ops)
+    return planner.BlockGraph(_values(recording), _ops(recording, workspaces), _events(recording, workspaces))
+
+
+def _values(recording: Recording) -> tuple[planner.Value, ...]:
+    return tuple(
+        planner.Value(
+            name=value.name,
+            role=value.role,
+            nbytes=value.nbytes if value.owned else 0,
+            producer=value.producer,
+            storable=value.index in recording.saved or value.origin in ("input", "buffer"),
+        )
+        for value in recording.values
+    )
+
+
+def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Op, ...]:
+    return tuple(
+        planner.Op(
+            name=op.short_name,
+            inputs=op.reads,
+            outputs=tuple(index for index in op.outputs if index is not None),
+            replayable=op.replayable,
+            workspace_bytes=workspace.replay,
+        )
+        for op, workspace in zip(recording.ops, workspaces, strict=True)
+    )
+
+
+def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Event, ...]:
+    """The operators that saved something or that gradients pass through, last first, as backward visits them.
+
+    A tensor packed after n operators is the n-th's output, saved by itself, or the next one's input: where that
+    cannot be told, it counts for both.
+    """
+    unpacked: dict[int, dict[int, None]] = {}
+    for position in recording.positions:
+        if isinstance(position.ref, ValueRef):
+            index, done = position.ref.index, position.ops_done
+            unpacked.setdefault(done, {})[index] = None
+            if position.fresh and recording.values[index].producer == done - 1:
+                unpacked.setdefault(done - 1, {})[index] = None
+    gradients = Gradients(recording)
+    taken = [*(workspace.backward for workspace in workspaces), 0]  # after the last operator there may be a view
+    return tuple(
+        planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.alive(op) + taken[op])
+        for op in sorted({*unpacked, *gradients.steps}, reverse=True)
+    )
+
+
+def _event_name(recording: Recording, op: int) -> str:
+    return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
+
+
+class Gradients:
+    """Which gradients are alive at each backward step: from the last reader's step to the producer's.
+
+    `required`: the values that get one.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.required = _require_grad(recording)
+        self._last: dict[int, float] = {}
+        for op in recording.ops:
+            for index in op.reads:
+                self._last[index] = op.index
+
+    @property
+    def steps(self) -> list[int]:
+        """The operators whose backward makes a gradient; a sum hands on the one it gets."""
+        ops = (op for op in self.recording.ops if op.short_name not in _SUMS)
+        return [op.index for op in ops if self.made(op) and self.required.intersection(op.outputs)]
+
+    @property
+    def of_outputs(self) -> int:
+        """Bytes of the gradients with which backward begins."""
+        values = (self.recording.values[index] for index in self.required)
+        return sum(value.nbytes for value in values if value.index not in self._last)
+
+    def alive(self, index: int) -> int:
+        """Bytes of gradients alive while the step of operator `index` runs."""
+        total = 0
+        for value in self.recording.values:
+            if value.index in self.required:
+                born = -1 if value.producer is None else value.producer
+                if born <= index <= self._last.get(value.index, math.inf):
+                    total += value.nbytes
+        if index == len(self.recording.ops):
+            return total
+        op = self.recording.ops[index]
+        return total + self._parts(op) + self._sums(op) + self._parameters(op)
+
+    def made(self, op: Op) -> int:
+        """Bytes of the gradients that the step of `op` itself makes."""
+        wholes = sum(self.recording.values[index].nbytes for index in op.reads if index in self.required)
+        return wholes + self._parts(op) + self._parameters(op)
+
+    def _parts(self, op: Op) -> int:
+        """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
+        total = 0
+        for ref in op.references:
+            if isinstance(ref, ValueRef) and ref.index in self.required:
+                geometry = ref.geometry
+                if geometry.numel < self.recording.values[ref.index].geometry.numel:
+                    total += geometry.numel * geometry.dtype.itemsize
+        return total
+
+    def _sums(self, op: Op) -> int:
+        """A value with a later reader has its gradient already; this step's share is made beside it and then added."""
+        shared = [index for index in op.reads if index in self.required and self._last[index] > op.index]
+        return sum(self.recording.values[index].nbytes for index in shared)
+
+    def _parameters(self, op: Op) -> int:
+        """The gradients of the parameters read, before they are added to what has accumulated."""
+        read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
+        parameters = [self.recording.parameters[index] for index in read]
+        return sum(p.element_size() * getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)
+
+
+def _require_grad(recording: Recording) -> set[int]:
+    required = {v.index for v in recording.values if v.origin == "input" and v.requires_grad}
+    for op in recording.ops:
+        references = list(op.references)
+        if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):
+            made = [recording.values[index] for index in op.outputs if index is not None]
+            required.update(v.index for v in made if v.geometry.dtype.is_floating_point and v.role != "statistic")
+    return required

@@ -1,0 +1,85 @@
+"""What an operator allocates besides its results, and frees again: seen in the allocators' own traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ds_adacc.profile.block_graph import Gradients, Workspace
+from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.profile.timer import Timer, device_of
+from ds_adacc.record.recording import Op, ParameterRef, Recording, ValueRef
+from ds_adacc.record.replay import replay, run, view_of
+
+
+class Backward(NamedTuple):
+    """An operator's step of backward: bytes besides the gradients counted for it, and seconds of a single run."""
+
+    workspace_bytes: int = 0
+    seconds: float = 0.0
+
+
+def workspaces(recording: Recording, tensors: Sequence[torch.Tensor]) -> tuple[Workspace, ...]:
+    """What each operator takes besides its results. `tensors` are the recorded values, by index, still alive."""
+    gradients = Gradients(recording)
+    return tuple(
+        Workspace(replay_workspace(op, tensors, recording.parameters), *backward_workspace(op, tensors, gradients))
+        for op in recording.ops
+    )
+
+
+def replay_workspace(op: Op, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if it is not replayed, or unknown."""
+    if not op.replayable:
+        return 0
+    with MemoryTrace(device_of(tensors)) as trace:
+        outputs = replay(op, tensors.__getitem__, parameters)
+    del outputs  # alive until here: what is left are their bytes
+    return (trace.peak or 0) - (trace.left or 0)
+
+
+def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients) -> Backward:
+    """Run `op` and its backward step once, apart from the block's own graph, on gradients of ones.
+
+    Nothing is measured of an operator that is not replayed, or has no derivative. Memory that stays allocated (a
+    library's own) is no workspace.
+    """
+    try:
+        starts, ends = _apart(op, tensors, gradients) if op.replayable else ([], [])
+        if not ends:
+            return Backward()
+        ones, given = [torch.ones_like(end) for end in ends], []
+
+        def step() -> None:  # what it frees must have been allocated under the trace: hence retain_graph
+            given.extend(torch.autograd.grad(ends, starts, ones, retain_graph=True, allow_unused=True))
+
+        device = device_of(tensors)
+        with MemoryTrace(device) as trace:
+            seconds = Timer(device).once(step)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever an operator without a derivative raises
+        return Backward()
+    return Backward(max((trace.peak or 0) - max(trace.left or 0, gradients.made(op)), 0), seconds)
+
+
+def _apart(
+    op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A graph of `op` alone: leaves that require a gradient, as in the block, and outputs that get one."""
+    parameters = gradients.recording.parameters
+    leaves: dict[ValueRef | ParameterRef, torch.Tensor] = {}
+
+    def leaf(ref: ValueRef | ParameterRef) -> torch.Tensor:
+        if ref not in leaves:
+            is_value = isinstance(ref, ValueRef)
+            required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
+            leaves[ref] = view_of(ref, tensors.__getitem__, parameters).detach().requires_grad_(required)
+        return leaves[ref]
+
+    with torch.enable_grad(), torch._C._DisableAutocast():
+        outputs = run(op, leaf)
+    ends = [o for i, o in zip(op.outputs, outputs, strict=False) if i in gradients.required and o.requires_grad]
+    return [tensor for tensor in leaves.values() if tensor.requires_grad], ends

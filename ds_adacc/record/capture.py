@@ -1,0 +1,93 @@
+"""The first call of a block: run it under the recorder, prove the recording, tell its roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_adacc.record.closure import Reach
+from ds_adacc.record.recorder import Recorder, Unrecordable
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.roles import assign_roles
+from ds_adacc.record.saved import Slot, keep, unpack
+from ds_adacc.record.verify import prove
+
+
+class LateSlot:
+    """A slot that retains its tensor until a plan has been made for the call it belongs to."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.slot: Slot | Any = keep(tensor)
+
+    def unpack(self) -> torch.Tensor:
+        return self.slot.unpack()
+
+
+@dataclass
+class Capture:
+    """A recorded call: what it returned, its recording (None, with the reason, if it has none), its live tensors.
+
+    `inputs` are the tensors it was given, with their place in the autograd graph.
+    """
+
+    output: Any
+    inputs: Sequence[torch.Tensor]
+    recording: Recording | None
+    reason: str
+    tensors: Sequence[torch.Tensor]
+    saved: Sequence[torch.Tensor]
+    slots: Sequence[LateSlot]
+
+    def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
+        """Give every saved tensor to the plan's pack hook and let go of all that it does not keep."""
+        for slot, tensor in zip(self.slots, self.saved, strict=True):
+            slot.slot = pack(tensor)
+        self.inputs, self.tensors, self.saved, self.slots = (), (), (), ()
+
+
+class _RecordingHook:
+    """The pack hook; autograd keeps it as long as the slots, so it forgets the recorder after the forward."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder: Recorder | None = recorder
+        self.slots: list[LateSlot] = []
+
+    @torch._disable_dynamo
+    def __call__(self, tensor: torch.Tensor) -> LateSlot:
+        assert self.recorder is not None
+        slot = LateSlot(self.recorder.pack(tensor))
+        self.slots.append(slot)
+        return slot
+
+    def close(self) -> list[LateSlot]:
+        slots, self.slots, self.recorder = self.slots, [], None
+        return slots
+
+
+def capture(name: str, inputs: Sequence[torch.Tensor], found: Reach, run: Callable[[], Any]) -> Capture:
+    """Run the block once, as plain autograd would, and record it. Whatever the block itself raises passes through."""
+    recorder = Recorder(name, inputs, found)
+    hook = _RecordingHook(recorder)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
+            output = run()
+    finally:
+        slots = hook.close()
+    recording, reason = None, ""
+    try:
+        recording = prove(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
+    except Unrecordable as failure:
+        reason = str(failure)
+    return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)
+
+
+def _sound(recording: Recording) -> Recording:
+    for index in sorted(recording.saved):
+        if recording.values[index].overwritten:
+            raise Unrecordable(f"it saves {recording.values[index].name} for backward and then writes to it in place")
+    return recording

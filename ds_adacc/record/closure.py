@@ -1,0 +1,144 @@
+"""What a block's callable can reach: its modules, parameters, buffers, tensors and Python numbers.
+
+A block is an `nn.Module`, a bound method of one, or any function: Megatron-style code passes closures made anew at
+every forward, whose cells hold the modules and the layer range.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc.record.guards import LONGEST, Marks, fingerprint, is_plain, snapshot
+
+_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
+_DEPTH = 3
+
+
+@dataclass
+class Reach:
+    """What was found. `tensors` are those a function's own cells hold: they count as arguments of the call."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    plain: list[Any] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> Iterator[torch.Tensor]:
+        for module in self.modules:
+            yield from module.parameters()
+        yield from (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
+
+    def buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+        """Tensors that the modules hold besides parameters, registered as buffers or not."""
+        for module in self._submodules():
+            names = [*module._buffers, *(n for n in module.__dict__ if n not in _MODULE_INTERNALS)]
+            for name in names:
+                value = getattr(module, name, None)
+                if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                    yield module, name, value
+
+    @functools.cached_property
+    def state(self) -> Marks:
+        """What the block's program depends on besides its arguments, as it is when first asked for."""
+        return fingerprint(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
+
+    def _submodules(self) -> Iterator[nn.Module]:
+        seen: set[int] = set()
+        for module in self.modules:
+            for child in module.modules():
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    yield child
+
+
+def reach(function: Callable[..., Any]) -> Reach:
+    """What `function` holds in itself: bound object, partial arguments, closure cells, defaults."""
+    found = Reach()
+    _collect(function, found, _DEPTH)
+    return found
+
+
+def identity(function: Callable[..., Any]) -> Hashable:
+    """Equal for two callables that are the same block: same module, or same code over the same cells."""
+    found = reach(function)
+    inner = _code(function)
+    modules = tuple(weakref.ref(module) for module in found.modules)
+    return inner, modules, tuple(snapshot(value) for value in found.plain)
+
+
+def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """`function`, or it and the modules among its arguments: they belong to the block as much as its own do."""
+    found = Reach()
+    _collect([*args, *kwargs.values()], found, 2)
+    return functools.partial(function, *found.modules) if found.modules else function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call the block in messages."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _code(function: Any) -> Hashable:
+    if isinstance(function, nn.Module):
+        return None
+    if isinstance(function, functools.partial):
+        return _code(function.func)
+    if isinstance(function, types.MethodType):
+        return function.__func__.__code__ if hasattr(function.__func__, "__code__") else function.__name__
+    return getattr(function, "__code__", None) or type(function)
+
+
+def _collect(thing: Any, found: Reach, depth: int) -> None:
+    if isinstance(thing, nn.Module):
+        if not any(thing is module for module in found.modules):
+            found.modules.append(thing)
+    elif isinstance(thing, torch.Tensor):
+        if not any(thing is tensor for tensor in found.tensors):
+            found.tensors.append(thing)
+    elif depth == 0:
+        found.plain.append(thing)
+    elif isinstance(thing, functools.partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            _collect(part, found, depth)
+    elif isinstance(thing, types.MethodType):
+        _collect(thing.__self__, found, depth)
+    elif isinstance(thing, types.FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
+            _collect(part, found, depth - 1)
+    elif isinstance(thing, list | tuple) and len(thing) <= LONGEST:
+        for part in thing:
+            _collect(part, found, depth - 1)
+    elif isinstance(thing, dict) and len(thing) <= LONGEST:
+        found.plain.append(tuple(thing))
+        for part in thing.values():
+            _collect(part, found, depth - 1)
+    elif is_plain(thing):
+        _collect(thing.__dict__, found, depth)
+    else:
+        found.plain.append(thing)
+
+
+def _globals(function: types.FunctionType) -> Iterator[Any]:
+    """Modules, tensors and plain values that the function's own code reads as globals."""
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, nn.Module | torch.Tensor | int | float | str | list | tuple):
+            yield value
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # a cell that its function has not assigned yet
+        return False

@@ -1,0 +1,361 @@
+"""Run a block once, as plain autograd would, and write down its operators and what autograd saves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ds_adacc.record.closure import Reach
+from ds_adacc.record.compiled import KERNEL, in_compiled_code
+from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.recording import COLLECTIVE, COMPILED, Op, ParameterRef, Position, Recording, Value, ValueRef
+
+_OPAQUE = "not a plain operator"
+_MASKS = (torch.bool, torch.uint8)
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+
+
+class Unrecordable(Exception):
+    """The block cannot be recorded; the message says why."""
+
+
+class Recorder(TorchDispatchMode):
+    """Dispatch mode and pack hook of one recorded forward.
+
+    Every tensor seen is kept alive until the recorder goes: a freed storage's address would be reused and two
+    values taken for one.
+
+    Compiled code runs compiled, as it will in later calls. Some of its kernels pass the dispatcher by, and it may be
+    compiled anew for the same arguments: so nothing of it is replayed.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch's question whether compiled code runs compiled under this mode."""
+        return True
+
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Reach) -> None:
+        super().__init__()
+        self.name = name
+        self.inputs = inputs
+        self.failure: str | None = None
+        self.tensors: list[torch.Tensor] = []
+        self.saved: list[torch.Tensor] = []
+        self.parameters: list[torch.Tensor] = []
+        self.buffers: list[tuple[Any, str]] = []
+        self._reach = found
+        self._values: list[Value] = []
+        self._ops: list[Op] = []
+        self._positions: list[Position] = []
+        self._roots: dict[int, list[int]] = {}
+        self._turn: int | None = None
+        self._masks: set[int] = set()
+        self._tainted = False
+        self._fresh = False
+        for position, tensor in enumerate(inputs):
+            self._external(tensor, "input", position)
+
+    # -- what torch calls
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.failure is not None:
+            return func(*args, **kwargs)
+        try:
+            encoded = self._arguments(func, args, kwargs)
+        except Unrecordable as reason:
+            self.failure = str(reason)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        try:
+            self._note(func, encoded, (args, kwargs), result)
+        except Unrecordable as reason:
+            self.failure = str(reason)
+        return result
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note one saved tensor; returns an alias that holds no part of the autograd graph."""
+        with torch.no_grad():
+            tensor = tensor.detach()
+        self.saved.append(tensor)
+        if self.failure is None:
+            try:
+                self._note_compiled()
+                plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
+                ref = self._refer(tensor) if plannable else None
+                self._positions.append(Position(ref, len(self._ops), self._fresh))
+            except Unrecordable as reason:
+                self.failure = str(reason)
+        return tensor
+
+    # -- the result
+
+    def recording(self) -> Recording:
+        """The block's program. Raises `Unrecordable` with the reason if there is none."""
+        if self.failure is not None:
+            raise Unrecordable(self.failure)
+        met = {id(parameter) for parameter in self.parameters}
+        recording = Recording(
+            self.name,
+            tuple(self._values),
+            tuple(self._ops),
+            tuple(self._positions),
+            (*self.parameters, *(p for p in dict.fromkeys(self._reach.parameters) if id(p) not in met)),
+            tuple(self.buffers),
+        )
+        return recording.refuse(self._unsure())
+
+    # -- bookkeeping
+
+    def _unsure(self) -> dict[int, str]:
+        """Operators that must not be replayed though they can be.
+
+        A mask that decides a shape is kept: one rebuilt from quantised data would select another number of elements.
+        Of values first saved once Python has seen data, or compiled code has run, another branch or another compilation
+        may save others in their place.
+        """
+        masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
+        return {**self._uncertain(), **masks}
+
+    def _uncertain(self) -> dict[int, str]:
+        if self._turn is None:
+            return {}
+        early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in self._halves())
+        late = {i for i in late - early if self._values[i].origin not in ("input", "buffer")}
+        reason = "what is saved in its place may differ from call to call"
+        return {op.index: reason for op in self._ops if late.intersection((*op.outputs, *op.reads))}
+
+    def _halves(self) -> tuple[list[Position], list[Position]]:
+        return self._positions[: self._turn], self._positions[self._turn :]
+
+    def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any) -> None:
+        outputs = result if isinstance(result, tuple | list) else (result,)
+        index = len(self._ops)
+        written = _written(func, given)
+        refusal = COMPILED if self._note_compiled() else _refusal(func, self._tainted)
+        if not self._tainted and _reveals(func, given, outputs):
+            self._tainted = True
+            self._doubt_from_here()
+        op = Op(index, func, *encoded, (), refusal)
+        dynamic = _dynamic(func, given)
+        if dynamic:
+            self._masks.update(r.index for r in op.references if r.geometry.dtype in _MASKS and type(r) is ValueRef)
+        dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
+        rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
+        known = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+        made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
+        if not rewritten and all(value is None for value in made):
+            self._fresh = False
+            return  # a view, or nothing but Python numbers: geometry says it all
+        if dynamic and refusal is None:
+            refusal = "its shape depends on data"
+        self._fresh = True
+        self._ops.append(replace(op, outputs=(*made, *rewritten), refusal=refusal))
+
+    def _note_compiled(self) -> bool:
+        """Whether compiled code runs now."""
+        compiled = in_compiled_code()
+        if compiled:
+            self._doubt_from_here()
+        return compiled
+
+    def _doubt_from_here(self) -> None:
+        """What is saved from now on may be other tensors in another call."""
+        if self._turn is None:
+            self._turn = len(self._positions)
+
+    def _made(self, tensor: Any, op: Op, output: int, dynamic: bool, known: set[int]) -> int | None:
+        """A new value for an operator's output, or None if it is no tensor or a view of one of its arguments."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        self._admit(tensor)
+        if tensor.untyped_storage()._cdata in known:
+            return None
+        index = len(self._values)
+        name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
+        self._add(tensor, Value(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
+        return index
+
+    def _external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
+        self._admit(tensor)
+        known = self._find(tensor)
+        if known is not None:
+            return known
+        index = len(self._values)
+        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
+        self._add(tensor, Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts))
+        return index
+
+    def _add(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values.append(replace(value, device=tensor.device.type))
+        with torch.no_grad():
+            self.tensors.append(tensor.detach())
+        self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
+
+    def _admit(self, tensor: torch.Tensor) -> None:
+        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+            raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise Unrecordable(f"it handles a tensor of layout {tensor.layout}")
+
+    def _find(self, tensor: torch.Tensor) -> int | None:
+        """The current value that holds all of `tensor`'s bytes."""
+        start, stop = span(tensor)
+        for index in reversed(self._roots.get(tensor.untyped_storage()._cdata, ())):
+            low, high = span(self.tensors[index])
+            if low <= start and stop <= high:
+                return index
+        return None
+
+    def _refer(self, tensor: torch.Tensor) -> ValueRef | ParameterRef:
+        self._admit(tensor)
+        index = self._find(tensor)
+        if index is None:
+            parameter = self._parameter(tensor)
+            if parameter is not None:
+                origin = self.parameters[parameter].data_ptr()
+                return ParameterRef(parameter, Geometry.of(tensor, origin))
+            index = self._captured(tensor)
+        return ValueRef(index, Geometry.of(tensor, self.tensors[index].data_ptr()))
+
+    def _parameter(self, tensor: torch.Tensor) -> int | None:
+        """Which parameter `tensor` aliases, by address: ZeRO keeps many of them in one storage."""
+        start, stop = span(tensor)
+        for index, parameter in enumerate(self.parameters):
+            low, high = span(parameter)
+            if low <= start and stop <= high and start < stop:
+                return index
+        for parameter in self._reach.parameters:
+            low, high = span(parameter)
+            if low <= start and stop <= high and start < stop:
+                self.parameters.append(parameter)
+                return len(self.parameters) - 1
+        return None
+
+    def _captured(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()._cdata
+        for owner, name, buffer in self._reach.buffers():
+            if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
+                self.buffers.append((owner, name))
+                return self._external(buffer, "buffer", len(self.buffers) - 1)
+        if in_compiled_code():
+            return self._made_unseen(tensor)
+        return self._external(tensor, "captured", len(self._values))
+
+    def _made_unseen(self, tensor: torch.Tensor) -> int:
+        """A new value for what a compiled kernel has made that the dispatcher did not see."""
+        op, index = len(self._ops), len(self._values)
+        self._ops.append(Op(op, KERNEL, (), (), (index,), COMPILED))
+        self._add(tensor, Value(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
+        return index
+
+    def _overwrite(self, tensor: torch.Tensor, op: Op) -> list[int]:
+        """The values of the storage that `op` has written to are gone; returns the new ones in their place."""
+        storage = tensor.untyped_storage()._cdata
+        old = self._roots.pop(storage, [])
+        if not old:
+            raise Unrecordable(f"{op.name} writes to a parameter in place")
+        new = []
+        for index in old:
+            value = self._values[index]
+            self._values[index] = replace(value, overwritten=True)
+            new.append(len(self._values))
+            name = f"{op.short_name}{op.index}"
+            dynamic = value.dynamic
+            self._add(self.tensors[index], Value(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic))
+        return new
+
+    def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if _refusal(func, False) in (_OPAQUE, COLLECTIVE):
+            return (
+                (),
+                (),
+            )  # never replayed, and its arguments (subgraphs, process groups) are not ours to keep
+        return self._encode(args), tuple((name, self._encode(value)) for name, value in kwargs.items())
+
+    def _encode(self, tree: Any) -> Any:
+        if isinstance(tree, torch.Tensor):
+            return self._refer(tree)
+        if isinstance(tree, tuple | list):
+            return type(tree)(self._encode(item) for item in tree)
+        return tree
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _tensors(item)
+
+
+def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
+    """The argument tensors that `func` writes to, by its schema; those of c10d do not tell."""
+    args, kwargs = given
+    schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
+        return list(_tensors(args[0]))
+    if schema is None or not schema.is_mutable:
+        return []
+    written = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            items = value if isinstance(value, tuple | list) else (value,)
+            written.extend(item for item in items if isinstance(item, torch.Tensor))
+    return written
+
+
+def _refusal(func: Any, tainted: bool) -> str | None:
+    """Why `func` must not be replayed, as far as its schema tells."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return _OPAQUE
+    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
+        return COLLECTIVE
+    if func._schema.is_mutable:
+        return "writes in place"
+    if "batch_norm" in func._schema.name:
+        return "updates running statistics that its schema does not mention"
+    if "empty" in func._schema.name.split("::")[1]:
+        return "uninitialised memory"
+    if _reads_data(func):
+        return "reads data into Python"
+    if tainted:
+        return "may hold a number read from data"
+    return None
+
+
+def _reveals(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
+    """Whether Python may know data from here on: as a number, as a shape, or from a copy on the host."""
+    if _reads_data(func) or _dynamic(func, given):
+        return True
+    on_host = any(tensor.device.type == "cpu" for tensor in _tensors(outputs))
+    return on_host and any(tensor.device.type not in ("cpu", "meta") for tensor in _tensors(given))
+
+
+def _reads_data(func: Any) -> bool:
+    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
+
+
+def _dynamic(func: Any, given: tuple[Any, Any]) -> bool:
+    """Whether the output's shape depends on data; indexing does so with a mask only."""
+    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return False
+    if func._schema.name == "aten::index":
+        return any(index is not None and index.dtype in _MASKS for index in given[0][1])
+    return True

@@ -1,0 +1,75 @@
+"""Run one recorded operator again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_adacc.record.recording import Op, ParameterRef, ValueRef
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One operator that backward replays: the values and the parameters it reads, and how often each output is used."""
+
+    op: Op
+    reads: tuple[int, ...]
+    parameters: Sequence[torch.Tensor]
+    read_parameters: tuple[torch.Tensor, ...]
+    uses: tuple[int, ...]
+
+
+def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
+
+    The program lies below autograd and autocast (casts are operators of it), so both are off while it runs.
+    """
+    with torch.no_grad(), torch._C._DisableAutocast():
+        return run(op, lambda ref: view_of(ref, root, parameters))
+
+
+def run(op: Op, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
+    args = _resolve(op.args, tensor_of)
+    kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
+    result = op.func(*args, **kwargs)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def view_of(
+    ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The tensor that `ref` stands for. Shares the storage of its root or live parameter."""
+    origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
+    return ref.geometry.view(origin)
+
+
+def _resolve(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:
+    kind = type(tree)
+    if kind is ValueRef or kind is ParameterRef:
+        return tensor_of(tree)
+    if kind is tuple or kind is list:
+        return kind([_resolve(item, tensor_of) for item in tree])
+    return tree
+
+
+def live(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter's data as it is now. Raises RuntimeError if ZeRO-3 has it partitioned away."""
+    if parameter.numel() == 0 and getattr(parameter, "ds_numel", 0):
+        raise RuntimeError(
+            f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away "
+            "while its block's backward needs it: the block's class must be a ZeRO-3 leaf module "
+            "(deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize; ds_adacc.initialize does it)"
+        )
+    return parameter.detach()
+
+
+def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
+    """The error for a tensor that has been written to since its version was `expected`."""
+    return RuntimeError(
+        f"{what} of shape {tuple(tensor.shape)}, needed for gradient computation, has been modified by an in-place "
+        f"operation: it is at version {tensor._version}, expected {expected}"
+    )

@@ -1,0 +1,164 @@
+"""Which layer a value belongs to, read off the recorded operators; roles choose the codecs on offer (section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ds_adacc.kernels import is_two_valued
+from ds_adacc.record.compiled import KERNEL
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.recording import Op, Recording, Value, ValueRef
+
+_MATMUL = ("mm", "addmm", "linear", "_linear")
+_BATCHED = ("bmm", "baddbmm")
+_NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
+_ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
+_SOFTMAX = ("_softmax", "_safe_softmax")
+_RANDOM = ("bernoulli_", "bernoulli", "native_dropout")
+_ATTENTION = "scaled_dot_product"
+
+
+def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
+    """The recording with every value's role, channel count and what its data shows (two-valued, finite)."""
+    readers: dict[int, list[tuple[Op, int, Geometry]]] = {}
+    for op in recording.ops:
+        for slot, ref in enumerate(op.references):
+            if isinstance(ref, ValueRef):
+                readers.setdefault(ref.index, []).append((op, slot, ref.geometry))
+    values = []
+    for value in recording.values:
+        tensor = tensors[value.index]
+        uses = readers.get(value.index, [])
+        two_valued = value.index in recording.saved and _is_mask(value, recording, tensor)
+        role = "dropout_mask" if two_valued else _role(value, recording, uses)
+        finite = not value.overwritten and _is_finite(tensor)
+        channels = _channels(value, [g for _, _, g in uses])
+        values.append(replace(value, role=role, two_valued=two_valued, finite=finite, channels=channels))
+    return replace(recording, values=tuple(values))
+
+
+def _role(value: Value, recording: Recording, uses: list[tuple[Op, int, Geometry]]) -> str:
+    producer = recording.ops[value.producer] if value.producer is not None else None
+    made_by = producer.short_name if producer else ""
+    for op, slot, geometry in uses:
+        part = _attention_part(op, slot, geometry, value, recording)
+        if part:
+            return part
+    if made_by in _SOFTMAX:
+        return "softmax"
+    if any(op.short_name in _SOFTMAX for op, _, _ in uses):
+        return "score"
+    if producer and (_ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
+        return "statistic"
+    if producer and producer.func is KERNEL and _is_small(value, recording):
+        return "statistic"
+    if producer and _ATTENTION in made_by:
+        return "attention"
+    if value.origin == "input":
+        return "block_input"
+    if made_by in _NORM or any(op.short_name in _NORM for op, _, _ in uses):
+        return "layernorm"
+    if any(op.short_name in _ACTIVATION for op, _, _ in uses):
+        return "gelu"
+    if any(op.short_name in _MATMUL for op, _, _ in uses):
+        return "linear"
+    return "other"
+
+
+def _attention_part(op: Op, slot: int, geometry: Geometry, value: Value, recording: Recording) -> str | None:
+    """Query, key or value, if `op` is attention and reads it there."""
+    if _ATTENTION in op.short_name and slot < 3:
+        return ("query", "key", "value")[slot]
+    if op.short_name in _BATCHED and value.producer is not None:
+        product = recording.values[op.outputs[0]] if op.outputs and op.outputs[0] is not None else None
+        if product is not None and _leads_to_softmax(product, recording):
+            return ("query", "key")[min(slot, 1)]
+        if slot == 1 and _comes_from_softmax(op, recording):
+            return "value"
+    return None
+
+
+def _leads_to_softmax(value: Value, recording: Recording, steps: int = 6) -> bool:
+    """Whether a score becomes a softmax through at most `steps` pointwise operators (scale, mask)."""
+    frontier = {value.index}
+    for op in recording.ops[(value.producer or 0) + 1 :]:
+        if frontier.intersection(op.reads):
+            if op.short_name in _SOFTMAX:
+                return True
+            if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
+                return False
+            steps -= 1
+            frontier.update(index for index in op.outputs if index is not None)
+    return False
+
+
+def _comes_from_softmax(op: Op, recording: Recording) -> bool:
+    """Whether the first factor of a batched product is a softmax, or its dropout."""
+    factor = op.reads[0] if op.reads else None
+    for _ in range(4):
+        producer = recording.values[factor].producer if factor is not None else None
+        if producer is None:
+            return False
+        maker = recording.ops[producer]
+        if maker.short_name in _SOFTMAX:
+            return True
+        factor = maker.reads[0] if maker.reads else None
+    return False
+
+
+def _is_main_output(value: Value, producer: Op, recording: Recording) -> bool:
+    """Whether `value` is the largest output of its operator: the others are its statistics."""
+    sizes = [recording.values[index].nbytes for index in producer.outputs if index is not None]
+    return value.nbytes == max(sizes)
+
+
+def _is_small(value: Value, recording: Recording) -> bool:
+    """Whether it has fewer elements than the block's largest input: no more is known of what a kernel made."""
+    sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
+    return value.geometry.numel < max(sizes, default=math.inf)
+
+
+def _is_mask(value: Value, recording: Recording, tensor: torch.Tensor) -> bool:
+    """A bool tensor, or a float noise tensor of two values that a random operator wrote."""
+    if value.overwritten or value.nbytes == 0:
+        return False
+    if tensor.dtype is torch.bool:
+        return True
+    if not tensor.is_floating_point() or not value.geometry.is_dense or not _is_random(value, recording):
+        return False
+    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # as it lies in memory: it may be transposed
+
+
+def _is_random(value: Value, recording: Recording) -> bool:
+    for _ in range(4):
+        if value.producer is None:
+            return False
+        op = recording.ops[value.producer]
+        if op.short_name in _RANDOM:
+            return True
+        if not op.reads:
+            return False
+        value = recording.values[op.reads[0]]
+    return False
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _channels(value: Value, views: list[Geometry]) -> int:
+    """The longest last dimension under which the whole value is read as contiguous rows, or 1."""
+    whole = value.geometry
+    widest = 0
+    for geometry in (whole, *views):
+        rows_first = sorted(geometry.stride, reverse=True) == list(geometry.stride)
+        same = geometry.dtype == whole.dtype and geometry.span == whole.span and geometry.start == 0
+        if same and rows_first and geometry.is_dense and len(geometry.size) > 1 and geometry.numel == whole.numel:
+            widest = max(widest, geometry.size[-1])
+    if not widest and whole.is_dense and whole.size:
+        widest = whole.size[whole.stride.index(min(whole.stride))]
+    return max(widest, 1)

@@ -1,0 +1,105 @@
+"""What autograd holds in place of a saved tensor: a *slot*, which unpacks to the tensor again.
+
+A slot is a view of a *holder's* value, or of a live parameter. Which holders there are is the business of
+`ds_adacc.execute.holders`; the only one needed here is that which retains the tensor as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.replay import live, modified
+
+UNPLANNED = "unplanned"  # the name of a value that no plan knows
+
+
+class Holder(Protocol):
+    """Stands for one value of one call between forward and backward."""
+
+    name: str
+
+    def get(self) -> torch.Tensor:
+        """The value. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that it keeps on the value's device."""
+
+
+class Retained:
+    """A value kept as it is."""
+
+    __slots__ = ("__weakref__", "name", "tensor", "version")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+
+    def fill(self, root: torch.Tensor) -> None:
+        self.tensor = root
+        self.version = root._version
+
+    def get(self) -> torch.Tensor:
+        if self.tensor is None:
+            raise never_saved(self.name)
+        if self.tensor._version != self.version:
+            raise modified(f"value {self.name}", self.tensor, self.version)
+        return self.tensor
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        return () if self.tensor is None else (self.tensor,)
+
+
+class ValueSlot:
+    """A saved tensor that is a view of a cell's value."""
+
+    __slots__ = ("cell", "view")
+
+    def __init__(self, cell: Holder, view: Geometry | None) -> None:
+        self.cell = cell
+        self.view = view
+
+    def unpack(self) -> torch.Tensor:
+        root = self.cell.get()
+        return root if self.view is None else self.view.view(root)
+
+
+class ParameterSlot:
+    """A saved view of a parameter, taken from the live parameter: holding the alias would keep a gathered one alive."""
+
+    __slots__ = ("parameter", "version", "view")
+
+    def __init__(self, parameter: torch.Tensor, view: Geometry) -> None:
+        self.parameter = parameter
+        self.view = view
+        self.version = parameter._version
+
+    def unpack(self) -> torch.Tensor:
+        if self.parameter._version != self.version:
+            raise modified("a parameter", self.parameter, self.version)
+        return self.view.view(live(self.parameter))
+
+
+Slot = ValueSlot | ParameterSlot
+
+
+def keep(tensor: torch.Tensor) -> ValueSlot:
+    """A slot that retains the tensor as it comes."""
+    cell = Retained(UNPLANNED)
+    held = tensor.detach()
+    if held.numel() == 0:  # an empty view would keep all of its storage; without it, writes to it count all the same
+        held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
+    cell.fill(held)
+    return ValueSlot(cell, None)
+
+
+def never_saved(name: str) -> RuntimeError:
+    return RuntimeError(f"value {name} is asked for, but this call never saved it")
+
+
+def unpack(slot: Slot) -> torch.Tensor:
+    """The unpack hook."""
+    return slot.unpack()

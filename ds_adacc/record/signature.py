@@ -1,0 +1,64 @@
+"""What distinguishes two calls of the same block: shapes, dtypes, strides, non-tensor arguments, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.record.guards import snapshot
+
+
+def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """Append the tensors of nested tuples, lists and dicts to `tensors`; returns a key of all the rest."""
+    if isinstance(tree, torch.Tensor):
+        tensors.append(tree)
+        return "tensor"
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple([flatten(item, tensors) for item in tree])
+    if isinstance(tree, dict):
+        return dict, tuple([(key, flatten(item, tensors)) for key, item in tree.items()])
+    return snapshot(tree)
+
+
+def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
+    """Why a block with these arguments cannot be recorded, if so."""
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+            return f"an argument is a tensor of type {type(tensor).__name__}"
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return f"an argument is a {'nested tensor' if tensor.is_nested else f'tensor of layout {tensor.layout}'}"
+    return None
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
+    """A key of what the recorded program depends on in the tensors themselves.
+
+    Tensors that share a storage (chunks of one projection) count with their distance: geometries span it.
+    """
+    parts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors]
+    if len(tensors) > 1:
+        parts.append(_sharing(tensors))
+    return tuple(parts)
+
+
+def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:
+    """The state outside the block that changes its operators: autocast."""
+    device = tensors[0].device.type if tensors else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return None
+    return device, torch.get_autocast_dtype(device)
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:
+    first: dict[int, tuple[int, int]] = {}
+    shared = []
+    for number, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()._cdata
+        if storage in first:
+            earlier, address = first[storage]
+            shared.append((number, earlier, tensor.data_ptr() - address))
+        else:
+            first[storage] = number, tensor.data_ptr()
+    return tuple(shared)

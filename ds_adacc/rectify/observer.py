@@ -1,0 +1,192 @@
+"""Count what the blocks' calls hold between forward and backward, in the steps looked at, and in what order."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.call import Call
+from ds_adacc.execute.holders import Holder
+from ds_adacc.record.saved import UNPLANNED, Slot, ValueSlot
+from ds_adacc.rectify.step_profiler import CallMoments, Measured, Meter
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The calls of one forward, by kind and block, that were alive when backward began.
+
+    `reversed`: backward took them last first, and no other call came between.
+    """
+
+    calls: tuple[tuple[str, Block], ...]
+    reversed: bool
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(kind for kind, _ in self.calls)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The kind of each call in forward order, if backward reversed it."""
+        return tuple(kind for kind, _ in self.calls) if self.reversed else ()
+
+    def blocks(self, kind: str) -> list[Block]:
+        """The kind's blocks in the order of their first calls."""
+        return list(dict.fromkeys(block for name, block in self.calls if name == kind))
+
+    def calls_per_block(self, kind: str) -> int:
+        """How often each of the kind's blocks was called; all the calls, as if of one block, if that differs."""
+        each = Counter(id(block) for name, block in self.calls if name == kind)
+        return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
+
+
+class Observation:
+    """One step's count: calls alive at once by kind of block, and what is held when backward begins.
+
+    `held_bytes` and `held_calls` (by kind and place among the kind's blocks) are of that moment; None and empty before.
+    With a `meter`, the first forward and backward are `measured`.
+    """
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        self.measured: list[Measured] = []
+        self._meter = meter
+        self.most_alive: Counter[str] = Counter()
+        self.held_bytes: int | None = None
+        self.held_calls: Counter[tuple[str, int | None]] = Counter()
+        self._alive: dict[int, tuple[str, int | None]] = {}
+        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._begin_pass()
+
+    def watch(
+        self, record: Record, block: Block, call: Call, pack: Callable[[torch.Tensor], Slot]
+    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
+        """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
+        ticket = _Ticket(self, record.kind, record.place, block)
+        meter = self._meter
+        if meter is not None:
+            ticket.moments = meter.forward_begins(record.kind, record.place)
+            ticket.moments.new_gradients = _without_gradient(call.plan.recording.parameters)
+
+        def watched(tensor: torch.Tensor) -> _WatchedSlot:
+            slot = pack(tensor)
+            if isinstance(slot, ValueSlot) and slot.holder.name == UNPLANNED:
+                self._holders.add(slot.holder)
+            return _WatchedSlot(slot, ticket)
+
+        def done() -> None:
+            values = call.plan.recording.values
+            self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
+            if meter is not None and ticket.moments is not None:
+                ticket.moments.ended = meter.now()
+
+        return watched, done
+
+    def end_pass(self) -> Pass:
+        """A forward and its backward have ended: what was seen of them."""
+        if self._meter is not None and self._forward:
+            self.measured = self._meter.stop()
+            self._meter = None
+        in_reverse = self._backward == list(reversed(range(len(self._forward))))
+        seen = Pass(tuple(self._forward), in_reverse and not self._interleaved)
+        self._begin_pass()
+        return seen
+
+    def opened(self, ticket: _Ticket) -> None:
+        if self._forward and not self._alive and not self._backward:  # a forward that no backward followed
+            self._begin_pass()
+            if self._meter is not None:
+                self._meter.restart()
+        self._alive[id(ticket)] = ticket.kind, ticket.place
+        same = sum(kind == ticket.kind for kind, _ in self._alive.values())
+        self.most_alive[ticket.kind] = max(self.most_alive[ticket.kind], same)
+        if not self._backward:
+            ticket.number = len(self._forward)
+            self._forward.append((ticket.kind, ticket.block))
+        elif len(self._backward) < len(self._forward):
+            self._interleaved = True
+
+    def closed(self, ticket: _Ticket) -> None:
+        del self._alive[id(ticket)]
+
+    def backward_begins(self, ticket: _Ticket) -> None:
+        """A call's backward begins. At the first, count the bytes of storage that holders hold, each storage once."""
+        if ticket.number is not None:
+            self._backward.append(ticket.number)
+        if self._meter is not None and ticket.moments is not None:
+            ticket.moments.backward = self._meter.now()
+        if self.held_bytes is None:
+            storages: dict[int, int] = {}
+            for holder in self._holders:
+                for tensor in holder.held():
+                    storage = tensor.untyped_storage()
+                    storages[storage._cdata] = storage.nbytes()
+            self.held_bytes = sum(storages.values())
+            self.held_calls = Counter(self._alive.values())
+
+    def restart(self) -> None:
+        """A call has failed: what is being measured is of no use, and begins again with the next call."""
+        if self._meter is not None:
+            self._meter.restart()
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether the next forward and backward will be, or are being, measured."""
+        return self._meter is not None
+
+    def close(self) -> None:
+        """Let go of what is being measured."""
+        if self._meter is not None:
+            self._meter.stop()
+            self._meter = None
+
+    def _begin_pass(self) -> None:
+        self._forward: list[tuple[str, Block]] = []
+        self._backward: list[int] = []
+        self._interleaved = False
+
+
+def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes of the parameters whose gradients have yet to be made."""
+    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad and p.grad is None)
+
+
+class _Ticket:
+    """Lives as long as any slot of one call; `number` is its place in the forward, None if backward had begun."""
+
+    __slots__ = ("block", "has_begun", "kind", "moments", "number", "observation", "place")
+
+    def __init__(self, observation: Observation, kind: str, place: int | None, block: Block) -> None:
+        self.observation = observation
+        self.kind = kind
+        self.place = place
+        self.block = block
+        self.number: int | None = None
+        self.has_begun = False
+        self.moments: CallMoments | None = None
+        observation.opened(self)
+
+    def begin_backward(self) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self.observation.backward_begins(self)
+
+    def __del__(self) -> None:
+        self.observation.closed(self)
+
+
+class _WatchedSlot:
+    __slots__ = ("slot", "ticket")
+
+    def __init__(self, slot: Slot, ticket: _Ticket) -> None:
+        self.slot = slot
+        self.ticket = ticket
+
+    def unpack(self) -> torch.Tensor:
+        self.ticket.begin_backward()
+        return self.slot.unpack()

@@ -1,0 +1,43 @@
+"""Look for outlier channels while a step runs under its plan (section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.block import Record
+from ds_adacc.execute.call import Call
+from ds_adacc.profile.measure import CodecMaker
+
+
+class Tracker:
+    """A pack hook for `call` that also looks for outlier channels in `values`, for the record to remember."""
+
+    def __init__(
+        self,
+        call: Call,
+        record: Record,
+        codecs: CodecMaker,
+        values: Sequence[int],
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        self._call = call
+        self._record = record
+        self._codecs = codecs
+        self._values = frozenset(values)
+        for index in call.plan.inputs:
+            if index in self._values:
+                self._look(index, inputs[call.plan.recording.values[index].source])
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        step = self._call.next_step
+        if step is not None and step.is_first and step.value in self._values:
+            self._look(step.value, step.whole(tensor.detach()))
+        return self._call.pack(tensor)
+
+    def _look(self, index: int, root: torch.Tensor) -> None:
+        with torch.no_grad():
+            value = self._call.plan.recording.values[index]
+            self._record.outliers[index] = self._codecs.outliers(root, value)

@@ -1,0 +1,112 @@
+"""Bytes and seconds of the blocks' calls in one forward and backward, as they really are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ds_adacc.profile.memory_trace import MemoryTrace
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in the program: by the host's clock, and on a CUDA device by that of its current stream."""
+
+    host: float
+    event: torch.cuda.Event | None = None
+
+
+@dataclass
+class CallMoments:
+    """When a call's forward began and ended, and its backward began.
+
+    `new_gradients`: bytes of the gradients of parameters that had none: they stay, and are no activations.
+    """
+
+    kind: str
+    place: int | None
+    began: Moment
+    ended: Moment | None = None
+    backward: Moment | None = None
+    new_gradients: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call of the block at `place` of a kind.
+
+    `forward_growth` and `backward_growth` are the most bytes alive above the level at which forward and backward began,
+    the latter with the `new_gradients` of parameters that had none; `forward_seconds` and `backward_seconds` are how
+    long they took. None where it is unknown, as for the call that backward comes to last.
+    """
+
+    kind: str
+    place: int | None
+    forward_growth: int | None
+    backward_growth: int | None
+    new_gradients: int
+    forward_seconds: float
+    backward_seconds: float | None
+
+
+class Meter:
+    """Follows memory and time from the first call's forward to the end of backward."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._trace: MemoryTrace | None = None
+        self._calls: list[CallMoments] = []
+
+    def forward_begins(self, kind: str, place: int | None) -> CallMoments:
+        if self._trace is None:
+            self._trace = MemoryTrace(self._device)
+            self._trace.start()
+        self._calls.append(CallMoments(kind, place, self.now()))
+        return self._calls[-1]
+
+    def restart(self) -> None:
+        """Forget what was measured: no backward came."""
+        if self._trace is not None:
+            self._trace.stop()
+        self._trace, self._calls = None, []
+
+    def now(self) -> Moment:
+        event = None
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return Moment(time.perf_counter(), event)
+
+    def stop(self) -> list[Measured]:
+        """What was measured of the calls whose forward and backward came; to be called in any case."""
+        if self._trace is None:
+            return []
+        self._trace.stop()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
+        complete.sort(key=lambda call: call.backward.host)
+        if not complete:
+            return []
+        return [self._measured(call, self._next(call.backward)) for call in complete]
+
+    def _next(self, moment: Moment) -> Moment | None:
+        """When the next call's forward or backward began: in a pipeline forwards come between."""
+        begun = [at for call in self._calls for at in (call.began, call.backward) if at is not None]
+        return min((at for at in begun if at.host > moment.host), key=lambda at: at.host, default=None)
+
+    def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
+        forward = self._trace.growth(call.began.host, call.ended.host)
+        backward = None if end is None else self._trace.growth(call.backward.host, end.host)
+        seconds = None if end is None else _seconds(call.backward, end)
+        return Measured(
+            call.kind, call.place, forward, backward, call.new_gradients, _seconds(call.began, call.ended), seconds
+        )
+
+
+def _seconds(begin: Moment, end: Moment) -> float:
+    if begin.event is not None and end.event is not None:
+        return begin.event.elapsed_time(end.event) / 1000
+    return end.host - begin.host

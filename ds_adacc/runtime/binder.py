@@ -1,0 +1,48 @@
+"""Put policies in force: bind each block's own to its program, with the codecs that it names."""
+
+from __future__ import annotations
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.execute.block import Record
+from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
+from ds_adacc.execute.input_placement import PARTITION, InputPlacement
+from ds_adacc.kernels import Codec, separates_outliers
+from ds_adacc.plan.block_type import Kind
+from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.record.recording import Recording
+
+
+class Binder:
+    """Binds records to the policies of their kinds, on one device; `inputs` is how retained block inputs are held."""
+
+    def __init__(self, codecs: CodecMaker) -> None:
+        self.inputs = InputPlacement()
+        self._codecs = codecs
+        self._prefetcher: Prefetcher | None = None
+
+    def bind(self, record: Record, recording: Recording, kind: Kind, device: torch.device) -> None:
+        """Put the policy of the record's block in force for it, with the outlier channels last seen."""
+        policy = self.inputs.applied(self._permitted(kind.policy(record.place), recording), recording)
+        codecs: dict[int, Codec] = {}
+        for index, choice in enumerate(policy.stores):
+            if choice == PARTITION:
+                codecs[index] = self.inputs.codec(device)
+            elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
+                channels = None
+                if separates_outliers(choice):
+                    channels = record.outliers[index][0][: kind.capacity[index]]
+                codecs[index] = self._codecs.make(choice, device, channels)
+        if self._prefetcher is None and planner.OFFLOAD in policy.stores:
+            self._prefetcher = Prefetcher(CudaTransfer(device))
+        record.plan = bind(recording, policy, codecs, self._prefetcher)
+
+    def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
+        """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""
+        stores = list(policy.stores)
+        for index, choice in enumerate(stores):
+            if choice not in (None, planner.RETAIN, *self._codecs.on_offer(recording.values[index], recording)):
+                stores[index] = planner.RETAIN
+        return planner.Policy(tuple(stores), policy.replays)

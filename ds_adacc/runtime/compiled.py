@@ -1,0 +1,65 @@
+"""Blocks that torch.compile runs: what their graphs save is retained or compressed; nothing of them is recomputed.
+
+Hooks see what a compiled graph saves as long as they are set outside it. So a block is compiled inside its hooks, and
+no graph may be compiled around it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc.log import get_logger
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether calling `function`, a module or another callable, runs what torch.compile made of it."""
+    if isinstance(function, nn.Module) and (function._compiled_call_impl is not None or is_compiled(function.forward)):
+        return True
+    return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; for what `torch.compile(module)` returns, of the class of `module`."""
+    return type(getattr(module, "_orig_mod", module)).__name__
+
+
+def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:
+    """Raise ValueError if a graph holds more than a block: what contains it, or the hooks of ZeRO-3 on it."""
+    for name, module in model.named_modules():
+        inside = [block for block in blocks if block != name and block.startswith(name and f"{name}.")]
+        if inside and is_compiled(module):
+            raise ValueError(
+                f"adacc: {name or 'the model'} ({class_name(module)}) is compiled as a whole, and the block "
+                f"{inside[0]} with it; compile each block by itself, or call engine.compile() after ds_adacc.initialize"
+            )
+    for name, block in blocks.items():
+        if zero_stage == 3 and block._compiled_call_impl is not None:
+            raise ValueError(
+                f"adacc: the block {name} is compiled in place, and the hooks of ZeRO-3 with it; put "
+                "torch.compile(block) in its place, or call engine.compile() after ds_adacc.initialize"
+            )
+
+
+@torch._disable_dynamo
+@functools.cache
+def warn_of_graph_around(kind: str) -> None:
+    """Say, once a kind of blocks, that the forward of one is met by a graph that is being compiled around it."""
+    get_logger().warning(
+        "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
+        "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
+        kind,
+    )
+
+
+def compile_blocks(blocks: Mapping[str, nn.Module], backend: Any, options: Mapping[str, Any]) -> None:
+    """Compile the forward of every block, which must not be wrapped, nor compiled yet (else ValueError)."""
+    for name, block in blocks.items():
+        if is_compiled(block):
+            raise ValueError(f"adacc: the block {name} is compiled already; compile either the blocks or the engine")
+    for block in blocks.values():
+        block.forward = torch.compile(block.forward, **{**options, "backend": backend})  # type: ignore[method-assign]

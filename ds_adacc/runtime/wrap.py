@@ -1,0 +1,121 @@
+"""Find the model's repeated blocks and run their forwards through the runtime."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc.config import ConfigError
+from ds_adacc.runtime.compiled import class_name, is_compiled, warn_of_graph_around
+from ds_adacc.runtime.runtime import Runtime
+
+
+def find_blocks(
+    model: nn.Module,
+    wanted: str | Sequence[str],
+    containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
+    elsewhere: Collection[str] = (),
+) -> dict[str, nn.Module]:
+    """The model's blocks by dotted name: with "auto" its repeated layers, else the modules of the classes `wanted`.
+
+    Repeated layers are the entries of an outermost module of the `containers` that has at least two modules of one
+    class with two weight matrices or more. Raises ConfigError for a class that the model has no module of, unless other
+    processes hold parts of it `elsewhere`, with modules of that class.
+    """
+    if wanted == "auto":
+        return _repeated(model, containers)
+    classes = {class_name(module) for module in model.modules()}.union(elsewhere)
+    for name in wanted:
+        if name not in classes:
+            near = difflib.get_close_matches(name, classes, n=1)
+            hint = f"the nearest is {near[0]!r}" if near else f"it has {', '.join(sorted(classes))}"
+            raise ConfigError(f"adacc.blocks: the model has no module of class {name!r}; {hint}")
+    return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
+
+
+def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
+    """Have every block's forward executed by this runtime, and no other; `unwrap_blocks` undoes it.
+
+    Of a block that is compiled in place (`nn.Module.compile`), the compiled call. A deep copy of a block runs its own
+    weights through the same runtime; a pickled one comes back unwrapped.
+    """
+    unwrap_blocks(blocks)
+    for name, module in blocks.items():
+        attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+        method = _through(runtime, module, attribute, f"{name} ({class_name(module)})")
+        setattr(module, attribute, types.MethodType(method, module))
+
+
+def has_wrapped_blocks(model: nn.Module) -> bool:
+    """Whether a runtime executes any of the model's modules."""
+    return any(hasattr(module.forward, "covered") for module in model.modules())
+
+
+def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
+    """Give the blocks their own forward back."""
+    for module in blocks.values():
+        for attribute in ("forward", "_compiled_call_impl"):
+            covered = getattr(vars(module).get(attribute), "covered", ())
+            if covered:
+                delattr(module, attribute)
+                if covered[0] is not None:
+                    setattr(module, attribute, covered[0])
+
+
+def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> Callable[..., Any]:
+    """The block's forward as a method, so that a deep copy binds it to the copy.
+
+    No graph reaches into it: what torch.compile makes of a block's surroundings breaks there.
+    """
+    own = vars(module).get(attribute)  # an instance may have a forward that its class has not
+    original = type(module).forward if own is None else own
+    by_itself = is_compiled(original)
+
+    @torch._disable_dynamo
+    def run(self: nn.Module, args: Any, kwargs: Any) -> Any:
+        function = types.MethodType(original, self) if own is None else own
+        return runtime.run(runtime.blocks.of_module(self, name), self, function, args, kwargs)
+
+    @functools.wraps(original, updated=())  # dynamo would follow the original's own marks, past the runtime
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and not by_itself:
+            warn_of_graph_around(class_name(module))
+        return run(self, args, kwargs)
+
+    forward.covered = (own,)  # type: ignore[attr-defined]
+    return forward
+
+
+def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, containers):
+            children = {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
+            counts: dict[type[nn.Module], int] = {}
+            for child in children.values():
+                counts[type(child)] = counts.get(type(child), 0) + 1
+            found.update({n: c for n, c in children.items() if counts[type(c)] > 1 and _is_layer(c)})
+    return _outermost(found)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it has two weight matrices or more: a block, not a list of embeddings or heads.
+
+    Under zero.Init a parameter's own shape is that of its partition; its `ds_shape` is the whole one's.
+    """
+    shapes = [getattr(p, "ds_shape", p.shape) for p in module.parameters()]
+    return sum(len(shape) >= 2 for shape in shapes) >= 2
+
+
+def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    return {
+        name: module
+        for name, module in found.items()
+        if not any(name.startswith(f"{other}.") for other in found if other != name)
+    }

@@ -1,0 +1,132 @@
+"""The best mix: how many of the blocks run which policy, so that the whole budget is used.
+
+One policy for all blocks leaves the rest of the budget unused. Here every block may run another point of its kind's
+frontier, or the one policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.frontier import Point, frontier
+from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.mixture import Mixture
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.solution import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Solution,
+    check_request,
+    evaluate,
+    evaluate_mix,
+)
+from ds_adacc.planner.solve_uniform import least_peak, solve
+
+
+def mix(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
+
+    Never slower than `solve`, whose policies are among the choices. When `max_seconds` run out, the best found by then
+    comes back, `greedy`'s if need be. Raises InfeasibleBudget if nothing fits, NoSolutionInTime if nothing was found,
+    ValueError for a bad argument.
+    """
+    check_request(budget, max_seconds)
+    started = time.perf_counter()
+    plain = evaluate(problem, [retain_policy(kind.profile) for kind in problem.kinds], started, True)
+    if plain.added_seconds == 0 and plain.peak <= budget:
+        return plain
+    try:
+        single: Solution | InfeasibleBudget = solve(problem, budget, max_seconds=max_seconds)
+    except InfeasibleBudget as error:
+        single = error
+    except NoSolutionInTime as error:
+        return _greedy(problem, budget, max_seconds, started, error)
+    solution = _better(problem, budget, single, started, started + max_seconds)
+    return replace(solution, solve_seconds=time.perf_counter() - started)
+
+
+def _better(
+    problem: Problem, budget: int, single: Solution | InfeasibleBudget, started: float, deadline: float
+) -> Solution:
+    """The best mix, or the one policy if nothing better was found in time."""
+    left = deadline - time.perf_counter()
+    if not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
+        return _or_raise(single)
+    if left <= 0:
+        return _unproven(_or_raise(single))
+    try:
+        guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
+        frontiers = _frontiers(problem, left / 2)
+        mixture = _mixture(problem, frontiers, guess)
+        left = max(deadline - time.perf_counter(), 1e-3)
+        optimal = mixture.minimise_seconds(budget, left, fallback=guess is single)
+    except NoSolutionInTime:
+        return _unproven(_or_raise(single))
+    if optimal is None:
+        return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
+    mixed = evaluate_mix(problem, mixture.policies(), started, optimal)
+    if mixed.peak > budget:
+        raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
+    if isinstance(single, InfeasibleBudget):
+        return mixed
+    best = min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
+    return replace(best, proven_optimal=optimal)
+
+
+def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
+    bound, share = problem.max_gradient_error, seconds / len(problem.kinds)
+    return [frontier(kind.profile, max_seconds=share, max_gradient_error=bound) for kind in problem.kinds]
+
+
+def _mixture(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> Mixture:
+    """Of these points and the guess, each policy once."""
+    choices = []
+    for kind, of_kind, policies in zip(problem.kinds, points, guess.policies, strict=True):
+        offered = (*of_kind, Point.of(kind.profile, policies[0]))
+        choices.append(list({point.policy: point for point in offered}.values()))
+    mixture = Mixture(problem, choices)
+    mixture.expect([policies[0] for policies in guess.policies])
+    return mixture
+
+
+def _refusal(
+    problem: Problem,
+    frontiers: Sequence[Sequence[Point]],
+    least: Solution,
+    refusal: InfeasibleBudget,
+    max_seconds: float,
+) -> InfeasibleBudget:
+    """The refusal, with the smallest peak of a mix if that is less than of one policy.
+
+    Only the points that hold the least count: which others there are hangs on measured seconds, and the smallest budget
+    named must do when all is measured anew.
+    """
+    mixture = _mixture(problem, [of_kind[-1:] for of_kind in frontiers], least)
+    try:
+        mixture.minimise_peak(max_seconds)
+    except NoSolutionInTime:
+        return refusal
+    smallest = mixture.peak_bytes()
+    return refusal if refusal.smallest <= smallest else InfeasibleBudget(refusal.budget, smallest, proven=False)
+
+
+def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
+    if isinstance(single, InfeasibleBudget):
+        raise single
+    return single
+
+
+def _unproven(single: Solution) -> Solution:
+    """One policy may be the best of its form, and a mix better yet."""
+    return replace(single, proven_optimal=False)
+
+
+def _greedy(problem: Problem, budget: int, max_seconds: float, started: float, error: NoSolutionInTime) -> Solution:
+    try:
+        found = greedy(problem, budget, max_seconds=max_seconds)
+    except InfeasibleBudget:
+        raise error from None
+    return replace(found, solve_seconds=time.perf_counter() - started, out_of_time=True)

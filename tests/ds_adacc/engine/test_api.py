@@ -1,0 +1,274 @@
+"""`ds_adacc.initialize` on one rank: what it does without a section, what it finds, what it says."""
+
+import inspect
+import json
+
+import deepspeed
+import pytest
+import torch
+import zoo
+from torch import nn
+
+import ds_adacc
+from ds_adacc import planner
+from ds_adacc.config import ConfigError, load
+from ds_adacc.engine import api as engine
+from ds_adacc.engine.api import Adacc
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(4))
+
+
+class Translator(nn.Module):
+    """An encoder, a decoder with experts inside its layers, a list of embeddings and a list of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(8, 4) for _ in range(3))
+        self.encoder = nn.Sequential(*(zoo.BertBlock() for _ in range(2)), nn.LayerNorm(4))
+        self.decoder = nn.ModuleDict({"layers": nn.ModuleList(Experts() for _ in range(3))})
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+
+def test_same_signature_as_deepspeed():
+    ours, theirs = (inspect.signature(f) for f in (ds_adacc.initialize, deepspeed.initialize))
+    assert [(p.name, p.default) for p in ours.parameters.values()] == [
+        (p.name, p.default) for p in theirs.parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
+def test_without_a_section_it_is_deepspeed(monkeypatch, config):
+    given = {}
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or "theirs")
+    model = Translator()
+    assert ds_adacc.initialize(model=model, config=config) == "theirs"
+    assert given["model"] is model and given["config"] is config
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
+    with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
+    with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["Expert"]}})
+
+
+def test_auto_finds_the_outermost_repeated_layers():
+    found = find_blocks(Translator(), "auto")
+    assert list(found) == ["encoder.0", "encoder.1", "decoder.layers.0", "decoder.layers.1", "decoder.layers.2"]
+
+
+def test_classes_are_found_by_name():
+    assert list(find_blocks(Translator(), ["LayerNorm"]))[-1] == "encoder.2"
+    assert list(find_blocks(Translator(), ["Experts"])) == [f"decoder.layers.{i}" for i in range(3)]
+
+
+def test_wrapped_blocks_keep_their_signature_and_can_be_unwrapped():
+    model = nn.Sequential(zoo.LlamaBlock(), zoo.LlamaBlock())
+    blocks = find_blocks(model, "auto")
+    wrap_blocks(blocks, Runtime(load({"adacc": {}})))
+    assert list(inspect.signature(model[0].forward).parameters) == ["x", "rope", "attention_mask"]
+    unwrap_blocks(blocks)
+    assert model[0].forward.__func__ is zoo.LlamaBlock.forward
+
+
+def stepped(model, **section):
+    config = load({"adacc": {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}} | section})
+    runtime = Runtime(config, stepped=True)
+    wrap_blocks(find_blocks(model, config.blocks), runtime)
+    return Adacc(config, runtime)
+
+
+def train(adacc, model, times):
+    for time in times:
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
+        adacc.end_step()
+
+
+def test_the_table_says_what_was_planned_and_observed(caplog):
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        train(adacc, model, (9, 9, 9))
+    (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
+    decision = adacc.runtime.decision
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes == decision.groups[0].solution.held[0]
+    for word in ("3 calls held at once", "recompute", "dropout_mask", "peak: planned", "observed", "solved in"):
+        assert word in table
+
+
+def test_one_warning_when_no_block_was_run(caplog):
+    model = nn.Linear(4, 4)
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            adacc.end_step()
+    assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
+
+
+def test_a_rank_that_runs_no_block_votes_with_the_others():
+    adacc = stepped(nn.Linear(4, 4))
+    votes = []
+    adacc.runtime.ranks.any = lambda flag: votes.append(flag) or True
+    adacc.runtime.plan_waiting = lambda: votes.append("planned")
+    adacc.end_step()
+    assert votes == [False, False, "planned"]
+
+
+def test_another_warning_when_blocks_were_found_but_not_run(caplog):
+    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime, ["layers.0", "layers.1"])
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        adacc.end_step()
+    assert "none of the 2 blocks found" in caplog.text
+
+
+@pytest.mark.parametrize("zero", [True, {"stage": "auto"}])
+def test_a_stage_that_cannot_be_read_is_named(monkeypatch, zero):
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
+    with pytest.raises(ConfigError, match=r"zero_optimization = .*stage is 0, 1, 2 or 3"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {}, "zero_optimization": zero})
+
+
+def test_policies_survive_json():
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
+    adacc = stepped(model)
+    train(adacc, model, (9,))
+    (chosen,) = adacc.runtime.decision.policies.values()
+    assert len(chosen) == 2
+    assert tuple(planner.Policy.from_json(json.loads(json.dumps(policy.to_json()))) for policy in chosen) == chosen
+
+
+class Meeting(nn.Module):
+    """Two kinds of blocks that run together, one of them at a length of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.readers = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.writers = nn.ModuleList(zoo.BertBlock() for _ in range(2))
+
+    def forward(self, x):
+        y = x[:, :5].contiguous()
+        for block in self.readers:
+            x = block(x)
+        for block in self.writers:
+            y = block(y)
+        return x.sum() + y.sum()
+
+
+def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
+    adacc = stepped(model := Meeting())
+    decisions = []
+    for time in (9, 9, 12, 12):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
+        adacc.end_step()
+        if adacc.runtime.decision not in decisions:
+            decisions.append(adacc.runtime.decision)
+    first, second = decisions
+    assert [len(decision.groups) for decision in decisions] == [1, 1]
+    assert [[kind.count for kind in decision.kinds] for decision in decisions] == [[2, 2], [2, 2, 2]]
+    ((writers,),) = (one & other for one, other in [second.groups[0].together])
+    assert writers in first.policies
+    assert second.peak <= second.budget == first.budget
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes > 0
+
+
+def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
+    adacc = stepped(model := Meeting())
+    for time in (9, 9):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
+        adacc.end_step()
+    before = adacc.runtime.decision.policies
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        model(torch.randn(2, 64, zoo.WIDTH, requires_grad=True)).backward()
+        adacc.end_step()
+    after = (decision := adacc.runtime.decision).policies
+    assert "what had no policy yet is recomputed" in caplog.text
+    (new,) = (kind for kind in adacc.runtime.decision.kinds if kind.name not in before)
+    assert after == {**before, new.name: (planner.recompute_policy(new.profile),) * 2}
+    for time in (64, 64):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
+        adacc.end_step()
+    assert adacc.runtime.decision is decision
+    model(torch.randn(2, 12, zoo.WIDTH, requires_grad=True)).backward()
+    adacc.end_step()
+    assert adacc.runtime.decision.peak <= adacc.runtime.decision.budget
+    assert not any(group.shortfall for group in adacc.runtime.decision.groups)
+
+
+class Twins(nn.Module):
+    """Two kinds of blocks, of which a call may run either or both."""
+
+    def __init__(self):
+        super().__init__()
+        self.readers = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.writers = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(2))
+
+    def forward(self, x, which):
+        return sum(run(x, getattr(self, name)) for name in which)
+
+
+def run(x, blocks):
+    for block in blocks:
+        x = block(x)
+    return x.sum()
+
+
+def test_kinds_that_meet_later_are_planned_for_together():
+    adacc = stepped(model := Twins())
+    seen = []
+    for which in ("readers",), ("writers",), ("readers", "writers"), ("readers", "writers"), ("readers",):
+        model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True), which).backward()
+        adacc.end_step()
+        seen.append(adacc.runtime.decision)
+    assert [len(decision.kinds) for decision in seen] == [1, 1, 2, 2, 2]
+    assert seen[2] is seen[3] is seen[4]
+    assert seen[2].peak <= seen[2].budget == seen[0].budget < sum(decision.peak for decision in seen[:2])
+
+
+def test_micro_batches_of_a_step_have_the_whole_budget_each():
+    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
+    for time in (9, 12):
+        model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
+        adacc.runtime.end_backward()
+    adacc.end_step()
+    decision = adacc.runtime.decision
+    assert [[kind.count for kind in group.kinds] for group in decision.groups] == [[3], [3]]
+    assert decision.without < sum(group.solution.peak for group in decision.groups)
+
+
+def test_the_table_of_a_step_with_other_calls_says_so(caplog):
+    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        train(adacc, model, (9, 9, 7, 9))
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.decision.held
+    assert "was planned for the calls of that step" in caplog.text
+
+
+def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        train(adacc, model, (9, 9, 64, 64))
+    assert "what had no policy yet is recomputed if possible, with a planned peak of" in caplog.text
+
+
+def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
+    def late(*_, **__):
+        raise planner.NoSolutionInTime("no policy found in 1 s")
+
+    monkeypatch.setattr(planner, "mix_isolated", late)
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    adacc = stepped(model)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        train(adacc, model, (9, 9))
+    assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
+    (kind,) = adacc.runtime.decision.kinds
+    assert adacc.runtime.decision.policies[kind.name] == (planner.recompute_policy(kind.profile),) * 3

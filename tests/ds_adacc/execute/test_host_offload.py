@@ -1,0 +1,319 @@
+"""Offloaded values come back bit for bit, ahead of their use, and leave nothing behind: with copies made on the CPU."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from recorded import offloading, profile_of, random_policy, record, tensors_of, under
+from storages import Storages
+
+from ds_adacc import planner
+from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.call import Call
+from ds_adacc.execute.host_offload import Prefetcher, pinned
+from ds_adacc.record.saved import unpack
+from ds_adacc.rectify.observer import Observation
+
+
+class Handle:
+    def __init__(self, number, host):
+        self.number = number
+        self.host = host
+        self.fetched = None
+
+
+class FakeTransfer:
+    """Copies to NumPy arrays, whose bytes no count of tensors sees; `log` has what was done to which handle."""
+
+    def __init__(self):
+        self.log = []
+        self.handles = []
+        self.sources = []
+
+    def out(self, tensor):
+        assert tensor.is_contiguous() and not tensor.requires_grad
+        handle = Handle(len(self.handles), tensor.numpy().copy())
+        self.handles.append(weakref.ref(handle))
+        self.log.append(("out", handle.number))
+        return handle
+
+    def settle(self, handle):
+        self.log.append(("settle", handle.number))
+
+    def back(self, handle):
+        assert handle.fetched is None
+        handle.fetched = torch.from_numpy(handle.host.copy())
+        self.log.append(("back", handle.number))
+
+    def take(self, handle):
+        tensor, handle.fetched = handle.fetched, None
+        self.log.append(("take", handle.number))
+        return tensor
+
+    @property
+    def alive(self):
+        return sum(reference() is not None for reference in self.handles)
+
+    def since(self, start):
+        return self.log[start:]
+
+
+class PoisoningTransfer(FakeTransfer):
+    """Keeps what it copies, to overwrite it behind autograd's back."""
+
+    def out(self, tensor):
+        self.sources.append(tensor.data)
+        return super().out(tensor)
+
+    def poison(self):
+        for source in self.sources:
+            source.fill_(float("nan") if source.is_floating_point() else 0)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def transfer():
+    return FakeTransfer()
+
+
+def everything(recording):
+    return offloading(recording, planner.retain_policy(profile_of(recording)))
+
+
+def only(recording, *names):
+    """The policy that offloads the values named, and retains the rest."""
+    policy = planner.retain_policy(profile_of(recording))
+    stores = [
+        planner.OFFLOAD if value.name in names else store
+        for value, store in zip(recording.values, policy.stores, strict=True)
+    ]
+    assert stores.count(planner.OFFLOAD) == len(names)
+    return planner.Policy(tuple(stores), policy.replays)
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_gradients_have_the_same_bits(name, transfer):
+    block, args, kwargs = zoo.example(name)
+    expected = zoo.gradients(block, args, kwargs)
+    recording = record(block, args, kwargs)
+    policies = [everything(recording), *(offloading(recording, random_policy(recording, seed)) for seed in range(10))]
+    for policy in policies:
+        run, calls = under(block, recording, policy, prefetcher=Prefetcher(transfer))
+        zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, run))
+        assert not any(call.diverged for call in calls)
+    assert sum(what == "take" for what, _ in transfer.log) > len(policies)
+
+
+def test_several_values_of_a_gpt_block_are_offloaded(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
+    run(*args, **kwargs)
+    assert [recording.values[i].role for i, s in enumerate(everything(recording).stores) if s == planner.OFFLOAD] == [
+        value.role for value in recording.values if value.owned and value.index in recording.saved
+    ]
+    assert len(transfer.handles) > 8
+
+
+def test_it_is_the_fetched_copy_that_backward_uses():
+    block, args, kwargs = zoo.example("gpt")
+    expected = zoo.gradients(block, args, kwargs)
+    recording, transfer = record(block, args, kwargs), PoisoningTransfer()
+    run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
+    zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, lambda *a: poisoned(run(*a), transfer)))
+
+
+def poisoned(output, transfer):
+    output = output * 1.0  # the copies' sources may be the block's input, but never this
+    transfer.poison()
+    return output
+
+
+def three_calls(transfer, *names):
+    """The output of a block called three times over, which offloads the values named."""
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    run, calls = under(block, recording, only(recording, *names), prefetcher=Prefetcher(transfer))
+    output = run(run(run(*args)))
+    assert not any(call.diverged for call in calls)
+    return output
+
+
+def test_the_call_before_is_fetched_when_backward_comes_to_a_call(transfer):
+    output = three_calls(transfer, "input.0", "addmm1")
+    # the numbers of the handles: 0 and 1 of the first call, 2 and 3 of the second, 4 and 5 of the third
+    outs = [("out", number) for number in range(6)]
+    assert transfer.log == [*outs[:4], ("settle", 0), ("settle", 1), *outs[4:]]
+    began = len(transfer.log)
+    output.sum().backward()
+    assert transfer.since(began) == [
+        *(("back", 5), ("back", 4), ("back", 3), ("back", 2), ("take", 5), ("take", 4)),
+        *(("back", 1), ("back", 0), ("take", 3), ("take", 2)),
+        *(("take", 1), ("take", 0)),
+    ]
+
+
+def test_retained_graph_fetches_again(transfer):
+    loss = three_calls(transfer, "addmm1").sum()
+    began = len(transfer.log)
+    loss.backward(retain_graph=True)
+    again = len(transfer.log)
+    loss.backward()
+    first = [("back", 2), ("back", 1), ("take", 2), ("back", 0), ("take", 1), ("take", 0)]
+    assert transfer.log[began:again] == first
+    assert transfer.since(again) == [(what, number) for number in (2, 1, 0) for what in ("back", "take")]
+
+
+def test_repeated_partial_and_retained_backward(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    parameters = list(block.parameters())
+
+    def all_gradients(run):
+        torch.manual_seed(3)
+        loss = zoo.loss_of(run(*args, **kwargs))
+        partial = torch.autograd.grad(loss, parameters[-2:], retain_graph=True)
+        first = torch.autograd.grad(loss, parameters, retain_graph=True)
+        return [*partial, *first, *torch.autograd.grad(loss, [args[0], *parameters])]
+
+    expected = all_gradients(block)
+    run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
+    for a, b in zip(expected, all_gradients(run), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, no_collector):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    policy = everything(recording)
+    run, _ = under(block, recording, policy, prefetcher=Prefetcher(transfer))
+    with Storages() as storages:
+        output = run(*args, **kwargs)
+    node = output.grad_fn
+    del output
+    retained = [v.nbytes for v, s in zip(recording.values, policy.stores, strict=True) if s == planner.RETAIN]
+    shapes_only = 4 * policy.stores.count(planner.OFFLOAD)
+    assert storages.alive() == sum(retained) + shapes_only
+    assert transfer.alive == policy.stores.count(planner.OFFLOAD)
+    del node
+    assert (storages.alive(), transfer.alive) == (0, 0)
+
+
+def test_backward_frees_everything_without_the_collector(transfer, no_collector):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    prefetcher = Prefetcher(transfer)
+    run, _ = under(block, recording, everything(recording), prefetcher=prefetcher)
+    zoo.gradients(block, args, kwargs, run)
+    with Storages() as storages:
+        loss = zoo.loss_of(run(run(*args)))
+        loss.backward()
+    del loss
+    block.zero_grad()
+    args[0].grad = None
+    assert (storages.alive(), transfer.alive) == (0, 0)
+    assert [reference() for reference in prefetcher._last] == [None, None]
+
+
+def test_what_was_fetched_goes_with_its_last_use(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    call = Call(bind(recording, everything(recording), {}, Prefetcher(transfer)), tensors_of(args, kwargs))
+    with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
+        output = block(*args, **kwargs)
+    holders = [holder for index, holder in call.holders.items() if call.plan.policy.stores[index] == planner.OFFLOAD]
+    output.sum().backward(retain_graph=True)
+    assert [holder._cached for holder in holders] == [None] * len(holders)
+    assert [reference().fetched for reference in transfer.handles] == [None] * len(holders)
+
+
+def test_exception_in_forward_leaves_nothing(transfer, no_collector):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+
+    def failing(x):
+        block(x)
+        raise ValueError("after the block")
+
+    run, calls = under(failing, recording, everything(recording), prefetcher=Prefetcher(transfer))
+    with Storages() as storages:
+        try:
+            run(*args)
+        except ValueError:
+            calls.pop().close()
+    assert len(transfer.handles) > 8
+    assert (storages.alive(), transfer.alive) == (0, 0)
+
+
+def test_another_course_than_recorded(transfer):
+    block, args, kwargs = zoo.example("router")
+    recording = record(block, args, kwargs)
+    other = (torch.randn_like(args[0]).requires_grad_(),)
+    expected = zoo.gradients(block, other, kwargs)
+    run, calls = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
+    zoo.assert_same_bits(expected, zoo.gradients(block, other, kwargs, run))
+    assert calls[0].diverged
+
+
+def test_value_written_to_after_the_forward_raises(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    run, _ = under(block, recording, only(recording, "input.0"), prefetcher=Prefetcher(transfer))
+    h = args[0] * 1.0
+    output = run(h)
+    with torch.no_grad():
+        h.add_(1)
+    with pytest.raises(RuntimeError, match=r"value input\.0 of shape \(2, 9, 32\).*modified by an in-place operation"):
+        output.sum().backward()
+
+
+def test_nothing_is_counted_as_held(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    policy = only(recording, "addmm1", "gelu11")
+    plan = bind(recording, policy, {}, Prefetcher(transfer))
+    observation, call = Observation(), Call(plan, args)
+    pack, done = observation.watch(Record(kind="kind"), Block("block"), call, call.pack)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        output = block(*args, **kwargs)
+    done()
+    output.sum().backward()
+    cost = planner.CodecCost(planner.OFFLOAD, 0, 0.0, 0.0, 0.0, 0)
+    offers = tuple((cost,) if store == planner.OFFLOAD else () for store in policy.stores)
+    assert observation.held_bytes == policy.held_bytes(replace(profile_of(recording), codecs=offers)) > 0
+    del output
+
+
+def test_plans_that_offload_nothing_know_no_prefetcher(transfer):
+    recording = record(*zoo.example("gpt"))
+    retained = planner.retain_policy(profile_of(recording))
+    plan = bind(recording, retained, {}, Prefetcher(transfer))
+    assert plan.prefetcher is None and plan.is_trivial
+    assert not bind(recording, only(recording, "addmm1"), {}, Prefetcher(transfer)).is_trivial
+
+
+def test_offloading_needs_a_prefetcher():
+    recording = record(*zoo.example("gpt"))
+    with pytest.raises(ValueError, match="value addmm1 is to be offloaded; bind the plan with a prefetcher"):
+        bind(recording, only(recording, "addmm1"), {})
+
+
+def test_no_pinned_memory_names_the_size(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty_like", refuse)
+    text = r"no pinned host memory to offload 24 bytes to \(adacc.offload = false does without\): CUDA error: out of"
+    with pytest.raises(RuntimeError, match=text):
+        pinned(torch.zeros(6))

@@ -1,0 +1,258 @@
+"""Kinds and the ranks' agreement on them: what differs from rank to rank does not part them."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from recorded import record
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.consensus import Row, merge_kind, merge_orders, merge_profiles
+from ds_adacc.plan.ranks import Ranks
+from ds_adacc.record.recording import Op
+from ds_adacc.runtime.runtime import Runtime
+
+
+class Elsewhere(Ranks):
+    """The other end of a broadcast: what the first rank gave arrives pickled."""
+
+    is_first = False
+
+    def __init__(self, is_first, box):
+        self.is_first, self._box = is_first, box
+
+    def from_first(self, thing):
+        if self.is_first:
+            self._box.append(pickle.dumps(thing))
+            return thing
+        return pickle.loads(self._box[0])
+
+
+class Unpicklable(Exception):
+    def __init__(self, one, other):
+        super().__init__("text")
+
+
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        (planner.InfeasibleBudget(1, 2), planner.InfeasibleBudget),
+        (ValueError("x"), ValueError),
+        (Unpicklable(1, 2), RuntimeError),
+    ],
+)
+def test_what_the_first_rank_raises_all_raise(error, arrives):
+    def fail():
+        raise error
+
+    box = []
+    with pytest.raises(type(error)):
+        Elsewhere(True, box).on_first(fail)
+    with pytest.raises(arrives, match=r"text|x|budget of 1 bytes"):
+        Elsewhere(False, box).on_first(fail)
+
+
+def test_data_and_device_numbers_do_not_part_kinds():
+    block = zoo.GPTBlock(dropout=0.0)
+    recording = record(block, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
+    flagged = tuple(replace(v, finite=not v.finite, two_valued=not v.two_valued) for v in recording.values)
+    assert replace(recording, values=flagged).digest == recording.digest
+    digests = set()
+    for number in (0, 1):
+        op = Op(0, torch.ops.aten.empty.memory_format, ((4,),), (("device", torch.device("cuda", number)),), (None,))
+        digests.add(replace(recording, ops=(op,)).digest)
+    assert len(digests) == 1
+
+
+def cost(name):
+    return planner.CodecCost(name, 4, 1.0, 1.0, 0.1, 0)
+
+
+def test_only_codecs_that_every_rank_offers_are_on_offer():
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
+    rows = [Row(profile.to_json(), 1, 1, {}) for profile in profiles]
+    assert [c.codec for c in merge_profiles(rows).codecs[0]] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([(6, 1), (6, 1)], (6, 6)), ([(6, 2), (6, 2)], (6, 3)), ([(6, 1), (4, 1)], (6, 1))]
+)
+def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
+    profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())
+    kind = merge_kind("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
+    assert (kind.count, kind.blocks) == expected
+
+
+def test_an_order_stands_that_all_ranks_agree_on():
+    ab, c = frozenset("ab"), frozenset("c")
+    assert merge_orders([{ab: ("a", "b")}, {ab: ("a", "b"), c: ("c",)}]) == {ab: ("a", "b"), c: ("c",)}
+    assert merge_orders([{ab: ("a", "b")}, {ab: ("b", "a")}, {ab: ()}]) == {}
+
+
+def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    kind = Kind(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
+    kind.narrow([("token",)])
+    assert [c.codec for c in kind.profile.codecs[0]] == ["token"]
+
+
+def runtime():
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+
+
+def step(runtime, blocks):
+    x = torch.randn(2, 4, requires_grad=True)
+    for block in blocks:
+        x = runtime.checkpoint(block, x)
+    x.sum().backward()
+    runtime.end_backward()
+    if runtime.waiting:
+        runtime.plan_waiting()
+    else:
+        runtime.report()
+
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer, self.number = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        return self.outer(nn.functional.gelu(self.inner(x)))
+
+
+def recount(runtime):
+    runtime.decide([frozenset(runtime.portfolio.kinds)], "again")
+    return runtime.decision.kinds[0].count
+
+
+def test_a_block_called_often_keeps_its_count():
+    runs, block = runtime(), Numbered()
+    for _ in range(3):
+        step(runs, [block] * 6)
+    assert runs.decision.kinds[0].count == recount(runs) == 6
+
+
+def test_a_block_recorded_often_counts_once():
+    runs, blocks = runtime(), [Numbered() for _ in range(3)]
+    for number in range(3):
+        for block in blocks:
+            block.number = number
+        step(runs, blocks)
+    assert recount(runs) == 3
+
+
+def test_kinds_that_no_record_uses_are_forgotten():
+    runs, block = runtime(), Numbered()
+    step(runs, [block])
+    runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.blocks.records()[0].kind]
+    recount(runs)
+    assert set(runs.portfolio.kinds) == {runs.blocks.records()[0].kind}
+
+
+class Doubled(nn.Module):
+    """Runs one block on all of its input, then another, by way of the runtime, on as much of it at every length."""
+
+    def __init__(self, checkpoint):
+        super().__init__()
+        self.long, self.short, self.checkpoint = Numbered(), Numbered(), checkpoint
+
+    def forward(self, x, short_first=True):
+        calls = [(self.short, x[:2].clone()), (self.long, x)]
+        return sum(self.checkpoint(block, part).sum() for block, part in (calls if short_first else calls[::-1]))
+
+
+def without_engine():
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}))
+
+
+def run(runtime, model, lengths):
+    """A step for each length; the decisions met on the way."""
+    decisions = []
+    for length in lengths:
+        model(torch.randn(length, 4, requires_grad=True)).backward()
+        if runtime.decision is not None and runtime.decision not in decisions:
+            decisions.append(runtime.decision)
+    return decisions
+
+
+def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too():
+    runs = without_engine()
+    first, second = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
+    assert [len(names) for names in first.groups[0].together] == [2]
+    assert [len(names) for names in second.groups[0].together] == [2, 2]
+    assert len(second.kinds) == 3
+
+
+def test_without_an_engine_a_shape_that_never_runs_twice_in_a_row_is_planned_once(caplog):
+    runs, block = without_engine(), Numbered()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
+    assert len(decisions) == 2
+    assert not runs.portfolio.undecided
+    assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 2
+
+
+def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
+    runs = Runtime(load({"adacc": {"memory_budget": "2MiB", "codecs": "none"}}))
+    block = nn.Sequential(nn.Linear(4, 4096), nn.GELU(), nn.Linear(4096, 4))
+    with pytest.raises(planner.InfeasibleBudget):
+        run(runs, lambda x: runs.checkpoint(block, x).sum(), (200, 200))
+    (decision,) = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3))
+    assert decision.peak <= decision.budget
+
+
+def test_a_kind_that_comes_back_counts_as_before():
+    runs = runtime()
+    step(runs, [block := Numbered()] * 6)
+    ((digest, kind),) = runs.portfolio.kinds.items()
+    runs.portfolio.keep(())
+    assert runs.portfolio.add(digest, kind.recording, kind.profile).count == 6
+    assert block is not None
+
+
+def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
+    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
+    block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
+    step(runs, [block])
+    (kind,) = runs.portfolio.kinds.values()
+    planned = kind.held_bytes(0)
+    assert "token" in kind.policy(0).stores
+    kind.narrow([() for _ in kind.profile.codecs])
+    step(runs, [block])
+    assert runs.held.planned == runs.held.observed == planned
+
+
+def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
+    runs = Runtime(
+        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
+    )
+    step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
+    ((digest, kind),) = runs.portfolio.kinds.items()
+    (index,) = kind.outlier_values
+    for capacity in (1, 5):
+        resized = runs.portfolio._resize(digest, kind.profile, {index: capacity})
+        sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
+        # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
+        assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}
+    assert kind.outlier_codec(index) == "outlier"
+    stores = tuple("outlier8" if i == index else None for i in range(len(kind.profile.codecs)))
+    kind.policies = (replace(kind.policies[0], stores=stores),)
+    assert kind.outlier_codec(index) == "outlier8"
+    assert kind.outlier_values == kind.tracked_values([]) == [index]
+
+
+def test_a_greedy_plan_is_told(monkeypatch, caplog):
+    def hurried(problem, budget, *, max_seconds):
+        return replace(planner.greedy(problem, budget, max_seconds=max_seconds), out_of_time=True)
+
+    monkeypatch.setattr(planner, "mix_isolated", hurried)
+    runs = runtime()
+    step(runs, [Numbered()])
+    assert "adacc.solver.max_seconds = 5.0: no plan was found in that time; a greedy one is in force" in caplog.text

@@ -1,0 +1,121 @@
+"""Which kinds share the budget, and what becomes of those that do not fit."""
+
+import pytest
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.plan.plan import Scene, components, decide, largest, most_without
+
+MIB = 1 << 20
+
+
+def sets(*names):
+    return [frozenset(each) for each in names]
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"),
+    [
+        ([], []),
+        (["ba", "c"], ["ab", "c"]),
+        (["ab", "cd", "bc", "e"], ["abcd", "e"]),
+        (["a", "a"], ["a"]),
+    ],
+)
+def test_sets_that_overlap_hang_together(together, expected):
+    assert components(sets(*together)) == sets(*expected)
+
+
+def test_sets_within_others_say_nothing():
+    assert largest(sets("c", "a", "ab", "", "ab", "bc")) == tuple(sets("ab", "bc"))
+
+
+def kind(name, mebibytes):
+    """Four calls of three values of this size in a row, each recomputable from the one before, all saved."""
+    size = mebibytes * MIB
+    values = tuple(planner.Value(f"x{i}", "other", size, i - 1 if i else None, True) for i in range(3))
+    ops = tuple(planner.Op(f"op{i}", (i,), (i + 1,), True) for i in range(2))
+    events = tuple(planner.Event(f"e{i}", (i,), 0) for i in range(2, -1, -1))
+    graph = planner.BlockGraph(values, ops, events)
+    return planner.Kind(name, planner.Profile(graph, (0.001, 0.001), ((), (), ())), 4)
+
+
+BOTH = (planner.InfeasibleBudget, planner.NoSolutionInTime)
+
+
+def decided(sizes, together, budget, settled=(), forgiven=()):
+    kinds = {name: kind(name, size) for name, size in sizes.items()}
+    config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
+    return decide(Scene(kinds, sets(*together)), budget * MIB, config, dict(settled), forgiven)
+
+
+def test_kinds_that_never_run_together_have_the_whole_budget_each():
+    apart = decided({"a": 1, "b": 1}, ["a", "b"], 12)
+    assert [group.solution.added_seconds for group in apart] == [0, 0]
+    (both,) = decided({"a": 1, "b": 1}, ["ab"], 12)
+    assert both.solution.added_seconds > 0
+    assert both.solution.peak <= 12 * MIB
+
+
+def test_a_kind_with_two_partners_has_one_policy_that_fits_beside_either():
+    (group,) = decided({"a": 1, "b": 1, "c": 1}, ["ab", "ac"], 18)
+    held = dict(zip("abc", group.solution.held, strict=True))
+    assert group.held == max(held["a"] + held["b"], held["a"] + held["c"])
+    assert group.solution.peak <= 18 * MIB < sum(held.values())
+
+
+def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
+    kinds = {name: kind(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
+    assert most_without(Scene(kinds, sets("a", "b"))) == 36 * MIB
+    assert most_without(Scene(kinds, sets("ac", "b"))) == 36 * MIB
+    assert most_without(Scene(kinds, sets("ab", "ac"))) == 48 * MIB
+
+
+def test_the_error_names_what_all_groups_would_fit():
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        decided({"a": 1, "b": 3}, ["a", "b"], 1)
+    smallest = error.value.smallest // MIB
+    assert max(group.solution.peak for group in decided({"a": 1, "b": 3}, ["a", "b"], smallest)) == smallest * MIB
+
+
+def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recomputed():
+    retain = planner.Policy(("retain", "retain", "retain"), ())
+    small, large = decided({"a": 1, "b": 1, "c": 9}, ["a", "bc"], 12, {"a": (retain,) * 4, "b": (retain,) * 4}, BOTH)
+    assert (small.solution.added_seconds, small.shortfall) == (0, "")
+    assert large.solution.policies == ((retain,) * 4, (planner.recompute_policy(kind("c", 9).profile),) * 4)
+    assert large.solution.peak > 12 * MIB
+    assert "too small" in large.shortfall
+
+
+def test_where_all_are_settled_and_nothing_fits_what_takes_least_comes_into_force():
+    retain = planner.Policy(("retain", "retain", "retain"), ())
+    (group,) = decided({"a": 9}, ["a"], 12, {"a": (retain,) * 4}, BOTH)
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        decided({"a": 9}, ["a"], 12)
+    assert group.solution.peak == error.value.smallest
+    assert "too small" in group.shortfall
+
+
+def test_what_takes_least_stays_away_where_it_would_break_the_budget_for_more():
+    drop, retain = planner.recompute_policy(kind("a", 1).profile), planner.Policy(("retain",) * 3, ())
+    settled = {"a": (drop,) * 4, "b": (drop,) * 4, "c": (retain,) * 4}
+    (group,) = decided({"a": 1, "b": 1, "c": 9}, ["ab", "ac"], 12, settled, BOTH)
+    assert group.unfit(12 * MIB) == sets("ac")
+
+
+def test_a_settled_policy_whose_codec_is_no_longer_on_offer_is_recomputed():
+    gone = planner.Policy(("retain", "group", "retain"), ())
+    (group,) = decided({"a": 9}, ["a"], 12, {"a": (gone,) * 4}, BOTH)
+    assert group.solution.policies == ((planner.recompute_policy(kind("a", 9).profile),) * 4,)
+
+
+@pytest.mark.parametrize("forgiven", [(), (planner.InfeasibleBudget,)])
+def test_out_of_time_is_raised_unless_forgiven(monkeypatch, forgiven):
+    def late(*_, **__):
+        raise planner.NoSolutionInTime("no policy was found in 1 seconds")
+
+    monkeypatch.setattr(planner, "mix_isolated", late)
+    with pytest.raises(planner.NoSolutionInTime):
+        decided({"a": 1}, ["a"], 12, forgiven=forgiven)
+    (group,) = decided({"a": 1}, ["a"], 12, forgiven=(planner.NoSolutionInTime,))
+    assert group.shortfall == "adacc.solver.max_seconds: no policy was found in 1 seconds"

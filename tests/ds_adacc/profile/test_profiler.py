@@ -1,0 +1,113 @@
+"""A block measured by an earlier run is not measured again, unless the store has nothing that is its own."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+import torch
+import zoo
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.profile.cache import ProfileStore
+from ds_adacc.runtime.runtime import Runtime
+
+SECTION = {"memory_budget": 0.8, "codecs": {"gelu": "group"}, "solver": {"max_seconds": 30.0}}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "profiles.sqlite"
+
+
+def start(path, **section):
+    return Runtime(load({"adacc": SECTION | section}), stepped=True, store=path and ProfileStore(path))
+
+
+def pass_through(runtime, blocks):
+    """One forward and backward."""
+    x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    for block in blocks:
+        x = runtime.checkpoint(block, x)
+    zoo.loss_of(x).backward()
+    runtime.end_backward()
+
+
+def meet(path, **section):
+    """The kind that a process makes of the first block it meets, and how often it measured."""
+    runtime = start(path, **section)
+    pass_through(runtime, [zoo.GPTBlock()])
+    (kind,) = runtime.portfolio.kinds.values()
+    return kind, runtime.profiler.measured
+
+
+def train(path):
+    """The runtime of a process that has planned for two blocks and run a step under the plan."""
+    runtime, blocks = start(path), [zoo.GPTBlock() for _ in range(2)]
+    pass_through(runtime, blocks)
+    runtime.plan_waiting()
+    pass_through(runtime, blocks)
+    runtime.report()
+    assert runtime.held.observed == runtime.held.planned > 0
+    return runtime
+
+
+def stored(path):
+    with closing(sqlite3.connect(path)) as connection:
+        ((row,),) = connection.execute("SELECT profile FROM profiles")
+    return json.loads(row)
+
+
+def test_a_run_that_need_not_measure_decides_the_same(path):
+    first, second = train(path), train(path)
+    assert (first.profiler.measured, second.profiler.measured) == (1, 0)
+    assert second.decision.kinds == first.decision.kinds
+    assert second.decision.policies == first.decision.policies
+
+
+def test_without_a_store_every_run_measures():
+    assert [meet(None)[1] for _ in range(2)] == [1, 1]
+
+
+def test_another_offer_of_codecs_is_measured(path):
+    assert [meet(path, codecs={"gelu": codecs})[1] for codecs in ("group", ["group", "token"], "group")] == [1, 1, 0]
+    assert ProfileStore(path).count() == 2
+
+
+def test_a_damaged_store_is_begun_anew_with_a_warning_and_the_run_goes_on(path, caplog):
+    path.write_bytes(b"not a database" * 400)
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        assert train(path).profiler.measured == 1
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == (
+        f"{path} cannot hold profiles (file is not a database); it is now {path}.bad, and a new file takes its place"
+    )
+    assert meet(path)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "field", "other"),
+    [("values", 0, "nbytes", 1), ("values", 1, "role", "other"), ("ops", 0, "replayable", False)],
+)
+def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, other):
+    meet(path)
+    profile = stored(path)
+    assert profile["graph"][rows][row][field] != other
+    profile["graph"][rows][row][field] = other
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE profiles SET profile = ?", (json.dumps(profile),))
+    kind, measured = meet(path)
+    assert measured == 1
+    assert kind.profile.graph.values == block_graph(kind.recording).values
+    assert planner.Profile.from_json(stored(path)) == kind.profile
+    assert meet(path)[1] == 0
+
+
+def test_what_is_measured_beside_a_profiler_of_the_programs_own_is_not_kept(path):
+    with torch.profiler.profile():
+        meet(path)
+    assert ProfileStore(path).count() == 0
+    meet(path)
+    assert ProfileStore(path).count() == 1

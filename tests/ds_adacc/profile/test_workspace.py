@@ -1,0 +1,142 @@
+"""What operators allocate and free again inside themselves is counted to the byte."""
+
+import pytest
+import torch
+import zoo
+from recorded import tensors_of
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.profile.block_graph import Gradients, block_graph
+from ds_adacc.profile.measure import CodecMaker, measure
+from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
+from ds_adacc.record.capture import capture
+from ds_adacc.record.closure import reach
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+WIDTH = 64
+
+
+@torch.library.custom_op("ds_adacc_test::greedy", mutates_args=())
+def greedy(x: torch.Tensor) -> torch.Tensor:
+    scratch = torch.empty(MIB, dtype=torch.uint8)
+    return x.clone() if scratch.numel() else x
+
+
+@torch.library.custom_op("ds_adacc_test::greedy_backward", mutates_args=())
+def greedy_backward(gradient: torch.Tensor) -> torch.Tensor:
+    scratch = torch.empty(2 * MIB, dtype=torch.uint8), torch.empty(MIB, dtype=torch.uint8)
+    return gradient.clone() if scratch else gradient
+
+
+greedy.register_autograd(lambda ctx, gradient: greedy_backward(gradient))
+
+
+@torch.library.custom_op("ds_adacc_test::one_way", mutates_args=())
+def one_way(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+class Block(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        return self.function(x) * self.norm(x)
+
+
+def captured(block, *args, **kwargs):
+    found = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+    assert found.recording is not None, found.reason
+    return found
+
+
+def by_name(function):
+    """The workspaces of a block's operators, in a replay and in backward, by name."""
+    found = captured(Block(function), torch.randn(8, WIDTH, requires_grad=True))
+    taken = workspaces(found.recording, found.tensors)
+    return {op.short_name: (w.replay, w.backward) for op, w in zip(found.recording.ops, taken, strict=True)}
+
+
+def test_the_trace_sees_peak_and_rest():
+    with MemoryTrace(CPU) as trace:
+        kept = torch.empty(1000, dtype=torch.uint8)
+        torch.empty(5000, dtype=torch.uint8)
+        torch.empty(3000, dtype=torch.uint8)
+    assert (trace.peak, trace.left) == (6000, kept.nbytes)
+
+
+def test_the_trace_leaves_a_profiler_of_the_programs_alone():
+    x = torch.randn(100)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with MemoryTrace(CPU) as trace:
+            kept = x + x
+        x.mul(kept)
+    assert (trace.peak, trace.left) == (None, None)
+    assert {"aten::add", "aten::mul"} <= {event.name for event in profiler.events()}
+
+
+def test_an_operators_own_memory_is_counted_in_replay_and_in_backward():
+    assert by_name(torch.ops.ds_adacc_test.greedy.default)["greedy"] == (MIB, 3 * MIB)
+
+
+def test_pointwise_operators_have_no_workspace():
+    taken = by_name(lambda x: torch.mul(x, x).exp())
+    assert taken["mul"] == taken["exp"] == (0, 0)
+
+
+def test_layer_norm_sums_its_parameters_gradients_by_thread():
+    assert by_name(torch.sin)["native_layer_norm"] == (0, 2 * torch.get_num_threads() * WIDTH * 4)
+
+
+def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
+    found = captured(zoo.GPTBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
+    gradients = Gradients(found.recording)
+    refused = [op for op in found.recording.ops if not op.replayable]
+    assert refused
+    for op in refused:
+        assert replay_workspace(op, found.tensors, found.recording.parameters) == 0
+        assert backward_workspace(op, found.tensors, gradients) == Backward(0, 0.0)
+    assert by_name(torch.ops.ds_adacc_test.one_way.default)["one_way"] == (0, 0)
+
+
+def test_a_backward_is_timed():
+    found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
+    gradients = Gradients(found.recording)
+    op = next(op for op in found.recording.ops if op.short_name == "addmm")
+    assert backward_workspace(op, found.tensors, gradients).seconds > 0
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_measuring_leaves_gradients_random_state_and_hooks_alone(name):
+    block, args, kwargs = zoo.example(name)
+    expected = zoo.gradients(block, args, kwargs)
+    fired = []
+    hooks = [p.register_post_accumulate_grad_hook(fired.append) for p in block.parameters() if p.requires_grad]
+
+    def run(*args, **kwargs):
+        found = captured(block, *args, **kwargs)
+        state = torch.get_rng_state()
+        workspaces(found.recording, found.tensors)
+        assert torch.equal(state, torch.get_rng_state()) and not fired
+        assert all(p.grad is None for p in block.parameters())
+        return found.output
+
+    actual = zoo.gradients(block, args, kwargs, run)
+    zoo.assert_same_bits(expected, actual)
+    assert fired and all(hook.remove() is None for hook in hooks)
+
+
+def test_the_profile_has_the_workspaces():
+    found = captured(Block(torch.ops.ds_adacc_test.greedy.default), torch.randn(8, WIDTH, requires_grad=True))
+    graph = measure(found.recording, found.tensors, CodecMaker(load({"adacc": {"codecs": "none"}}))).graph
+    bare = block_graph(found.recording)
+    assert {op.name: op.workspace_bytes for op in graph.ops if op.workspace_bytes} == {"greedy": MIB}
+    more = {
+        event.name: event.gradient_bytes - plain.gradient_bytes
+        for event, plain in zip(graph.events, bare.events, strict=True)
+    }
+    assert more == {"mul2": 0, "native_layer_norm1": 2 * torch.get_num_threads() * WIDTH * 4, "greedy0": 3 * MIB}

@@ -1,0 +1,170 @@
+"""What a block depends on besides its tensors is seen to change: attributes, submodules, parameters, arguments."""
+
+import functools
+import logging
+import types
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+
+
+def batch():
+    return torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+
+
+def recomputing():
+    """A runtime that never plans: all that is proven is recomputed."""
+    return Runtime(load({"adacc": LOSSLESS}), stepped=True)
+
+
+def same_bits(work, block, x, call=None, *args):
+    call = call or functools.partial(work.checkpoint, block)
+    plain = zoo.gradients(block, (x, *args), {})
+    zoo.assert_same_bits(plain, zoo.gradients(block, (x, *args), {}, call))
+
+
+REPLACED = {
+    "module": ("inner", nn.GELU(), nn.SiLU()),
+    "function": ("act", F.gelu, F.silu),
+    "none": ("number", None, 3.0),
+    "tuple": ("pair", (1.0,), (3.0,)),
+    "object": ("config", types.SimpleNamespace(t=1.0), types.SimpleNamespace(t=3.0)),
+    "numpy": ("scalar", np.float32(1), np.float32(3)),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_a_block_holds_may_be_replaced(name):
+    attribute, before, after = REPLACED[name]
+    work, block = recomputing(), zoo.HolderBlock()
+    for value in (before, before, after):
+        setattr(block, attribute, value)
+        same_bits(work, block, batch())
+    assert work.recordings == 2
+
+
+@pytest.mark.parametrize("held", [np.arange(3.0), torch.ones(2, 2).to_sparse(), {1, 2}], ids=type)
+def test_a_number_may_change_beside_what_has_an_equality_of_its_own(held):
+    work, block = recomputing(), zoo.HolderBlock()
+    block.held = held
+    for number in (1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 5.0):
+        block.number = number
+        same_bits(work, block, batch())
+    assert work.recordings == 3
+
+
+def test_parameters_may_be_replaced_and_frozen_and_hooks_added():
+    work, block = recomputing(), zoo.HolderBlock()
+    for _ in range(2):
+        same_bits(work, block, batch())
+    block.fc1.bias = nn.Parameter(torch.full_like(block.fc1.bias, 2.0))
+    same_bits(work, block, batch())
+    block.fc2.weight.requires_grad_(False)
+    same_bits(work, block, batch())
+    block.fc1.register_forward_hook(lambda module, args, output: output * 3)
+    same_bits(work, block, batch())
+    assert work.recordings == 4
+
+
+SCHEDULES = (lambda h, step: h * (1.0 + 0.5 * max(0, step - 6)), lambda h, step: h * (0.3 + 0.15 * step) * max(step, 6))
+
+
+@pytest.mark.parametrize("use", SCHEDULES)
+def test_a_settled_number_may_begin_to_matter_later(use):
+    work, block = recomputing(), zoo.HolderBlock()
+    block.use = use
+    for step in range(12):
+        block.step = step
+        same_bits(work, block, batch())
+    assert work.recordings <= 4
+
+
+def test_numbers_of_two_submodules_of_one_class_are_told_apart():
+    class Scale(nn.Module):
+        t = 1.0
+
+        def forward(self, x):
+            return F.gelu(x * self.t)
+
+    block = nn.Sequential(nn.Linear(zoo.WIDTH, zoo.WIDTH), Scale(), nn.Linear(zoo.WIDTH, 8), Scale())
+    work = recomputing()
+    block[3].t = 1.0
+    for step in range(8):
+        block[1].t = 1.0 + 0.1 * step
+        block[3].t = 1.0 if step < 6 else 3.0
+        same_bits(work, block, batch())
+
+
+ARGUMENTS = (
+    (np.float32(1), np.float32(3)),
+    (slice(0, 4), slice(5, 9)),
+    (F.gelu, torch.sin),
+    (range(1, 2), range(3, 4)),
+)
+
+
+@pytest.mark.parametrize("pair", ARGUMENTS)
+def test_arguments_of_any_type_are_told_apart(pair):
+    work, block = recomputing(), zoo.HolderBlock()
+    for extra in (pair[0], pair[0], pair[1]):
+        same_bits(work, block, batch(), None, extra)
+    assert work.recordings == 2
+
+
+class Runner:
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, x):
+        return self.module(x)
+
+
+layer = None
+
+
+def run_module(module, x):
+    return module(x)
+
+
+CALLS = (
+    lambda work, block, x: work.checkpoint(run_module, block, x),
+    lambda work, block, x: work.checkpoint(Runner(block), x),
+    lambda work, block, x: work.checkpoint(lambda x: layer(x), x),
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_modules_are_reached_as_arguments_attributes_and_globals(call):
+    global layer
+    work, blocks = recomputing(), [zoo.HolderBlock(number) for number in (1.0, 3.0)]
+    for _ in range(3):
+        for layer in blocks:
+            same_bits(work, layer, batch(), functools.partial(call, work, layer))
+    assert work.recordings == 2
+    assert all(len(record.plan.recording.parameters) >= 2 for record in work.blocks.records())
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+UNPLANNABLE = (lambda x: x.to_sparse(), lambda x: x.as_subclass(Tagged), lambda x: torch.nested.nested_tensor([x, x]))
+
+
+@pytest.mark.parametrize("make", UNPLANNABLE)
+def test_arguments_that_cannot_be_recorded_run_plain_with_one_warning(make, caplog):
+    work, block = recomputing(), zoo.HolderBlock()
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        for _ in range(3):
+            same_bits(work, block, batch(), None, make(torch.ones(3, 3)))
+    assert len([r for r in caplog.records if "plain autograd" in r.getMessage()]) == 1
+    assert work.recordings == 0

@@ -1,0 +1,142 @@
+"""The closed loop: what a step under a plan shows is compared with what was planned, and a wrong model put right."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from test_peak import ALLOWANCE, WIDTH, Model
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.plan.consensus import Row, merge_terms
+from ds_adacc.plan.correction import Correction
+from ds_adacc.profile import profiler
+from ds_adacc.profile.measure import measure
+from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.rectify.calibration import Pair
+from ds_adacc.runtime.runtime import Runtime
+
+CPU = torch.device("cpu")
+
+
+def moment():
+    """Now, well apart from what comes before and after: the profiler's clock is set to some microseconds."""
+    time.sleep(0.002)
+    now = time.perf_counter()
+    time.sleep(0.002)
+    return now
+
+
+def test_growth_is_the_most_above_the_level_at_the_beginning():
+    trace = MemoryTrace(CPU)
+    trace.start()
+    kept = torch.empty(4096, dtype=torch.uint8)
+    begin = moment()
+    passing = torch.empty(65536, dtype=torch.uint8)
+    del passing
+    later = torch.empty(1024, dtype=torch.uint8)
+    middle = moment()
+    del kept
+    end = moment()
+    trace.stop()
+    assert (trace.growth(begin, middle), trace.growth(middle, end)) == (65536, 0)
+    assert later.numel() == 1024
+
+
+def test_nothing_is_known_beside_a_profiler_of_the_programs_own():
+    trace = MemoryTrace(CPU)
+    with torch.profiler.profile():
+        trace.start()
+        trace.stop()
+    assert trace.growth(0.0, time.perf_counter()) is None
+
+
+def test_a_correction_counts_in_forward_and_at_every_event_of_backward():
+    graph = planner.BlockGraph(
+        (planner.Value("x", "other", 8, None, True),),
+        (),
+        (planner.Event("late", (0,), 5), planner.Event("early", (0,), 0)),
+        forward_overhead=3,
+    )
+    profile = planner.Profile(graph, (), ((),))
+    more, less = (correction.of(profile).graph for correction in (Correction(2, 7), Correction(-9, -2)))
+    assert (more.forward_overhead, [event.gradient_bytes for event in more.events]) == (5, [12, 7])
+    assert (less.forward_overhead, [event.gradient_bytes for event in less.events]) == (0, [3, 0])
+
+
+def test_corrections_together():
+    one, other = Correction(2, None), Correction(-1, 4)
+    assert one.larger(other) == other.larger(one) == Correction(2, 4)
+    assert one.plus(other) == Correction(1, 4)
+    assert other.upward() == Correction(0, 4)
+    assert Correction(-3, None).upward() == Correction()
+
+
+@pytest.mark.parametrize(("observed", "is_off"), [(105, False), (106, True), (95, False), (94, True)])
+def test_what_is_off_by_more_than_a_twentieth(observed, is_off):
+    assert Pair(100, observed).is_off is is_off
+
+
+def trained(model, budget, steps=6):
+    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}}
+    runtime = Runtime(load({"adacc": section}))
+    seen = []
+    for _ in range(steps):
+        model.step(runtime.checkpoint)
+        if runtime.seen is not None and runtime.seen not in seen:
+            seen.append(runtime.seen)
+    return runtime, seen
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Profiles know of no gradients."""
+
+    def measured(*given):
+        profile = measure(*given)
+        events = tuple(replace(event, gradient_bytes=0) for event in profile.graph.events)
+        return replace(profile, graph=replace(profile.graph, events=events))
+
+    monkeypatch.setattr(profiler, "measure", measured)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_model_that_forgets_gradients_is_corrected():
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    runtime, seen = trained(model, "12MiB")
+    assert runtime.decision.reason.startswith("peak observed ")
+    assert runtime.decision.peak <= runtime.decision.budget
+    assert not seen[-1].peak.is_off
+    assert model.peak(runtime.checkpoint) <= runtime.decision.budget + ALLOWANCE
+
+
+def test_a_model_that_is_right_is_left_alone():
+    runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
+    assert runtime.decision.reason == "first step recorded"
+    assert len(seen) == 1
+    assert not seen[0].peak.is_off
+    assert seen[0].seconds.observed > 0
+
+
+def test_a_rank_that_measured_nothing_has_no_say_in_a_correction():
+    def terms(*corrections):
+        return merge_terms([Row({}, 1, 1, {}, correction) for correction in corrections]).correction
+
+    assert terms(Correction(-5, -3), None) == Correction(-5, -3)
+    assert terms(Correction(-5, -3), Correction()) == terms(None, None) == Correction()
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(caplog):
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        trained(model, "1KiB")
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    runtime, _ = trained(model, error.value.smallest)
+    (group,) = runtime.decision.groups
+    with pytest.raises(planner.InfeasibleBudget) as error:
+        planner.mix(group.problem, runtime.decision.budget, max_seconds=30.0)
+    assert group.solution.peak == error.value.smallest > runtime.decision.budget
+    assert "nothing fits; " in caplog.text

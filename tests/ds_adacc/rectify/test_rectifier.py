@@ -1,0 +1,149 @@
+"""The rectifier tracks at ever rarer steps, re-plans when outliers appear or go, and leaves a steady run alone."""
+
+import pytest
+import torch
+import zoo
+from launch import on_ranks, told
+from rectifier_worker import SECTION
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.engine.api import Adacc
+from ds_adacc.rectify.rectifier import Review
+from ds_adacc.runtime.runtime import Runtime
+
+LOOSER = {**SECTION, "memory_budget": 0.6}
+CHANNEL = 5
+
+
+class Training:
+    """A loop without DeepSpeed that calls what the engine's step would call."""
+
+    def __init__(self, layers=3, **rectifier):
+        torch.manual_seed(0)
+        section = load({"adacc": {**LOOSER, "rectifier": {"max_interval": 8, **rectifier}}})
+        self.runtime = Runtime(section, stepped=True)
+        self.adacc = Adacc(section, self.runtime)
+        self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
+        self.tracked = []
+        self.decisions = []
+
+    @property
+    def kind(self):
+        return next(iter(self.runtime.portfolio.kinds.values()))
+
+    def step(self):
+        if self.runtime.tracking:
+            self.tracked.append(self.adacc.rectifier.steps + 1)
+        x = torch.randn(2, 64, zoo.WIDTH, requires_grad=True)
+        for block in self.blocks:
+            x = self.runtime.checkpoint(block, x)
+        zoo.loss_of(x).backward()
+        self.adacc.end_step()
+        if self.runtime.decision not in self.decisions:
+            self.decisions.append(self.runtime.decision)
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.step()
+
+    def norms(self):
+        """Indices of the first LayerNorm's output."""
+        values = self.kind.recording.values
+        return [v.index for v in values if v.role == "layernorm" and v.name.startswith("native_layer_norm")][:1]
+
+    def inject(self, factor):
+        with torch.no_grad():
+            self.blocks[1].ln1.weight[CHANNEL] = factor
+
+
+def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
+    training = Training()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        training.run(40)
+    assert sum("peak: planned" in record.getMessage() for record in caplog.records) == 1
+    assert training.tracked == [3, 5, 9, 17, 25, 33]
+    assert len(training.decisions) == 1
+
+
+def test_injected_outliers_have_the_plan_made_anew():
+    training = Training()
+    training.run(5)
+    (norm,) = training.norms()
+    assert training.kind.capacity[norm] == 0
+    training.inject(40.0)
+    training.run(5)
+    assert training.tracked == [3, 5, 9]
+    assert len(training.decisions) == 2
+    assert training.kind.capacity[norm] == 1
+    assert "step 9: compression rate of" in training.decisions[1].reason
+    training.run(10)
+    assert training.tracked == [3, 5, 9, 17]
+    assert len(training.decisions) == 2
+    training.inject(1.0)
+    training.run(8)
+    assert training.kind.capacity[norm] == 0
+    assert len(training.decisions) == 3
+
+
+@pytest.mark.parametrize(("changed", "interval"), [(3, 1), (0, 8)])
+def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
+    training = Training()
+    training.run(8)
+    assert training.adacc.rectifier.interval == 4
+    monkeypatch.setattr(training.adacc.rectifier, "_review", lambda: Review(True, changed))
+    training.run(1)
+    assert training.adacc.rectifier.interval == interval
+
+
+def test_codecs_keep_the_channels_last_seen():
+    training = Training()
+    training.inject(40.0)
+    training.run(3)
+    (norm,) = training.norms()
+    record = training.runtime.blocks.records()[1]
+    assert record.outliers[norm][0][0] == CHANNEL
+    assert int(record.outliers[norm][1]) == 1
+
+
+def test_roles_that_are_not_chosen_are_not_looked_at():
+    training = Training(roles=["gelu"])
+    training.run(5)
+    training.inject(40.0)
+    training.run(10)
+    (norm,) = training.norms()
+    assert training.kind.capacity[norm] == 0
+
+
+def test_a_disabled_rectifier_never_tracks():
+    training = Training(enabled=False)
+    training.run(6)
+    assert training.adacc.rectifier is None
+    assert training.tracked == []
+
+
+def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
+    training = Training()
+    training.run(5)
+    before = training.kind.policies, dict(training.kind.capacity)
+
+    def refuse(*_, **__):
+        raise planner.InfeasibleBudget(1, 2)
+
+    monkeypatch.setattr(planner, "mix_isolated", refuse)
+    training.inject(40.0)
+    training.run(5)
+    assert (training.kind.policies, training.kind.capacity) == before
+
+
+@pytest.mark.ranks
+def test_both_ranks_change_in_the_same_step(tmp_path):
+    """Outliers appear on one rank alone; both change their plan, to the same one, in the same step."""
+    on_ranks("rectifier_worker.py", tmp_path)
+    first, second = told(tmp_path)
+    assert first["steps_of_decisions"] == second["steps_of_decisions"]
+    assert len(first["steps_of_decisions"]) == 2
+    assert first["policies"] == second["policies"]
+    assert first["capacity"] == second["capacity"]
+    assert first["capacity_before"] != first["capacity"]

@@ -1,0 +1,35 @@
+"""Which part of a step is whose."""
+
+import torch
+
+from ds_adacc.rectify.step_profiler import CallMoments, Meter, Moment
+
+
+class Trace:
+    def growth(self, begin, end):
+        return begin, end
+
+    def stop(self):
+        pass
+
+
+def call(began, backward=None):
+    moments = CallMoments("block", None, Moment(began))
+    moments.ended = Moment(began + 0.5)
+    moments.backward = None if backward is None else Moment(backward)
+    return moments
+
+
+def measured(*calls):
+    meter = Meter(torch.device("cpu"))
+    meter._trace, meter._calls = Trace(), list(calls)
+    return [(one.forward_growth, one.backward_growth, one.backward_seconds) for one in meter.stop()]
+
+
+def test_a_backward_ends_where_the_next_begins():
+    assert measured(call(0, backward=5), call(1, backward=3)) == [((1, 1.5), (3, 5), 2), ((0, 0.5), None, None)]
+
+
+def test_a_backward_ends_where_a_forward_comes_between_as_in_a_pipeline():
+    windows = measured(call(0, backward=2), call(1, backward=6), call(4))
+    assert windows == [((0, 0.5), (2, 4), 2), ((1, 1.5), None, None)]

@@ -1,0 +1,264 @@
+"""Compiled blocks: what their graphs save is retained or compressed, and the losses are those without ds_adacc."""
+
+import pytest
+import torch
+import zoo
+from launch import on_ranks, told
+from torch import nn
+
+import ds_adacc
+from ds_adacc import checkpointing
+from ds_adacc.config import load
+from ds_adacc.engine.api import Adacc, _blocks_first
+from ds_adacc.runtime.compiled import compile_blocks, refuse
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+
+BITS = {"dropout_mask": "bits"}
+
+
+class Stack(nn.Module):
+    def __init__(self, make=zoo.GPTBlock):
+        super().__init__()
+        self.blocks = nn.ModuleList(make() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Activated(nn.Module):
+    """An eager block in which one function is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(zoo.WIDTH), nn.LayerNorm(zoo.WIDTH)
+        self.fc1, self.fc2 = nn.Linear(zoo.WIDTH, 96), nn.Linear(96, zoo.WIDTH)
+
+    def forward(self, x):
+        return x + torch.tanh(self.last(self.fc2(activate(self.fc1(self.norm(x))))))
+
+
+@torch.compile(backend="aot_eager")
+def activate(x):
+    return x.sigmoid() * x.tanh()
+
+
+def in_place(model):
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+
+
+def optimized(model):
+    for name, block in model.blocks.named_children():
+        model.blocks[int(name)] = torch.compile(block, backend="aot_eager")
+
+
+def kernels(model):
+    for block in model.blocks:
+        block.compile()
+
+
+def around(model):
+    model.compile(backend="aot_eager")
+
+
+def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5):
+    """Losses and the sums of the gradients by step; and the runtime, if codecs are given."""
+    runtime = adacc = None
+    if prepare not in (None, around):
+        prepare(model)
+    if codecs is not None:
+        section = load({"adacc": {"codecs": codecs, "memory_budget": budget}})
+        runtime = Runtime(section, stepped=True)
+        adacc = Adacc(section, runtime)
+        wrap_blocks(find_blocks(model, "auto"), runtime)
+    if prepare is around:
+        around(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen = []
+    for step, length in enumerate(lengths):
+        torch.manual_seed(step)
+        loss = zoo.loss_of(model(torch.randn(2, length, zoo.WIDTH, requires_grad=True)))
+        loss.backward()
+        seen.append([loss.item(), *(p.grad.double().sum().item() for p in model.parameters())])
+        optimizer.step()
+        optimizer.zero_grad()
+        if adacc is not None:
+            adacc.end_step()
+    return seen, runtime
+
+
+def stack(make=zoo.GPTBlock):
+    torch.manual_seed(0)
+    return Stack(make)
+
+
+def policies(runtime):
+    return [policy for chosen in runtime.decision.policies.values() for policy in chosen]
+
+
+@pytest.mark.parametrize("prepare", [in_place, optimized], ids=lambda f: f.__name__)
+def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
+    plain, _ = train(stack(), prepare=prepare)
+    seen, runtime = train(stack(), BITS, prepare=prepare)
+    assert seen == plain
+    assert runtime.calls == 10 and all(record.plan.recording.runs_compiled for record in runtime.blocks.records())
+    assert any("bits" in policy.stores for policy in policies(runtime))
+    assert not any(policy.replays for policy in policies(runtime))
+    assert runtime.held.observed == runtime.held.planned
+
+
+def test_a_lossy_codec_applies_to_what_a_graph_saves():
+    plain, _ = train(stack(), prepare=in_place)
+    seen, runtime = train(stack(), "paper", 0.6, prepare=in_place)
+    assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.1)
+    assert any({"channel", "outlier"} & set(policy.stores) for policy in policies(runtime))
+    assert runtime.held.observed == runtime.held.planned
+
+
+def test_kernels_that_the_dispatcher_does_not_see(caplog):
+    plain, _ = train(stack(), prepare=kernels)
+    seen, runtime = train(stack(), BITS, prepare=kernels)
+    assert seen == plain
+    assert "different course" not in caplog.text
+    values = [v for record in runtime.blocks.records() for v in record.plan.recording.values]
+    unseen = [value for value in values if value.name.startswith("kernel")]
+    assert {value.role for value in unseen} >= {"statistic"}
+    assert all(value.owned for value in unseen)
+
+
+def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recomputed():
+    plain, _ = train(stack(Activated))
+    seen, runtime = train(stack(Activated), "none", 0.95)
+    assert seen == plain
+    recording = runtime.blocks.records()[0].plan.recording
+    reasons = {op.short_name: op.refusal for op in recording.ops}
+    assert reasons["sigmoid"] == "runs compiled"
+    assert reasons["tanh"] is not None
+    assert recording.ops[0].short_name == "native_layer_norm" and recording.ops[0].replayable
+    assert any(policy.replays for policy in policies(runtime))
+
+
+def test_a_graph_compiled_anew_for_shapes_met_before(caplog):
+    lengths = (16, 24, 16, 40, 16, 24, 40, 16)
+    plain, _ = train(stack(), prepare=in_place, lengths=lengths)
+    seen, runtime = train(stack(), BITS, "10MiB", prepare=in_place, lengths=lengths)
+    assert seen == plain
+    assert runtime.recordings >= 6
+
+
+def test_compiled_blocks_through_checkpoint():
+    blocks = [zoo.GPTBlock(dropout=0.0) for _ in range(2)]
+    functions = [torch.compile(blocks[0], backend="aot_eager"), torch.compile(blocks[1].forward, backend="aot_eager")]
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0}}))
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(2, 48, zoo.WIDTH, requires_grad=True)
+        outputs = []
+        for call in (lambda f, x: runtime.checkpoint(f, x), lambda f, x: f(x)):
+            y = x
+            for function in functions:
+                y = call(function, y)
+            outputs.append(torch.autograd.grad(zoo.loss_of(y), [x, *blocks[0].parameters(), *blocks[1].parameters()]))
+        assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+    assert runtime.recordings == 2
+    assert len(runtime.blocks.all()) == 2
+
+
+def test_a_graph_around_the_blocks_breaks_there_with_one_warning(caplog):
+    plain, _ = train(stack())
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        seen, runtime = train(stack(), "none", 0.7, prepare=around)
+    assert seen == plain
+    assert any(policy.replays for policy in policies(runtime))
+    assert caplog.text.count("blocks GPTBlock run uncompiled") == 1
+
+
+def test_a_graph_around_checkpoint_breaks_there(caplog):
+    block = Activated()
+    checkpointing.configure(None, {"adacc": {"codecs": "none", "memory_budget": 1.0}})
+    try:
+        compiled = torch.compile(lambda x: checkpointing.checkpoint(block, x + 1) * 2, backend="aot_eager")
+        x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+        with caplog.at_level("WARNING", logger="ds_adacc"):
+            assert torch.equal(compiled(x), block(x + 1) * 2)
+        assert checkpointing._Face.runtime.calls == 1
+        assert "blocks Activated run uncompiled" in caplog.text
+    finally:
+        checkpointing.reset()
+
+
+class Engine:
+    is_compiled = False
+
+    def is_deepcompile_enabled(self):
+        return False
+
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        raise AssertionError("compiled")
+
+
+def test_compiled_autograd_is_refused():
+    compile = _blocks_first(Engine(), {}, Runtime(load({"adacc": {}})))
+    with pytest.raises(ValueError, match="compiled_autograd_enabled takes over the backward of the blocks"):
+        compile("aot_eager", compiled_autograd_enabled=True)
+
+
+def test_what_holds_a_block_must_not_be_compiled():
+    model = stack()
+    blocks = find_blocks(model, "auto")
+    refuse(model, blocks, 3)
+    model.blocks.compile(backend="aot_eager")
+    with pytest.raises(
+        ValueError, match=r"blocks \(ModuleList\) is compiled as a whole, and the block blocks\.0 with it"
+    ):
+        refuse(model, blocks, 0)
+    config = {"adacc": {}, "train_batch_size": 1}
+    with pytest.raises(
+        ValueError, match=r"the model \(Stack\) is compiled as a whole, and the block _orig_mod\.blocks\.0"
+    ):
+        ds_adacc.initialize(model=torch.compile(stack()), config=config)
+
+
+def test_the_hooks_of_zero_3_must_not_be_compiled():
+    model = stack()
+    in_place(model)
+    refuse(model, find_blocks(model, "auto"), 2)
+    with pytest.raises(ValueError, match=r"the block blocks\.0 is compiled in place, and the hooks of ZeRO-3 with it"):
+        refuse(model, find_blocks(model, "auto"), 3)
+
+
+def test_blocks_are_compiled_once():
+    model = stack()
+    model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
+    with pytest.raises(ValueError, match=r"the block blocks\.1 is compiled already; compile either"):
+        compile_blocks(find_blocks(model, ["GPTBlock"]), "aot_eager", {})
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_compiled_blocks_are_found_by_the_class_inside():
+    model = stack()
+    optimized(model)
+    assert list(find_blocks(model, ["GPTBlock"])) == ["blocks.0", "blocks.1"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compiled")
+    on_ranks("compile_worker.py", out)
+    return told(out)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", ["engine", "blocks"])
+def test_under_an_engine(ranks, case):
+    """`engine.compile()` under ZeRO-3, lossless; and compiled blocks under ZeRO-2 in bf16, with the paper's codecs."""
+    first, second = (rank[case]["adacc"]["plan"] for rank in ranks)
+    assert first["policies"] == second["policies"]
+    assert first["compiled"] == [True]
+    assert first["observed"] == second["observed"] == first["planned"] > 0
+    for rank in ranks:
+        adacc, plain = rank[case]["adacc"]["losses"], rank[case]["plain"]["losses"]
+        assert adacc == (plain if case == "engine" else pytest.approx(plain, rel=0.02))

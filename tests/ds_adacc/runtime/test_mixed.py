@@ -1,0 +1,158 @@
+"""Blocks of one kind under policies of their own, each by its place in forward order: exact, and held as planned."""
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.profile import measure
+from ds_adacc.profile.timer import Timer
+from ds_adacc.runtime.runtime import Runtime
+
+
+class EqualSeconds(Timer):
+    """Every operator takes a second: what is decided hangs on bytes alone."""
+
+    noise = 0.0
+
+    def __call__(self, function):
+        function()
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def equal_seconds(monkeypatch):
+    monkeypatch.setattr(measure, "Timer", EqualSeconds)
+
+
+class Training:
+    """Steps without DeepSpeed, with the calls that the engine's step would make; `forward` gives a step's losses."""
+
+    def __init__(self, forward, layers=4, budget=0.75):
+        section = {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 30.0}}
+        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(zoo.GPTBlock() for _ in range(layers))
+        self.forward = forward
+
+    @property
+    def kind(self):
+        (kind,) = self.runtime.decision.kinds
+        return kind
+
+    @property
+    def policies(self):
+        return self.runtime.decision.policies[self.kind.name]
+
+    def record(self, block):
+        (record,) = self.runtime.blocks.of(block).records()
+        return record
+
+    def step(self):
+        """Gradients have the bits of plain autograd's; the decision is made, or what is held is seen."""
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        plain = self.gradients(x, lambda block, x: block(x))
+        ours = self.gradients(x, self.runtime.checkpoint)
+        assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+        self.runtime.end_backward()
+        self.runtime.end_step()
+
+    def gradients(self, x, call):
+        self.blocks.zero_grad()
+        x.grad = None
+        torch.manual_seed(3)
+        for loss in self.forward(self.blocks, x, call):
+            loss.backward()
+        return [x.grad, *(p.grad for p in self.blocks.parameters())]
+
+    def run(self):
+        """Until the plan stands, and has been observed: it may be made anew by a corrected model."""
+        for _ in range(8):
+            self.step()
+        return self
+
+
+def through(*order):
+    """A forward that calls the blocks in this order, each on the output of the one before."""
+
+    def forward(blocks, x, call):
+        for number in order:
+            x = call(blocks[number], x)
+        return [zoo.loss_of(x)]
+
+    return forward
+
+
+def branches(blocks, x, call):
+    """Two pairs of blocks, of which the first runs backward first."""
+    return [zoo.loss_of(call(blocks[second], call(blocks[first], x.clone()))) for first, second in ((0, 1), (2, 3))]
+
+
+def test_blocks_of_one_kind_run_policies_of_their_own_and_hold_what_these_say():
+    training = Training(through(0, 1, 2, 3)).run()
+    assert (training.kind.blocks, training.kind.calls_per_block) == (4, 1)
+    assert len(set(training.policies)) >= 2
+    (group,) = training.runtime.decision.groups
+    assert group.problem.order == (training.kind.name,) * 4
+    assert group.solution.peak <= training.runtime.decision.budget
+    each = [policy.held_bytes(training.kind.profile) for policy in training.policies]
+    held = training.runtime.held
+    assert held.observed == held.planned == training.runtime.decision.held == sum(each) > 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])
+def test_a_blocks_place_is_that_of_its_call_not_of_its_registration(order):
+    training = Training(through(*order)).run()
+    places = [training.record(block).place for block in training.blocks]
+    assert [order[place] for place in places] == [0, 1, 2, 3]
+    in_force = [training.record(training.blocks[number]).plan.policy for number in order]
+    assert tuple(in_force) == training.policies
+    assert len(set(in_force)) >= 2
+
+
+@pytest.mark.parametrize("order", [(0, 0, 1, 1), (0, 1, 0, 1)])
+def test_a_block_called_twice_has_one_policy_for_both_calls(order):
+    training = Training(through(*order), layers=2, budget=0.92).run()
+    assert (training.kind.count, training.kind.calls_per_block) == (4, 2)
+    assert training.runtime.decision.groups[0].problem.order == ()
+    assert [training.record(block).place for block in training.blocks] == [0, 1]
+    first, second = training.policies
+    assert first != second
+    each = [2 * policy.held_bytes(training.kind.profile) for policy in (first, second)]
+    held = training.runtime.held
+    assert held.observed == held.planned == training.runtime.decision.held == sum(each) > 0
+
+
+def test_blocks_called_unequally_often_share_one_policy():
+    training = Training(through(0, 1, 0), layers=2).run()
+    assert (training.kind.count, training.kind.calls_per_block) == (3, 3)
+    (policy,) = training.policies
+    assert [training.record(block).plan.policy for block in training.blocks] == [policy, policy]
+    held = training.runtime.held
+    assert held.observed == held.planned == 3 * policy.held_bytes(training.kind.profile) > 0
+
+
+def test_where_backward_does_not_reverse_the_forward_the_budget_holds_for_any_order():
+    training = Training(branches, budget=0.8).run()
+    decision = training.runtime.decision
+    assert len(set(training.policies)) >= 2
+    assert decision.groups[0].problem.order == ()
+    assert [training.record(block).place for block in training.blocks] == [0, 1, 2, 3]
+    for chosen in (training.policies, training.policies[::-1]):
+        assert planner.peak_bytes(planner.Problem((training.kind,)), [chosen]) <= decision.budget
+    held = training.runtime.held
+    assert held.observed == held.planned == decision.held > 0
+
+
+def test_a_block_recorded_anew_keeps_its_place_and_policy():
+    training = Training(through(0, 1, 2, 3)).run()
+    before = [training.record(block) for block in training.blocks]
+    training.runtime.begin_tracking()
+    training.step()
+    training.runtime.end_tracking()
+    after = [training.record(block) for block in training.blocks]
+    assert [new is old for new, old in zip(after, before, strict=True)] == [False, True, True, True]
+    assert tuple(record.plan.policy for record in after) == training.policies
+    assert [record.place for record in after] == [0, 1, 2, 3]

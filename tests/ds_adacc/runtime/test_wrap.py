@@ -1,0 +1,74 @@
+"""Wrapped blocks stay ordinary modules: they can be copied, saved, and wrapped anew."""
+
+import copy
+import io
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(zoo.GPTBlock(dropout=0.0), zoo.GPTBlock(dropout=0.0))
+
+
+def wrapped(model):
+    runtime = Runtime(load({"adacc": {}}), stepped=True)
+    wrap_blocks(find_blocks(model, "auto"), runtime)
+    return runtime
+
+
+def test_a_deep_copy_runs_its_own_weights(model):
+    runtime = wrapped(model)
+    x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    twin(x).sum().backward()
+    assert torch.equal(twin(x), x)
+    assert not torch.equal(model(x), x)
+    assert torch.equal(x.grad, torch.ones_like(x))
+    assert len(runtime.blocks.all()) == 4
+
+
+def test_a_saved_model_comes_back_unwrapped(model):
+    wrapped(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    x = torch.randn(2, 9, zoo.WIDTH)
+    assert torch.equal(loaded(x), model(x))
+    unwrap_blocks(dict(loaded.named_children()))
+    assert loaded[0].forward.__func__ is zoo.GPTBlock.forward
+
+
+def test_the_last_runtime_alone_runs_a_block_that_is_wrapped_twice(model):
+    first, second = wrapped(model), wrapped(model)
+    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+    assert (first.calls, second.calls) == (0, 2)
+    assert second.blocks.records()[0].plan.recording.positions
+
+
+def test_a_forward_of_the_instance_is_run_and_given_back(model):
+    seen = []
+
+    def forward(x):
+        seen.append(x)
+        return zoo.GPTBlock.forward(model[0], x)
+
+    model[0].forward = forward
+    wrapped(model)
+    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+    assert len(seen) == 1
+    unwrap_blocks(dict(model.named_children()))
+    assert model[0].forward is forward
+    assert "forward" not in vars(model[1])

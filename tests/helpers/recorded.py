@@ -1,0 +1,82 @@
+"""Run a block under a policy of the test's choice, without any planning."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.call import Call
+from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.record.capture import capture
+from ds_adacc.record.closure import reach
+from ds_adacc.record.saved import unpack
+from ds_adacc.record.signature import flatten
+
+
+def tensors_of(args, kwargs):
+    tensors = []
+    flatten((args, kwargs), tensors)
+    return tensors
+
+
+def record(block, args, kwargs, seed=3):
+    """The proven recording of one forward."""
+    torch.manual_seed(seed)
+    captured = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+    assert captured.recording is not None, captured.reason
+    return captured.recording
+
+
+def profile_of(recording):
+    """A profile without codecs in which every replay costs one second."""
+    graph = block_graph(recording)
+    return planner.Profile(graph, (1.0,) * len(graph.ops), ((),) * len(graph.values))
+
+
+def random_policy(recording, seed):
+    """A feasible policy of retain and recompute, each storable value's fate drawn by lot."""
+    graph = block_graph(recording)
+    lot = random.Random(seed)
+    share = lot.random()
+    rebuildable = graph.rebuildable_ops
+    stores, replays = [None] * len(graph.values), set()
+    pending = list(graph.saved)
+    while pending:
+        index = pending.pop()
+        producer = graph.values[index].producer
+        if producer not in rebuildable or (graph.values[index].storable and lot.random() < share):
+            stores[index] = planner.RETAIN
+        elif producer not in replays:
+            replays.add(producer)
+            pending.extend(graph.ops[producer].inputs)
+    policy = planner.Policy(tuple(stores), tuple(sorted(replays)))
+    policy.check(profile_of(recording))
+    return policy
+
+
+def offloading(recording, policy):
+    """The policy with everything in host memory that it retains and that may go there."""
+    stores = list(policy.stores)
+    for value, choice in zip(recording.values, policy.stores, strict=True):
+        if choice == planner.RETAIN and value.owned and value.geometry.is_dense and not value.dynamic:
+            stores[value.index] = planner.OFFLOAD
+    return planner.Policy(tuple(stores), policy.replays)
+
+
+def under(block, recording, policy, codecs=None, prefetcher=None):
+    """A function that calls the block under `policy` (`codecs` by value), and the list of its `Call`s."""
+    plan = bind(recording, policy, codecs or {}, prefetcher)
+    calls = []
+
+    def run(*args, **kwargs):
+        call = Call(plan, tensors_of(args, kwargs))
+        calls.append(call)
+        with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
+            output = block(*args, **kwargs)
+        call.close()
+        return output
+
+    return run, calls

@@ -1,0 +1,106 @@
+"""One rank of the ZeRO tests: trains every case with ds_adacc and without, and writes what it saw as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch.multiprocessing.reductions import StorageWeakRef
+from zero_cases import CASES, ds_config
+from zero_models import batch, blocks_of, make
+
+import ds_adacc
+from ds_adacc.engine.zero3 import make_leaves
+
+STEPS = 6
+OVERFLOW = 4  # the step that overflows, in fp16: planned by then
+SECTION = {"rectifier": {"max_interval": 4}, "solver": {"max_seconds": 30.0}}
+BUDGET = {"none": 0.75, "paper": 0.5}  # in bf16, too little to do without loss
+
+
+def train(case, section):
+    """Losses of all micro steps, what is alive of the gathered parameters in the last one, and what was planned."""
+    torch.manual_seed(0)
+    model = make(case.model)
+    if case.reference_has_leaves and section is None:
+        make_leaves(blocks_of(model))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=trained, config=ds_config(case, section))
+    gathered = watch_gathered(blocks_of(engine.module)) if case.stage == 3 else []
+    random = torch.Generator().manual_seed(engine.global_rank)
+    losses, scales = [], []
+    for micro in range(case.micro_batches * STEPS):
+        torch.manual_seed(100 * micro + engine.global_rank)
+        gathered.clear()
+        loss = engine(batch(random))
+        losses.append(loss.item())
+        gathered_bytes, after_forward = sum(size for _, size in gathered), alive_bytes(gathered)
+        overflows = case.precision == "fp16" and engine.global_steps == OVERFLOW - 1 and engine.global_rank == 1
+        engine.backward(loss * float("inf") if overflows else loss)
+        after_backward = alive_bytes(gathered)
+        engine.step()
+        scales.append(engine.optimizer.loss_scale if case.precision == "fp16" else None)
+    return {
+        "losses": losses,
+        "scales": scales,
+        "skipped": engine.skipped_steps,
+        "gathered_bytes": gathered_bytes,
+        "alive_after_forward": after_forward,
+        "alive_after_backward": after_backward,
+        "plan": account(engine),
+    }
+
+
+def alive_bytes(gathered):
+    return sum(size for reference, size in gathered if not reference.expired())
+
+
+def watch_gathered(blocks):
+    """A list that collects the storages of the blocks' gathered parameters while their forwards run."""
+    seen = []
+
+    def note(module, args):
+        for parameter in module.parameters():
+            if not parameter.ds_persist:
+                storage = parameter.untyped_storage()
+                seen.append((StorageWeakRef(storage), storage.nbytes()))
+
+    for block in blocks:
+        linear = [m for m in block.modules() if isinstance(m, torch.nn.Linear)][-1]
+        linear.register_forward_pre_hook(note)
+        block.register_forward_pre_hook(note)
+    return seen
+
+
+def account(engine):
+    adacc = getattr(engine, "adacc", None)
+    if adacc is None:
+        return None
+    decision = adacc.runtime.decision
+    return {
+        "policies": [policy.to_json() for chosen in decision.policies.values() for policy in chosen],
+        "kinds": [kind.name for kind in decision.kinds],
+        "counts": [kind.count for kind in decision.kinds],
+        "planned": adacc.planned_held_bytes,
+        "observed": adacc.observed_held_bytes,
+        "tracked_to": adacc.rectifier.interval,
+    }
+
+
+def main(out):
+    get_accelerator().is_fp16_supported = lambda: True  # the CPU's operators take fp16; DeepSpeed asks for AVX-512
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = {}
+    for case in CASES:
+        section = SECTION | {"codecs": case.codecs, "memory_budget": BUDGET[case.codecs]}
+        results[case.name] = {"plain": train(case, None), "adacc": train(case, section)}
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,330 @@
+"""A policy for each block, against examples worked out by hand and every assignment of small random ones."""
+
+import functools
+import itertools
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from ds_adacc.planner import (
+    BlockGraph,
+    CodecCost,
+    Event,
+    InfeasibleBudget,
+    Kind,
+    NoSolutionInTime,
+    Op,
+    Policy,
+    Problem,
+    Profile,
+    Simulation,
+    Value,
+    frontier,
+    gradient_error,
+    greedy,
+    mix,
+    mix_isolated,
+    peak_bytes,
+    retain_all,
+    simulate,
+    smallest_peak,
+    solve,
+)
+from ds_adacc.planner.mixture import _GAP
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
+
+TINY = st.integers(0, 5)  # so that no point of a frontier is left out
+QUANTUM = 0.1  # microseconds
+
+KEEP, PACK = Policy(("retain",), ()), Policy(("packed",), ())
+
+
+def packable(name, count, calls_per_block=1, error=0.0):
+    """Calls that hold 8 bytes, or for a microsecond 2; then backward needs the 8 besides."""
+    graph = BlockGraph((Value("x", "", 8, None, True),), (), (Event("x", (0,), 0),))
+    packed = CodecCost("packed", 2, MICROSECOND, 0.0, 0.0, 0, error)
+    return Kind(name, Profile(graph, (), ((packed,),)), count, calls_per_block)
+
+
+def replayable(count):
+    """Blocks that hold 6 bytes, or for a microsecond 2; 11 are alive in both passes, if replayed 16 in backward."""
+    values = (Value("x", "", 2, None, True), Value("y", "", 4, 0, True))
+    graph = BlockGraph(values, (Op("op", (0,), (1,), True, 5),), (Event("xy", (0, 1), 5),))
+    return Kind("r", Profile(graph, (MICROSECOND,), ((), ())), count)
+
+
+KEEP_TWO, REPLAY = Policy(("retain", "retain"), ()), Policy(("retain", None), (0,))
+
+
+def test_packs_as_many_blocks_as_it_takes():
+    problem = Problem((packable("a", 8),))
+    # 64 - 6 n + 8 <= 40
+    assert microseconds(solve(problem, 40, max_seconds=60).added_seconds) == 8
+    solution = mix(problem, 40, max_seconds=60)
+    assert sorted(solution.policies[0].count(policy) for policy in (KEEP, PACK)) == [2, 6]
+    assert (microseconds(solution.added_seconds), solution.held, solution.peak) == (6, (28,), 36)
+    assert solution.proven_optimal
+
+
+def test_keeps_everything_where_that_fits():
+    solution = mix(Problem((packable("a", 8),)), 64, max_seconds=1e-9)
+    assert (solution.policies, solution.added_seconds, solution.proven_optimal) == (((KEEP,) * 8,), 0, True)
+
+
+def test_all_calls_of_a_block_share_its_policy():
+    # a block of two calls saves 12 bytes: 64 - 12 n + 8 <= 46
+    solution = mix(Problem((packable("a", 8, calls_per_block=2),)), 46, max_seconds=60)
+    assert (solution.policies[0].count(PACK), len(solution.policies[0])) == (3, 4)
+    assert microseconds(solution.added_seconds) == 6
+    alone = mix(Problem((packable("a", 8),)), 46, max_seconds=60)
+    assert microseconds(alone.added_seconds) == 5
+
+
+def test_in_a_known_order_blocks_with_larger_transients_come_first():
+    problem = Problem((replayable(4),), order=("r",) * 4)
+    expected = {
+        28: [REPLAY, KEEP_TWO, KEEP_TWO, KEEP_TWO],  # 2 + 6 + 6 + 11 at the last
+        25: [REPLAY, KEEP_TWO, KEEP_TWO, KEEP_TWO],
+        21: [REPLAY, REPLAY, KEEP_TWO, KEEP_TWO],  # 2 + 2 + 6 + 11, and 2 + 16 at the second
+        20: [REPLAY, REPLAY, REPLAY, KEEP_TWO],  # 2 + 2 + 2 + 11, and 2 + 2 + 16 at the third
+    }
+    for budget, policies in expected.items():
+        assert mix(problem, budget, max_seconds=60).policies == (tuple(policies),)
+
+
+def test_fits_where_no_one_policy_does_in_a_known_order():
+    known, unknown = Problem((replayable(4),), order=("r",) * 4), Problem((replayable(4),))
+    assert smallest_peak(known, 60) == 22  # three that hold 2, and 16
+    with pytest.raises(InfeasibleBudget, match="is 22 bytes"):
+        solve(known, 20, max_seconds=60)
+    assert mix(known, 20, max_seconds=60).peak == 20
+    with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is 20 bytes") as caught:
+        mix(known, 19, max_seconds=60)
+    assert (caught.value.budget, caught.value.smallest) == (19, 20)
+    with pytest.raises(InfeasibleBudget, match="the smallest that fits is 22 bytes"):
+        mix(unknown, 21, max_seconds=60)
+
+
+def test_where_a_block_stands_among_other_kinds_matters():
+    values = (Value("x", "", 8, None, True),)
+    fixed = Kind("f", Profile(BlockGraph(values, (), (Event("x", (0,), 0),)), (), ((),)), 1)
+    kinds = (replayable(2), fixed)
+    # 2 + 8 + 11 at the last, 16 at the first; were the last one replayed, 6 + 8 + 16 at that
+    solution = mix(Problem(kinds, order=("r", "f", "r")), 23, max_seconds=60)
+    assert solution.policies == ((REPLAY, KEEP_TWO), (KEEP,))
+    assert (solution.peak, solution.held) == (21, (8, 8))
+    with pytest.raises(InfeasibleBudget, match="is 24 bytes"):
+        mix(Problem(kinds, order=("f", "r", "r")), 23, max_seconds=60)
+
+
+def test_sets_alive_together_are_planned_apart():
+    kinds = (packable("a", 8), packable("b", 4))
+    apart = Problem(kinds, (frozenset("a"), frozenset("b")))
+    solution = mix(apart, 31, max_seconds=60)
+    # a: 64 - 6 n + 8 <= 31; b: 32 - 6 n + 8 <= 31
+    assert [chosen.count(PACK) for chosen in solution.policies] == [7, 2]
+    also_together = Problem(kinds, (frozenset("a"), frozenset("ab")))
+    assert microseconds(mix(also_together, 55, max_seconds=60).added_seconds) == 9  # 96 - 6 n + 8 <= 55
+
+
+def test_max_gradient_error():
+    problem = Problem((packable("a", 8, error=0.2),), max_gradient_error=0.1)
+    assert mix(problem, 64, max_seconds=60).policies == ((KEEP,) * 8,)
+    with pytest.raises(InfeasibleBudget, match="is 64 bytes"):
+        mix(problem, 63, max_seconds=60)
+    assert mix(replace(problem, max_gradient_error=0.25), 63, max_seconds=60).policies[0].count(PACK) == 2
+
+
+def test_one_block_has_one_policy(gpt):
+    one = replace(gpt, count=1)
+    full = retain_all(Problem((one,)), 2**50, max_seconds=1).peak
+    budget = (smallest_peak(Problem((one,)), 60) + full) // 2
+    single = solve(Problem((one,)), budget, max_seconds=60)
+    assert single.added_seconds > 0
+    for order in ((), ("gpt",)):
+        mixed = mix(Problem((one,), order=order), budget, max_seconds=60)
+        assert (mixed.policies, mixed.peak) == (single.policies, single.peak)
+
+
+def test_falls_back_to_greedy_when_there_is_no_time(gpt):
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    expected = replace(greedy(problem, budget, max_seconds=1), out_of_time=True)
+    found = mix(problem, budget, max_seconds=1e-9)
+    assert replace(found, solve_seconds=0) == replace(expected, solve_seconds=0)
+    for planner in (mix, mix_isolated):
+        with pytest.raises(NoSolutionInTime, match="allow more"):
+            planner(problem, 1, max_seconds=1e-9)
+
+
+def test_never_slower_than_one_policy(gpt, monkeypatch):
+    """The frontier is the same for all budgets; what a mix makes of it within a second suffices."""
+    known = functools.cache(lambda profile: frontier(profile, max_seconds=60))
+    monkeypatch.setattr(
+        sys.modules["ds_adacc.planner.solve_per_block"], "frontier", lambda profile, **_: known(profile)
+    )
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    full = retain_all(problem, 2**50, max_seconds=1).peak
+    faster = 0
+    for percent in range(20, 100, 5):
+        budget = full * percent // 100
+        single, mixed = solve(problem, budget, max_seconds=60), mix(problem, budget, max_seconds=1)
+        assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
+        assert mixed.added_seconds <= single.added_seconds
+        faster += mixed.added_seconds < 0.99 * single.added_seconds
+    assert faster >= 12
+
+
+def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monkeypatch):
+    def late(*_, **__):
+        raise NoSolutionInTime("late")
+
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    single = solve(problem, budget, max_seconds=60)
+    assert single.proven_optimal
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
+    found = mix(problem, budget, max_seconds=60)
+    assert (found.policies, found.proven_optimal) == (single.policies, False)
+
+
+@st.composite
+def few_blocks(draw, transfers=False):
+    """Two to four blocks of one or two kinds, in a known order, in any, or in sets of their own."""
+    order = draw(st.sampled_from(["aa", "aaa", "aaaa", "ab", "abab", "aabb", "abba", "aab", "aba"]))
+    names = sorted(set(order))
+    how = draw(st.sampled_from(["order", "order", "any", "apart"]))
+    calls = 1 if how == "order" else draw(st.sampled_from([1, 1, 2]))
+    kinds = tuple(
+        Kind(name, draw(profiles(TINY, ops=3, transfers=transfers)), calls * order.count(name), calls) for name in names
+    )
+    together = draw(st.permutations([frozenset(names), frozenset("a"), frozenset(names[-1])])) if how == "apart" else ()
+    bound = draw(st.one_of(st.none(), ERROR_BOUNDS))
+    return Problem(kinds, tuple(together), tuple(order) if how == "order" else (), bound)
+
+
+def budgets(problem):
+    """From what one policy can do to what needs none."""
+    smallest, full = smallest_peak(problem, 60), retain_all(problem, 2**50, max_seconds=1).peak
+    return sorted({smallest, (smallest + full) // 2} - {full})
+
+
+def runs_on_offer(problem, single):
+    """Per block in forward order, its kind and what it may do: a point of the frontier or the one policy."""
+    bound, of_kind = problem.max_gradient_error, []
+    for place, kind in enumerate(problem.kinds):
+        policies = {point.policy for point in frontier(kind.profile, max_seconds=60, max_gradient_error=bound)}
+        policies.add(single.policies[place][0])
+        of_kind.append([simulate(kind.profile, policy) for policy in policies])
+    layout = problem.runs or [(place, kind.blocks) for place, kind in enumerate(problem.kinds)]
+    blocks = [(place, of_kind[place]) for place, count in layout for _ in range(count)]
+    if problem.order:
+        # the last block may do anything
+        place = blocks[-1][0]
+        every = (point.simulation for point in points(problem.kinds[place].profile, bound))
+        best = undominated((run.held, run.inner_peak, microseconds(run.seconds)) for run in every)
+        last = [Simulation(held, (), (inner_peak,), seconds * MICROSECOND) for held, inner_peak, seconds in best]
+        blocks[-1] = (place, last)
+    return blocks
+
+
+def peak_of(problem, places, runs):
+    """The peak of one run for each block."""
+    if problem.order:
+        return walk(runs)
+    peaks = []
+    for group in problem.groups:
+        members = [(problem.kinds[place], run) for place, run in zip(places, runs, strict=True) if place in group]
+        held = sum(kind.calls_per_block * run.held for kind, run in members)
+        peaks.append(held + max(run.transient for _, run in members) + max(run.fetched for _, run in members))
+    return max(peaks)
+
+
+def quickest(problem, single, budget):
+    """The least microseconds of any assignment that fits."""
+    places, choices = zip(*runs_on_offer(problem, single), strict=True)
+    calls = [problem.kinds[place].calls_per_block for place in places]
+    return min(
+        sum(count * microseconds(run.seconds) for count, run in zip(calls, runs, strict=True))
+        for runs in itertools.product(*choices)
+        if peak_of(problem, places, runs) <= budget
+    )
+
+
+@examples(40)
+@given(problem=few_blocks())
+def test_equals_the_best_assignment_of_points(problem):
+    for budget in budgets(problem):
+        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve, mix))
+        assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
+        assert mixed.added_seconds <= single.added_seconds
+        best = quickest(problem, single, budget)
+        assert best <= microseconds(mixed.added_seconds) <= best / (1 - _GAP) + QUANTUM
+
+
+def check_gradient_error(problem, solution):
+    for kind, chosen in zip(problem.kinds, solution.policies, strict=True):
+        assert len(chosen) == kind.blocks
+        if problem.max_gradient_error is not None:
+            assert all(gradient_error(kind.profile, policy) <= problem.max_gradient_error for policy in chosen)
+
+
+@examples(20)
+@given(problem=few_blocks(transfers=True))
+def test_keeps_what_it_promises(problem):
+    for budget in budgets(problem):
+        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve, mix))
+        assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
+        assert mixed.added_seconds <= single.added_seconds
+        check_gradient_error(problem, mixed)
+    if smallest_peak(problem, 60) == 0:
+        return
+    with pytest.raises(InfeasibleBudget) as caught:
+        mix(problem, 0, max_seconds=60)
+    assert caught.value.smallest <= smallest_peak(problem, 60)
+    assert mix(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
+
+
+ISOLATED = [
+    Problem((packable("a", 8),)),
+    Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r")),
+    Problem((packable("a", 8, calls_per_block=2), packable("b", 4)), (frozenset("a"), frozenset("ab"))),
+    # but for the bound it would pack three rather than replay four
+    Problem((packable("a", 4, error=0.2), replayable(4)), order=("r",) * 4 + ("a",) * 4, max_gradient_error=0.1),
+]
+
+
+@pytest.mark.parametrize("problem", ISOLATED)
+def test_a_process_of_its_own_gives_the_same(problem):
+    budget = 3 * retain_all(problem, 2**50, max_seconds=1).peak // 4
+    here, there = (planner(problem, budget, max_seconds=60) for planner in (mix, mix_isolated))
+    assert here.added_seconds > 0
+    assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
+
+
+def test_a_process_of_its_own_refuses_the_same():
+    problem, refusals = ISOLATED[1], []
+    for planner in (mix, mix_isolated):
+        with pytest.raises(InfeasibleBudget) as caught:
+            planner(problem, 1, max_seconds=60)
+        refusals.append((str(caught.value), caught.value.smallest, caught.value.proven))
+    assert refusals[0] == refusals[1]
+
+
+def test_a_process_that_dies(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(RuntimeError, match="the solver's process ended with code 1"):
+        mix_isolated(ISOLATED[0], 40, max_seconds=1)
+
+
+def test_a_process_that_gives_no_answer(monkeypatch):
+    def late(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("solver", timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(NoSolutionInTime, match="gave no answer in 70 seconds"):
+        mix_isolated(ISOLATED[0], 40, max_seconds=1)
