@@ -26,8 +26,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from train import device_name
+
+from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 
 SIZES = (1, 4, 16, 64, 256, 512)  # MiB
 CHANNELS, GROUP, OUTLIERS = 1024, 128, 8

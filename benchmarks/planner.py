@@ -43,8 +43,8 @@ BASELINES = {
     "compress all": planner.compress_all,
     "greedy": planner.greedy,
     "dynamic programming": planner.dynamic_programming,
-    "one policy": planner.solve,
-    "mix": planner.mix,
+    "one policy": planner.solve_uniform,
+    "mix": planner.solve_per_block,
 }
 FIXED = ("retain all", "recompute all", "compress all")  # shown whether they fit or not
 
@@ -75,7 +75,7 @@ def chain():
     codecs = tuple((cost("int8", size, 2, lot), cost("int4", size, 4, lot)) for size in sizes)
     graph = planner.BlockGraph(tuple(values), tuple(ops), tuple(events))
     profile = planner.Profile(graph, tuple(lot.uniform(1e-4, 3e-3) for _ in ops), codecs)
-    return planner.Problem((planner.Kind("chain", profile, 1),))
+    return planner.Problem((planner.BlockType("chain", profile, 1),))
 
 
 def cost(name, nbytes, ratio, lot):
@@ -115,20 +115,23 @@ def seconds(work, runs=3):
 def compare(problem, args):
     """All that is said of one problem."""
     without = peak_when(planner.retain_policy, problem)
-    points = {kind.name: planner.frontier(kind.profile, max_seconds=args.max_seconds) for kind in problem.kinds}
+    points = {
+        block_type.name: planner.frontier(block_type.profile, max_seconds=args.max_seconds)
+        for block_type in problem.block_types
+    }
     shown = int(SHOWN * without)
     return {
         "without": without,
         "frontier": {
-            kind.name: [
+            block_type.name: [
                 {
                     "held": point.simulation.held,
                     "added_seconds": point.simulation.seconds,
-                    "choices": named_choices(kind.profile, point.policy),
+                    "choices": named_choices(block_type.profile, point.policy),
                 }
-                for point in points[kind.name]
+                for point in points[block_type.name]
             ]
-            for kind in problem.kinds
+            for block_type in problem.block_types
         },
         "baselines": {name: planned(plan, problem, shown, args) for name, plan in BASELINES.items()},
         "budgets": {
@@ -142,16 +145,20 @@ def compare(problem, args):
 
 def solve_times(problem, args):
     """The planner's own seconds."""
-    name = problem.kinds[0].name
-    block = planner.Problem((planner.Kind(name, problem.kinds[0].profile, 1),))
+    name = problem.block_types[0].name
+    block = planner.Problem((planner.BlockType(name, problem.block_types[0].profile, 1),))
     made_up = chain()
     alone, peak, most = (peak_when(planner.retain_policy, asked) for asked in (block, problem, made_up))
     limit = {"max_seconds": args.max_seconds}
     return {
-        "one block": seconds(lambda: planned(planner.solve, block, int(0.6 * alone), args)),
-        "frontier of one block": seconds(lambda: planner.frontier(block.kinds[0].profile, **limit)),
-        "frontier and mix of all blocks": seconds(lambda: planned(planner.mix, problem, int(SHOWN * peak), args)),
-        f"{VALUES} values, four choices": seconds(lambda: planned(planner.solve, made_up, most // 2, args), runs=1),
+        "one block": seconds(lambda: planned(planner.solve_uniform, block, int(0.6 * alone), args)),
+        "frontier of one block": seconds(lambda: planner.frontier(block.block_types[0].profile, **limit)),
+        "frontier and mix of all blocks": seconds(
+            lambda: planned(planner.solve_per_block, problem, int(SHOWN * peak), args)
+        ),
+        f"{VALUES} values, four choices": seconds(
+            lambda: planned(planner.solve_uniform, made_up, most // 2, args), runs=1
+        ),
     }
 
 
@@ -165,11 +172,13 @@ def figures(problem, args, codecs):
         except planner.InfeasibleBudget as error:
             if name in FIXED:
                 plans[name] = plan(problem, error.smallest, max_seconds=args.max_seconds).policies
-    chosen = plans.pop("mix", [()] * len(problem.kinds))
-    for place, kind in enumerate(problem.kinds):
-        points = planner.frontier(kind.profile, max_seconds=args.max_seconds)
+    chosen = plans.pop("mix", [()] * len(problem.block_types))
+    for place, block_type in enumerate(problem.block_types):
+        points = planner.frontier(block_type.profile, max_seconds=args.max_seconds)
         others = {name: policies[place][0] for name, policies in plans.items()}
-        plots.save(plots.frontier_figure(kind, points, others, chosen[place]), args.out, f"planner-frontier-{codecs}")
+        plots.save(
+            plots.frontier_figure(block_type, points, others, chosen[place]), args.out, f"planner-frontier-{codecs}"
+        )
     lines = {"full checkpointing": plans["recompute all"], **({"mix": chosen} if all(chosen) else {})}
     plots.save(plots.timeline_figure(problem, lines, budget), args.out, f"planner-timeline-{codecs}")
 

@@ -65,15 +65,15 @@ def work(case, steps, out):
     training, validation = read_texts(None)
     data = batches(engine, training, MODEL["context"], seed=0)
     torch.manual_seed(1000 * seed + engine.global_rank)
-    decision = None
+    plan = None
     with (out / f"{case}.{engine.global_rank}.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             row = {"step": step, "loss": train_step(engine, data)}
             if step % EVERY == 0:
                 row["resident"] = resident_bytes()
-            if section and engine.adacc.runtime.decision is not decision:
-                decision = engine.adacc.runtime.decision
-                row["plan"] = {"reason": decision.reason, "held": decision.held, "peak": decision.peak}
+            if section and engine.adacc.runtime.plan is not plan:
+                plan = engine.adacc.runtime.plan
+                row["plan"] = {"reason": plan.reason, "held": plan.held, "peak": plan.peak}
             print(json.dumps(row), file=file, flush=True)
         loss = validate(engine, validation, MODEL["context"])
         print(json.dumps({"validation_loss": loss, "torch": torch.__version__}), file=file)

@@ -154,11 +154,11 @@ def measure_times(args):
             "seconds": statistics.median(mine for mine, _ in took),
         }
         if strategy.runtime is not None:
-            decision = strategy.runtime.decision
+            plan = strategy.runtime.plan
             rows[strategy.name] |= {
-                "planned_peak": decision.peak / decision.without,
-                "planned_peak_bytes": decision.peak,
-                "solve_seconds": decision.solve_seconds,
+                "planned_peak": plan.peak / plan.without,
+                "planned_peak_bytes": plan.peak,
+                "solve_seconds": plan.solve_seconds,
                 "recording_seconds": strategy.recording_seconds,
                 "plan": strategy.runtime.describe(),
             }

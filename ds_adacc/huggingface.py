@@ -8,7 +8,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ds_adacc.config import SECTION
-from ds_adacc.engine.patch import take_over_deepspeed
+from ds_adacc.engine.patch import patch_deepspeed
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.wrap import has_wrapped_blocks
 
@@ -25,7 +25,7 @@ class AdaccCallback(TrainerCallback):
         plugin = args.deepspeed_plugin
         if plugin is not None:
             _leave_out_auto(plugin.hf_ds_config.config.get(SECTION))
-        take_over_deepspeed()
+        patch_deepspeed()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ds_adacc.engine.patch import take_over_deepspeed
+from ds_adacc.engine.patch import patch_deepspeed
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
 _OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")
@@ -44,14 +44,14 @@ def _run_file(path: str) -> None:
     if not os.path.isfile(path):
         _refuse(f"ds_adacc.run: there is no script {path!r} in {os.getcwd()}\n{_USAGE}")
     sys.path[0] = os.path.dirname(os.path.abspath(path))
-    take_over_deepspeed()
+    patch_deepspeed()
     runpy.run_path(path, run_name="__main__")
 
 
 def _run_module(name: str) -> None:
     if not _exists(name):
         _refuse(f"ds_adacc.run: there is no module {name!r} to import\n{_USAGE}")
-    take_over_deepspeed()
+    patch_deepspeed()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

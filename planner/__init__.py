@@ -17,29 +17,29 @@ from ds_adacc.planner.heuristics import dynamic_programming, greedy
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Kind, Profile
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType, CodecCost, Profile
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
     Solution,
-    evaluate,
-    evaluate_mix,
+    evaluate_per_block,
+    evaluate_uniform,
     gradient_error,
     human_bytes,
 )
-from ds_adacc.planner.solve_per_block import mix
-from ds_adacc.planner.solve_uniform import smallest_peak, solve
-from ds_adacc.planner.solver_process import mix_isolated
+from ds_adacc.planner.solve_per_block import solve_per_block
+from ds_adacc.planner.solve_uniform import smallest_peak, solve_uniform
+from ds_adacc.planner.solver_process import solve_in_process
 
 __all__ = [
     "OFFLOAD",
     "RETAIN",
     "BlockGraph",
+    "BlockType",
     "CodecCost",
     "Event",
     "InfeasibleBudget",
-    "Kind",
     "NoSolutionInTime",
     "Op",
     "Point",
@@ -55,15 +55,13 @@ __all__ = [
     "compress_all",
     "compress_policy",
     "dynamic_programming",
-    "evaluate",
-    "evaluate_mix",
+    "evaluate_per_block",
+    "evaluate_uniform",
     "frontier",
     "gradient_error",
     "greedy",
     "held_bytes",
     "human_bytes",
-    "mix",
-    "mix_isolated",
     "peak_bytes",
     "recompute_all",
     "recompute_policy",
@@ -71,5 +69,7 @@ __all__ = [
     "retain_policy",
     "simulate",
     "smallest_peak",
-    "solve",
+    "solve_in_process",
+    "solve_per_block",
+    "solve_uniform",
 ]

@@ -9,7 +9,7 @@ from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
 
 
 def retain_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
@@ -40,8 +40,8 @@ def compress_all(problem: Problem, budget: int, *, max_seconds: float) -> Soluti
 def _apply(plan: Callable[[Profile], Policy], problem: Problem, budget: int, max_seconds: float) -> Solution:
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    policies = [plan(kind.profile) for kind in problem.kinds]
-    solution = evaluate(problem, policies, started, proven_optimal=False)
+    policies = [plan(block_type.profile) for block_type in problem.block_types]
+    solution = evaluate_uniform(problem, policies, started, proven_optimal=False)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak)
     return solution

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mip
+
 from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
 from ds_adacc.planner.policy import Policy

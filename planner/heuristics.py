@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from ds_adacc.planner.baselines import cover, retain_policy
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, Kind
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
 
 _CELLS = 512  # of the dynamic program's table, for the bytes held
 
 
 @dataclass(frozen=True)
 class _Move:
-    """Value number `value` of kind number `place` stored as `store` rather than retained, in all its blocks."""
+    """Value number `value` of block type number `place` stored as `store` rather than retained, in all its blocks."""
 
     place: int
     value: int
@@ -66,32 +66,32 @@ def _fewest(problem: Problem, budget: int, plan: Callable[[int], list[Policy]], 
     started = time.perf_counter()
 
     def fits(count: int) -> bool:
-        return evaluate(problem, plan(count), started, False).peak <= budget
+        return evaluate_uniform(problem, plan(count), started, False).peak <= budget
 
-    solution = evaluate(problem, plan(min(bisect_left(range(most + 1), True, key=fits), most)), started, False)
+    solution = evaluate_uniform(problem, plan(min(bisect_left(range(most + 1), True, key=fits), most)), started, False)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak, proven=False)
     return solution
 
 
 def _moves(problem: Problem) -> list[_Move]:
-    return [move for place, kind in enumerate(problem.kinds) for move in _moves_of(place, kind)]
+    return [move for place, block_type in enumerate(problem.block_types) for move in _moves_of(place, block_type)]
 
 
-def _moves_of(place: int, kind: Kind) -> list[_Move]:
+def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
     """What can be done with each value that backward asks for, other than retaining it."""
-    graph, moves = kind.profile.graph, []
-    rebuildable, stored = graph.rebuildable_ops, retain_policy(kind.profile).stores
+    graph, moves = block_type.profile.graph, []
+    rebuildable, stored = graph.rebuildable_ops, retain_policy(block_type.profile).stores
     for index, value in enumerate(graph.values):
         if stored[index] is None:
             continue
         if value.producer in rebuildable:
-            seconds = kind.count * kind.profile.op_seconds[value.producer]
-            moves.append(_Move(place, index, None, kind.count * value.nbytes, seconds, 0.0))
-        for offer in kind.profile.codecs[index]:
+            seconds = block_type.count * block_type.profile.op_seconds[value.producer]
+            moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds, 0.0))
+        for offer in block_type.profile.codecs[index]:
             if offer.codec != OFFLOAD and offer.nbytes < value.nbytes:
-                saved, square = kind.count * (value.nbytes - offer.nbytes), offer.gradient_error**2
-                moves.append(_Move(place, index, offer.codec, saved, kind.count * offer.seconds, square))
+                saved, square = block_type.count * (value.nbytes - offer.nbytes), offer.gradient_error**2
+                moves.append(_Move(place, index, offer.codec, saved, block_type.count * offer.seconds, square))
     return [move for move in moves if move.saved]
 
 
@@ -103,10 +103,10 @@ def _first_of_each(moves: Sequence[_Move]) -> list[_Move]:
 
 
 def _within_error(problem: Problem, moves: Sequence[_Move]) -> list[_Move]:
-    """The moves, without those that would take a kind's gradient error above its bound."""
+    """The moves, without those that would take a block type's gradient error above its bound."""
     if problem.max_gradient_error is None:
         return list(moves)
-    left = [problem.max_gradient_error**2] * len(problem.kinds)
+    left = [problem.max_gradient_error**2] * len(problem.block_types)
     kept = []
     for move in moves:
         if move.square <= left[move.place]:
@@ -117,11 +117,14 @@ def _within_error(problem: Problem, moves: Sequence[_Move]) -> list[_Move]:
 
 def _policies(problem: Problem, moves: Sequence[_Move]) -> list[Policy]:
     wanted: list[list[str | None]] = [
-        [RETAIN if value.storable else None for value in kind.profile.graph.values] for kind in problem.kinds
+        [RETAIN if value.storable else None for value in block_type.profile.graph.values]
+        for block_type in problem.block_types
     ]
     for move in moves:
         wanted[move.place][move.value] = move.store
-    return [cover(kind.profile.graph, stores) for kind, stores in zip(problem.kinds, wanted, strict=True)]
+    return [
+        cover(block_type.profile.graph, stores) for block_type, stores in zip(problem.block_types, wanted, strict=True)
+    ]
 
 
 class _Knapsack:
@@ -176,4 +179,4 @@ class _Knapsack:
 
 def _raw(problem: Problem, key: tuple[int, int]) -> int:
     place, value = key
-    return problem.kinds[place].count * problem.kinds[place].profile.graph.values[value].nbytes
+    return problem.block_types[place].count * problem.block_types[place].profile.graph.values[value].nbytes

@@ -1,4 +1,4 @@
-"""The bytes of one kind of block in the MILP: what is held, and what is alive at each event of its backward.
+"""The bytes of one block type in the MILP: what is held, and what is alive at each event of its backward.
 
 A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. Both go after
 the last use. From the first event that lists a value its copy is there however it came about; before, only if something
@@ -9,6 +9,7 @@ bounded from below only: memory never pays.
 from __future__ import annotations
 
 import mip
+
 from ds_adacc.planner.profile import CodecCost
 from ds_adacc.planner.program import BlockProgram, Expr
 

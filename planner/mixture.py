@@ -2,7 +2,7 @@
 
 Where backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones.
 The peak then falls at the last block, which is planned in every detail beside the points. Within a run of blocks of one
-kind larger transients come first in forward order: swapping two neighbours that are not so never raises a peak.
+block type larger transients come first in forward order: swapping two neighbours that are not so never raises a peak.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mip
+
 from ds_adacc.planner.frontier import Point
 from ds_adacc.planner.model import Watched, empty_model, granule_of, in_granules, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import Kind, Profile
+from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 
 _GAP = 5e-3  # of the time added: below what can be measured
@@ -34,10 +35,12 @@ class _Choice:
 
 
 class _Run:
-    """Blocks of one kind in a row, in the model: its choices, those with the larger transients first."""
+    """Blocks of one block type in a row, in the model: its choices, those with the larger transients first."""
 
-    def __init__(self, model: mip.Model, kind: Kind, scaled: Profile, points: Sequence[Point], blocks: int) -> None:
-        self.kind = kind
+    def __init__(
+        self, model: mip.Model, block_type: BlockType, scaled: Profile, points: Sequence[Point], blocks: int
+    ) -> None:
+        self.block_type = block_type
         self._blocks = blocks
         runs = [(point, simulate(scaled, point.policy)) for point in points]
         runs.sort(key=lambda pair: pair[1].transient, reverse=True)
@@ -46,15 +49,15 @@ class _Run:
 
     def held(self, upto: int | None = None) -> mip.LinExpr:
         """What the calls of the first choices hold."""
-        calls = self.kind.calls_per_block
+        calls = self.block_type.calls_per_block
         return mip.xsum(calls * choice.run.held * choice.blocks for choice in self.choices[:upto])
 
     def error(self) -> mip.LinExpr:
-        return mip.xsum(self.kind.calls_per_block * c.point.error * c.blocks for c in self.choices)
+        return mip.xsum(self.block_type.calls_per_block * c.point.error * c.blocks for c in self.choices)
 
     def quanta(self) -> mip.LinExpr:
         """What the calls add to the step, in quanta of 0.1 microseconds."""
-        calls = self.kind.calls_per_block
+        calls = self.block_type.calls_per_block
         return mip.xsum(calls * round(1e7 * choice.run.seconds) * choice.blocks for choice in self.choices)
 
     def policies(self) -> list[Policy]:
@@ -86,8 +89,8 @@ class _Run:
 Row = tuple[_Run, mip.LinExpr, _Choice]  # what is held when a block that takes the choice begins its backward
 
 
-class Mixture:
-    """The model over all blocks; `points` are those on offer, by kind.
+class PerBlockModel:
+    """The model over all blocks; `points` are those on offer, by block type.
 
     In a known order, that a block's transient stays below the peak is asked for the choices of which a solution found
     breaks it.
@@ -95,24 +98,26 @@ class Mixture:
 
     def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
         self._problem = problem
-        self._granule = granule_of([kind.profile for kind in problem.kinds])
+        self._granule = granule_of([block_type.profile for block_type in problem.block_types])
         self._model = empty_model(_GAP, cuts=0)
         self._peak = self._model.add_var()
         self._fetch = self._model.add_var()
         self._places, self._runs, self._last = [], [], []
-        scaled = [in_granules(kind.profile, self._granule) for kind in problem.kinds]
-        layout = problem.runs or [(place, kind.blocks) for place, kind in enumerate(problem.kinds)]
+        scaled = [in_granules(block_type.profile, self._granule) for block_type in problem.block_types]
+        layout = problem.runs or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
         for number, (place, blocks) in enumerate(layout):
             detailed = bool(problem.order) and number == len(layout) - 1
-            run = _Run(self._model, problem.kinds[place], scaled[place], points[place], blocks - detailed)
+            run = _Run(self._model, problem.block_types[place], scaled[place], points[place], blocks - detailed)
             self._places.append(place)
             self._runs.append(run)
             if detailed:
-                self._last.append(Watched(self._model, problem.kinds[place], self._granule, problem.max_gradient_error))
+                self._last.append(
+                    Watched(self._model, problem.block_types[place], self._granule, problem.max_gradient_error)
+                )
         self._bound_peak()
 
     def expect(self, policies: Sequence[Policy]) -> None:
-        """What the solution may be like: a policy for each kind."""
+        """What the solution may be like: a policy for each block type."""
         for block in self._last:
             block.expect(policies[self._places[-1]])
 
@@ -124,7 +129,7 @@ class Mixture:
         if fallback:
             self._model.max_nodes = _NODES
         self._peak.ub = budget // self._granule + 0.5
-        most = max(kind.blocks for kind in self._problem.kinds)
+        most = max(block_type.blocks for block_type in self._problem.block_types)
         quanta = mip.xsum([run.quanta() for run in self._runs] + [block.program.quanta() for block in self._last])
         error = mip.xsum([run.error() for run in self._runs] + [block.program.error() for block in self._last])
         ties = share(error, 0.45 / most) + share(self._held(), 0.045 / most)
@@ -142,8 +147,8 @@ class Mixture:
         return round(self._peak.x) * self._granule
 
     def policies(self) -> list[list[Policy]]:
-        """Per kind, the policy of each block in forward order."""
-        chosen: list[list[Policy]] = [[] for _ in self._problem.kinds]
+        """Per block type, the policy of each block in forward order."""
+        chosen: list[list[Policy]] = [[] for _ in self._problem.block_types]
         for place, run in zip(self._places, self._runs, strict=True):
             chosen[place] += run.policies()
         for block in self._last:

@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Protocol
 
 import mip
+
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import Kind, Profile
+from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.program import BlockProgram
 from ds_adacc.planner.simulate import simulate
 from ds_adacc.planner.solution import NoSolutionInTime
@@ -90,14 +91,14 @@ class Tightened(Protocol):
 
 
 class Watched:
-    """One kind of block in the model, whose call is watched: `others` + what is alive in it <= `limit`.
+    """One block type in the model, whose call is watched: `others` + what is alive in it <= `limit`.
 
     A row for each event of backward and each op of forward would be far too many. They are added for the moments at
     which a solution found breaks the limit, until none does: few ever bind.
     """
 
-    def __init__(self, model: mip.Model, kind: Kind, granule: int, max_gradient_error: float | None) -> None:
-        self.program = BlockProgram(model, in_granules(kind.profile, granule), max_gradient_error)
+    def __init__(self, model: mip.Model, block_type: BlockType, granule: int, max_gradient_error: float | None) -> None:
+        self.program = BlockProgram(model, in_granules(block_type.profile, granule), max_gradient_error)
         self.memory = BlockMemory(self.program)
         self._rows: list[tuple[mip.LinExpr, set[int]]] = []
         self._expressions: dict[int, mip.LinExpr] = {}

@@ -9,16 +9,18 @@ from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.simulate import Simulation, simulate
 
-Policies = Sequence[Sequence[Policy]]  # per kind, of each of its blocks in forward order
+Policies = Sequence[Sequence[Policy]]  # per block type, of each of its blocks in forward order
 
 
 def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
     """One call of every block. ValueError if a policy does not fit, or a block has none."""
     results = []
-    for kind, chosen in zip(problem.kinds, policies, strict=True):
-        if len(chosen) != kind.blocks:
-            raise ValueError(f"kind {kind.name!r} has {kind.blocks} blocks; got {len(chosen)} policies")
-        known = {policy: simulate(kind.profile, policy) for policy in dict.fromkeys(chosen)}
+    for block_type, chosen in zip(problem.block_types, policies, strict=True):
+        if len(chosen) != block_type.blocks:
+            raise ValueError(
+                f"block type {block_type.name!r} has {block_type.blocks} blocks; got {len(chosen)} policies"
+            )
+        known = {policy: simulate(block_type.profile, policy) for policy in dict.fromkeys(chosen)}
         results.append([known[policy] for policy in chosen])
     return results
 
@@ -40,15 +42,15 @@ def peak_bytes(problem: Problem, policies: Policies) -> int:
 
 def added_seconds(problem: Problem, policies: Policies) -> float:
     """Seconds that replays, codecs and transfers add to a step (paper, equation 4). ValueError as in `simulations`."""
-    pairs = zip(problem.kinds, simulations(problem, policies), strict=True)
-    return sum(kind.calls_per_block * run.seconds for kind, of_kind in pairs for run in of_kind)
+    pairs = zip(problem.block_types, simulations(problem, policies), strict=True)
+    return sum(block_type.calls_per_block * run.seconds for block_type, of_type in pairs for run in of_type)
 
 
 def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
-    """Bytes that all calls of each kind hold between forward and backward."""
+    """Bytes that all calls of each block type hold between forward and backward."""
     return tuple(
-        kind.calls_per_block * sum(policy.held_bytes(kind.profile) for policy in chosen)
-        for kind, chosen in zip(problem.kinds, policies, strict=True)
+        block_type.calls_per_block * sum(policy.held_bytes(block_type.profile) for policy in chosen)
+        for block_type, chosen in zip(problem.block_types, policies, strict=True)
     )
 
 
@@ -66,11 +68,11 @@ def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[
 
 def _calls(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[Simulation]:
     """One call of every block, in forward order."""
-    waiting = [iter(of_kind) for of_kind in runs]
+    waiting = [iter(of_type) for of_type in runs]
     return [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
 
 
 def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]], group: Sequence[int]) -> int:
     members = [run for place in group for run in runs[place]]
-    held = sum(problem.kinds[place].calls_per_block * run.held for place in group for run in runs[place])
+    held = sum(problem.block_types[place].calls_per_block * run.held for place in group for run in runs[place])
     return held + max(run.transient for run in members) + max(run.fetched for run in members)

@@ -1,4 +1,4 @@
-"""The planner's answer for one kind of block: what each value becomes between forward and backward."""
+"""The planner's answer for one block type: what each value becomes between forward and backward."""
 
 from __future__ import annotations
 

@@ -49,24 +49,23 @@ class CodecCost:
 class Profile:
     """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
 
-    `hiding_seconds` are those of one call's forward and backward, behind which transfers to and from the host can hide;
-    `noise` is by what fraction seconds measured anew differ.
-    Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
-    one is offered for a value that cannot be stored.
+    `overlap_seconds` are those of one call's forward and backward, behind which transfers to and from the host can
+    hide; `noise` is by what fraction seconds measured anew differ. Raises ValueError if lengths do not match the graph,
+    a time is negative or not finite, a codec is offered twice, or one is offered for a value that cannot be stored.
     """
 
     graph: BlockGraph
     op_seconds: tuple[float, ...]
     codecs: tuple[tuple[CodecCost, ...], ...]
-    hiding_seconds: tuple[float, float] = (0.0, 0.0)
+    overlap_seconds: tuple[float, float] = (0.0, 0.0)
     noise: float = 0.0
 
     def __post_init__(self) -> None:
         _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
         _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
         _check_number("noise", self.noise)
-        for which, seconds in zip(("forward", "backward"), self.hiding_seconds, strict=True):
-            _check_number(f"hiding_seconds of {which}", seconds)
+        for which, seconds in zip(("forward", "backward"), self.overlap_seconds, strict=True):
+            _check_number(f"overlap_seconds of {which}", seconds)
         for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
             _check_number(f"op_seconds of op {op.name!r}", seconds)
         for value, offers in zip(self.graph.values, self.codecs, strict=True):
@@ -95,12 +94,12 @@ class Profile:
         """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
         codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
         graph, seconds = BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"])
-        return cls(graph, seconds, tuple(codecs), tuple(data["hiding_seconds"]), data["noise"])
+        return cls(graph, seconds, tuple(codecs), tuple(data["overlap_seconds"]), data["noise"])
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of block: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1.
+class BlockType:
+    """A block type: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1.
 
     A block that is called more than once has one policy for its `calls_per_block`, a divisor of `count`.
     """
@@ -112,9 +111,11 @@ class Kind:
 
     def __post_init__(self) -> None:
         for field in ("count", "calls_per_block"):
-            check_count(f"{field} of kind {self.name!r}", getattr(self, field))
+            check_count(f"{field} of block type {self.name!r}", getattr(self, field))
             if getattr(self, field) == 0:
-                raise ValueError(f"{field} of kind {self.name!r} is 0; leave the kind out or give at least 1")
+                raise ValueError(
+                    f"{field} of block type {self.name!r} is 0; leave the block type out or give at least 1"
+                )
         if self.count % self.calls_per_block:
             raise ValueError(
                 f"calls_per_block of {self.name!r} is {self.calls_per_block}; it must divide its {self.count} calls"

@@ -1,4 +1,4 @@
-"""What may be chosen for one kind of block, and what must then run: the first half of the MILP.
+"""What may be chosen for one block type, and what must then run: the first half of the MILP.
 
 The choices are binaries: how each value is stored. All else follows from them. "Op o has run by event t" is held from
 below by the requests for its outputs (the paper's dependency constraints, section 3.3), and from above by their sum, so
@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 
 import mip
+
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 from ds_adacc.planner.schedule import Schedule
@@ -22,7 +23,7 @@ QUANTUM_SECONDS = 1e-7
 
 
 class BlockProgram:
-    """Choices and replays of one kind of block, added to `model` with their constraints.
+    """Choices and replays of one block type, added to `model` with their constraints.
 
     `max_gradient_error` bounds the root of the sum of squares of what the compressed values do to the gradient.
     """
@@ -113,7 +114,7 @@ class BlockProgram:
         """Transfers out, and back, beyond what the block's own compute hides."""
         moved = [(offer, chosen) for _, offer, chosen in self._all() if offer.codec == OFFLOAD]
         stalls = []
-        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.hiding_seconds, strict=True):
+        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.overlap_seconds, strict=True):
             if moved:
                 stalls.append(self.model.add_var())
                 transfers = mip.xsum(_round(getattr(offer, field)) * chosen for offer, chosen in moved)

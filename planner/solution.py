@@ -17,11 +17,11 @@ from ds_adacc.planner.simulate import chosen_codecs
 
 @dataclass(frozen=True)
 class Solution:
-    """The policies of every kind's blocks, in forward order, with what the simulator says of them.
+    """The policies of every block type's blocks, in forward order, with what the simulator says of them.
 
-    `peak` is in bytes over all calls alive together, `held` in bytes over all calls of each kind, `added_seconds` over
-    one run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds` the
-    planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget,
+    `peak` is in bytes over all calls alive together, `held` in bytes over all calls of each block type, `added_seconds`
+    over one run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds`
+    the planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget,
     `out_of_time` that the search found none in time, and these are greedy.
     """
 
@@ -66,13 +66,15 @@ def check_request(budget: int, max_seconds: float) -> None:
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be finite and positive")
 
 
-def evaluate(problem: Problem, policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
-    """As `evaluate_mix`, of one policy per kind."""
-    pairs = zip(problem.kinds, policies, strict=True)
-    return evaluate_mix(problem, [(policy,) * kind.blocks for kind, policy in pairs], started, proven_optimal)
+def evaluate_uniform(problem: Problem, policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
+    """As `evaluate_per_block`, of one policy per block type."""
+    pairs = zip(problem.block_types, policies, strict=True)
+    return evaluate_per_block(
+        problem, [(policy,) * block_type.blocks for block_type, policy in pairs], started, proven_optimal
+    )
 
 
-def evaluate_mix(problem: Problem, policies: Policies, started: float, proven_optimal: bool) -> Solution:
+def evaluate_per_block(problem: Problem, policies: Policies, started: float, proven_optimal: bool) -> Solution:
     """The solution of these policies, judged by the simulator; `started` is a reading of `time.perf_counter()`."""
     return Solution(
         policies=tuple(tuple(chosen) for chosen in policies),
@@ -80,8 +82,8 @@ def evaluate_mix(problem: Problem, policies: Policies, started: float, proven_op
         held=held_bytes(problem, policies),
         added_seconds=added_seconds(problem, policies),
         error=sum(
-            kind.calls_per_block * quantization_error(kind.profile, policy)
-            for kind, chosen in zip(problem.kinds, policies, strict=True)
+            block_type.calls_per_block * quantization_error(block_type.profile, policy)
+            for block_type, chosen in zip(problem.block_types, policies, strict=True)
             for policy in chosen
         ),
         solve_seconds=time.perf_counter() - started,

@@ -1,7 +1,7 @@
 """The best mix: how many of the blocks run which policy, so that the whole budget is used.
 
-One policy for all blocks leaves the rest of the budget unused. Here every block may run another point of its kind's
-frontier, or the one policy.
+One policy for all blocks leaves the rest of the budget unused. Here every block may run another point of its block
+type's frontier, or the one policy.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ from dataclasses import replace
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.heuristics import greedy
-from ds_adacc.planner.mixture import Mixture
+from ds_adacc.planner.mixture import PerBlockModel
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
     Solution,
     check_request,
-    evaluate,
-    evaluate_mix,
+    evaluate_per_block,
+    evaluate_uniform,
 )
-from ds_adacc.planner.solve_uniform import least_peak, solve
+from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
 
 
-def mix(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
 
-    Never slower than `solve`, whose policies are among the choices. When `max_seconds` run out, the best found by then
-    comes back, `greedy`'s if need be. Raises InfeasibleBudget if nothing fits, NoSolutionInTime if nothing was found,
-    ValueError for a bad argument.
+    Never slower than `solve_uniform`, whose policies are among the choices. When `max_seconds` run out, the best found
+    by then comes back, `greedy`'s if need be. Raises InfeasibleBudget if nothing fits, NoSolutionInTime if nothing was
+    found, ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    plain = evaluate(problem, [retain_policy(kind.profile) for kind in problem.kinds], started, True)
+    plain = evaluate_uniform(
+        problem, [retain_policy(block_type.profile) for block_type in problem.block_types], started, True
+    )
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
     try:
-        single: Solution | InfeasibleBudget = solve(problem, budget, max_seconds=max_seconds)
+        single: Solution | InfeasibleBudget = solve_uniform(problem, budget, max_seconds=max_seconds)
     except InfeasibleBudget as error:
         single = error
     except NoSolutionInTime as error:
@@ -53,7 +55,7 @@ def _better(
 ) -> Solution:
     """The best mix, or the one policy if nothing better was found in time."""
     left = deadline - time.perf_counter()
-    if not (problem.order or any(kind.blocks > 1 for kind in problem.kinds)):
+    if not (problem.order or any(block_type.blocks > 1 for block_type in problem.block_types)):
         return _or_raise(single)
     if left <= 0:
         return _unproven(_or_raise(single))
@@ -67,7 +69,7 @@ def _better(
         return _unproven(_or_raise(single))
     if optimal is None:
         return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
-    mixed = evaluate_mix(problem, mixture.policies(), started, optimal)
+    mixed = evaluate_per_block(problem, mixture.policies(), started, optimal)
     if mixed.peak > budget:
         raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
     if isinstance(single, InfeasibleBudget):
@@ -77,17 +79,19 @@ def _better(
 
 
 def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
-    bound, share = problem.max_gradient_error, seconds / len(problem.kinds)
-    return [frontier(kind.profile, max_seconds=share, max_gradient_error=bound) for kind in problem.kinds]
+    bound, share = problem.max_gradient_error, seconds / len(problem.block_types)
+    return [
+        frontier(block_type.profile, max_seconds=share, max_gradient_error=bound) for block_type in problem.block_types
+    ]
 
 
-def _mixture(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> Mixture:
+def _mixture(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> PerBlockModel:
     """Of these points and the guess, each policy once."""
     choices = []
-    for kind, of_kind, policies in zip(problem.kinds, points, guess.policies, strict=True):
-        offered = (*of_kind, Point.of(kind.profile, policies[0]))
+    for block_type, of_type, policies in zip(problem.block_types, points, guess.policies, strict=True):
+        offered = (*of_type, Point.of(block_type.profile, policies[0]))
         choices.append(list({point.policy: point for point in offered}.values()))
-    mixture = Mixture(problem, choices)
+    mixture = PerBlockModel(problem, choices)
     mixture.expect([policies[0] for policies in guess.policies])
     return mixture
 
@@ -104,7 +108,7 @@ def _refusal(
     Only the points that hold the least count: which others there are hangs on measured seconds, and the smallest budget
     named must do when all is measured anew.
     """
-    mixture = _mixture(problem, [of_kind[-1:] for of_kind in frontiers], least)
+    mixture = _mixture(problem, [of_type[-1:] for of_type in frontiers], least)
     try:
         mixture.minimise_peak(max_seconds)
     except NoSolutionInTime:

@@ -1,4 +1,4 @@
-"""The paper's planner: one mixed-integer program over all kinds of blocks, one policy a kind (section 3.3).
+"""The paper's planner: one mixed-integer program over all block types, one policy a block type (section 3.3).
 
 The first search in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about
 34 KB; `isolated` keeps both out of the training process.
@@ -11,20 +11,21 @@ import time
 from dataclasses import replace
 
 import mip
+
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.heuristics import greedy
 from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.program import QUANTUM_SECONDS
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
 
 _EXACT_VALUES = 60
 _GAP = 5e-3  # for more values, of the time added: below what can be measured
 
 
-def solve(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
-    """One policy a kind, which together add the least time with a peak of at most `budget` bytes (equations 4 to 8).
+def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """One policy a block type, which add the least time with a peak of at most `budget` bytes (equations 4 to 8).
 
     Times count to 0.1 microseconds, and with more than 60 values to a 200th of their sum. Among equals a small
     quantization error is preferred, then few bytes held. `max_seconds` bounds the search; the best policies found by
@@ -36,7 +37,9 @@ def solve(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    plain = evaluate(problem, [retain_policy(kind.profile) for kind in problem.kinds], started, True)
+    plain = evaluate_uniform(
+        problem, [retain_policy(block_type.profile) for block_type in problem.block_types], started, True
+    )
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
     program, known = _Program(problem), []
@@ -46,7 +49,7 @@ def solve(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     optimal = program.minimise_seconds(budget, max_seconds)
     if optimal is None:
         return _smallest(problem, budget, started, max_seconds)
-    solution = evaluate(problem, program.policies(), started, optimal)
+    solution = evaluate_uniform(problem, program.policies(), started, optimal)
     if solution.peak > budget:
         raise RuntimeError(f"the model took a policy {solution.peak - budget} bytes over the budget: a planner bug")
     # where a gap is allowed, greedy's may be the quicker
@@ -67,37 +70,37 @@ def smallest_peak(problem: Problem, max_seconds: float) -> int:
 
 
 def least_peak(problem: Problem, max_seconds: float) -> Solution:
-    """One policy a kind, of the smallest peak found in so many seconds. Raises NoSolutionInTime if there was none."""
+    """One policy a block type, of the smallest peak found in time. Raises NoSolutionInTime if none was found."""
     started = time.perf_counter()
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
-    return evaluate(problem, program.policies(), started, bool(optimal))
+    return evaluate_uniform(problem, program.policies(), started, bool(optimal))
 
 
 def _smallest(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
     """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
-    solution = evaluate(problem, program.policies(), started, False)
+    solution = evaluate_uniform(problem, program.policies(), started, False)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))
     return solution
 
 
 class _Program:
-    """The model over all kinds, with the peak as a variable: held under the budget, or itself to be minimised."""
+    """The model over all block types, with the peak as a variable: held under the budget, or itself to be minimised."""
 
     def __init__(self, problem: Problem) -> None:
-        self._kinds = problem.kinds
-        self._granule = granule_of([kind.profile for kind in problem.kinds])
-        values = sum(len(kind.profile.graph.values) for kind in problem.kinds)
+        self._block_types = problem.block_types
+        self._granule = granule_of([block_type.profile for block_type in problem.block_types])
+        values = sum(len(block_type.profile.graph.values) for block_type in problem.block_types)
         self._model = empty_model(0.0 if values <= _EXACT_VALUES else _GAP)
         bound = problem.max_gradient_error
-        self._blocks = [Watched(self._model, kind, self._granule, bound) for kind in problem.kinds]
+        self._blocks = [Watched(self._model, block_type, self._granule, bound) for block_type in problem.block_types]
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
         for group in problem.groups:
-            everyone = mip.xsum(problem.kinds[place].count * held[place] for place in group)
+            everyone = mip.xsum(problem.block_types[place].count * held[place] for place in group)
             fetch = self._most([self._blocks[place].memory.fetched() for place in group])
             self._model += everyone + fetch <= self._peak
             for place in group:
@@ -128,12 +131,14 @@ class _Program:
         return round(self._peak.x) * self._granule
 
     def policies(self) -> list[Policy]:
-        """The solution found, one policy per kind."""
+        """The solution found, one policy per block type."""
         return [block.program.policy() for block in self._blocks]
 
     def _total(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
-        """The sum over all calls of all kinds."""
-        return mip.xsum(kind.count * expr for kind, expr in zip(self._kinds, expressions, strict=True))
+        """The sum over all calls of all block types."""
+        return mip.xsum(
+            block_type.count * expr for block_type, expr in zip(self._block_types, expressions, strict=True)
+        )
 
     def _most(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
         """A bound on the largest of several sums over binaries, 0 if all of them are empty."""

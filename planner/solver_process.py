@@ -15,17 +15,17 @@ from typing import Any
 
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import Kind, Profile
+from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
-from ds_adacc.planner.solve_per_block import mix
+from ds_adacc.planner.solve_per_block import solve_per_block
 
 _START_SECONDS = 60.0
 
 
-def mix_isolated(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
-    """As `mix`, and as reproducible, but in a process of its own (about 0.3 s to start).
+def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """As `solve_per_block`, and as reproducible, but in a process of its own (about 0.3 s to start).
 
-    Raises what `mix` raises, and RuntimeError with the child's last words if it dies.
+    Raises what `solve_per_block` raises, and RuntimeError with the child's last words if it dies.
     """
     check_request(budget, max_seconds)
     question = json.dumps({"problem": _told(problem), "budget": budget, "max_seconds": max_seconds})
@@ -46,17 +46,22 @@ def mix_isolated(problem: Problem, budget: int, *, max_seconds: float) -> Soluti
 
 def _told(problem: Problem) -> dict[str, Any]:
     return {
-        "kinds": [{**vars(kind), "profile": kind.profile.to_json()} for kind in problem.kinds],
-        "together": [sorted(names) for names in problem.together],
+        "block_types": [
+            {**vars(block_type), "profile": block_type.profile.to_json()} for block_type in problem.block_types
+        ],
+        "together": [sorted(names) for names in problem.live_sets],
         "order": problem.order,
         "max_gradient_error": problem.max_gradient_error,
     }
 
 
 def _heard(told: dict[str, Any]) -> Problem:
-    kinds = tuple(Kind(**{**kind, "profile": Profile.from_json(kind["profile"])}) for kind in told["kinds"])
-    together = tuple(frozenset(names) for names in told["together"])
-    return Problem(kinds, together, tuple(told["order"]), told["max_gradient_error"])
+    block_types = tuple(
+        BlockType(**{**block_type, "profile": Profile.from_json(block_type["profile"])})
+        for block_type in told["block_types"]
+    )
+    live_sets = tuple(frozenset(names) for names in told["together"])
+    return Problem(block_types, live_sets, tuple(told["order"]), told["max_gradient_error"])
 
 
 def _read(answer: dict[str, Any]) -> Solution:
@@ -65,19 +70,19 @@ def _read(answer: dict[str, Any]) -> Solution:
     if "no_solution" in answer:
         raise NoSolutionInTime(answer["no_solution"])
     distinct = [Policy.from_json(policy) for policy in answer.pop("distinct")]
-    policies = tuple(tuple(distinct[number] for number in of_kind) for of_kind in answer.pop("policies"))
+    policies = tuple(tuple(distinct[number] for number in of_type) for of_type in answer.pop("policies"))
     return Solution(policies=policies, held=tuple(answer.pop("held")), **answer)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        solution = mix(_heard(question["problem"]), question["budget"], max_seconds=question["max_seconds"])
+        solution = solve_per_block(_heard(question["problem"]), question["budget"], max_seconds=question["max_seconds"])
     except InfeasibleBudget as error:
         return {"infeasible": (error.budget, error.smallest, error.proven)}
     except NoSolutionInTime as error:
         return {"no_solution": str(error)}
-    distinct = list(dict.fromkeys(policy for of_kind in solution.policies for policy in of_kind))
-    numbers = [[distinct.index(policy) for policy in of_kind] for of_kind in solution.policies]
+    distinct = list(dict.fromkeys(policy for of_type in solution.policies for policy in of_type))
+    numbers = [[distinct.index(policy) for policy in of_type] for of_type in solution.policies]
     return {**asdict(solution), "policies": numbers, "distinct": [policy.to_json() for policy in distinct]}
 
 

@@ -20,16 +20,16 @@ class Incomparable(ValueError):
 
 @dataclass(frozen=True)
 class BatchLine:
-    """The same blocks recorded at two micro-batch sizes, the smaller one first; their kinds have the same names.
+    """The same blocks recorded at two micro-batch sizes, the smaller one first; their block types have the same names.
 
-    Raises Incomparable if kinds, orders, values, operators or steps of backward are not the same at both.
+    Raises Incomparable if block types, orders, values, operators or steps of backward are not the same at both.
     """
 
     problems: tuple[planner.Problem, planner.Problem]
     batches: tuple[int, int]
 
     def __post_init__(self) -> None:
-        shapes = [(problem.together, problem.order, *map(_shape, problem.kinds)) for problem in self.problems]
+        shapes = [(problem.live_sets, problem.order, *map(_shape, problem.block_types)) for problem in self.problems]
         if shapes[0] != shapes[1]:
             small, large = self.batches
             raise Incomparable(f"at micro-batch {large} the blocks run other operators than at {small}")
@@ -39,9 +39,9 @@ class BatchLine:
 
         Only what both recordings offer (codecs, replayable operators) is on offer.
         """
-        pairs = zip(self.problems[0].kinds, self.problems[1].kinds, strict=True)
-        kinds = (replace(a, profile=self._profile(batch, a.profile, b.profile)) for a, b in pairs)
-        return replace(self.problems[0], kinds=tuple(kinds))
+        pairs = zip(self.problems[0].block_types, self.problems[1].block_types, strict=True)
+        block_types = (replace(a, profile=self._profile(batch, a.profile, b.profile)) for a, b in pairs)
+        return replace(self.problems[0], block_types=tuple(block_types))
 
     def largest(self, policies: planner.Policies, budget: int) -> int | None:
         """The most samples with a peak of at most `budget` bytes under these policies; None if there is no bound."""
@@ -85,11 +85,11 @@ class BatchLine:
         return max(0, a - (b - a) * (small - batch) // (large - small))
 
 
-def _shape(kind: planner.Kind) -> tuple[object, ...]:
+def _shape(block_type: planner.BlockType) -> tuple[object, ...]:
     """What must be the same at both sizes."""
-    graph = kind.profile.graph
+    graph = block_type.profile.graph
     return (
-        (kind.name, kind.count, kind.calls_per_block),
+        (block_type.name, block_type.count, block_type.calls_per_block),
         tuple((value.name, value.producer, value.storable) for value in graph.values),
         tuple((op.name, op.inputs, op.outputs) for op in graph.ops),
         tuple((event.name, event.values) for event in graph.events),

@@ -65,10 +65,10 @@ def store_size() -> StoreSize:
 
     Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
     """
-    from ds_adacc.profile.cache import ProfileStore, default_path
+    from ds_adacc.profile.cache import ProfileCache, default_path
 
     path = default_path()
-    return StoreSize(path, path.stat().st_size if path.exists() else 0, ProfileStore(path).count())
+    return StoreSize(path, path.stat().st_size if path.exists() else 0, ProfileCache(path).count())
 
 
 def _finding(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
@@ -150,8 +150,8 @@ def _cbc() -> str:
 
     values = (planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True))
     graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
-    kind = planner.Kind("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
-    solution = planner.mix_isolated(planner.Problem((kind,)), 100, max_seconds=10.0)
+    block_type = planner.BlockType("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
+    solution = planner.solve_in_process(planner.Problem((block_type,)), 100, max_seconds=10.0)
     return f"solves a model in {solution.solve_seconds:.3f} s"
 
 

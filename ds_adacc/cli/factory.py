@@ -17,7 +17,7 @@ from torch import nn
 from ds_adacc import checkpointing, planner
 from ds_adacc.cli.answer import BadInput
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
-from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.block_type import BlockType
 from ds_adacc.plan.budget import available_bytes
 from ds_adacc.plan.plan import peak_when
 from ds_adacc.record.signature import flatten
@@ -29,14 +29,14 @@ _UNLIMITED = MemoryBudget("bytes", 1 << 62)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one forward and backward showed: the planner's problem, whose kinds are named after their first blocks.
+    """What one forward and backward showed: the planner's problem, its block types named after their first blocks.
 
-    `known` are the kinds by these names. `available` bytes are what the device has for activations.
+    `known` are the block types by these names. `available` bytes are what the device has for activations.
     """
 
     batch: int
     problem: planner.Problem
-    known: Mapping[str, Kind]
+    known: Mapping[str, BlockType]
     device: torch.device
     available: int
 
@@ -91,7 +91,7 @@ class Factory:
 
 
 def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
-    """Run one forward and backward at this micro-batch size, and measure each kind of block. Raises BadInput."""
+    """Run one forward and backward at this micro-batch size, and measure each block type. Raises BadInput."""
     model, args, kwargs = factory.make(batch)
     runtime = Runtime(section.model_copy(update={"memory_budget": _UNLIMITED}), stepped=True)
     try:
@@ -128,24 +128,26 @@ def _loss(output: Any) -> torch.Tensor:
     return torch.stack(sums).sum()
 
 
-def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, Kind]]:
-    """The problem that the runtime would plan for, with kinds named after their first blocks, in the order met."""
+def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, BlockType]]:
+    """The runtime's problem, its block types named after their first blocks, in the order met."""
     runtime.plan_waiting()
-    assert runtime.decision is not None
-    (group,) = runtime.decision.groups  # all that ran were alive together
+    assert runtime.plan is not None
+    (group,) = runtime.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}
-    for digest, kind in runtime.portfolio.kinds.items():
-        same = sum(kind.recording.name == runtime.portfolio.kinds[other].recording.name for other in names)
-        names[digest] = f"{kind.recording.name} #{same + 1}" if same else kind.recording.name
-    given = {kind.name: kind for kind in group.problem.kinds}
-    kinds = tuple(_named(given[digest], name) for digest, name in names.items())
+    for digest, block_type in runtime.coordinator.block_types.items():
+        same = sum(
+            block_type.recording.name == runtime.coordinator.block_types[other].recording.name for other in names
+        )
+        names[digest] = f"{block_type.recording.name} #{same + 1}" if same else block_type.recording.name
+    given = {block_type.name: block_type for block_type in group.problem.block_types}
+    block_types = tuple(_named(given[digest], name) for digest, name in names.items())
     order = tuple(names[digest] for digest in group.problem.order)
-    problem = planner.Problem(kinds, (), order, group.problem.max_gradient_error)
-    return problem, {name: runtime.portfolio.kinds[digest] for digest, name in names.items()}
+    problem = planner.Problem(block_types, (), order, group.problem.max_gradient_error)
+    return problem, {name: runtime.coordinator.block_types[digest] for digest, name in names.items()}
 
 
-def _named(kind: planner.Kind, name: str) -> planner.Kind:
-    return planner.Kind(name, kind.profile, kind.count, kind.calls_per_block)
+def _named(block_type: planner.BlockType, name: str) -> planner.BlockType:
+    return planner.BlockType(name, block_type.profile, block_type.count, block_type.calls_per_block)
 
 
 def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> str:

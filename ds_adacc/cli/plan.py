@@ -109,7 +109,7 @@ def _require_plots() -> None:
 
 
 def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
-    """plan.json, and the figures: of each kind a frontier and the graph of each policy, and one timeline."""
+    """plan.json, and the figures: of each block type a frontier and the graph of each policy, and one timeline."""
     from ds_adacc.cli import plots
 
     written = [folder / "plan.json"]
@@ -127,17 +127,21 @@ def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
     from ds_adacc.cli import plots
 
     problem, solution = planned.problem, planned.solution
-    for place, kind in enumerate(problem.kinds, start=1):
+    for place, block_type in enumerate(problem.block_types, start=1):
         chosen = solution.policies[place - 1] if solution else ()
         yield (
             f"frontier-{place}",
-            plots.frontier_figure(kind, planned.frontiers[kind.name], planned.policies[kind.name], chosen),
+            plots.frontier_figure(
+                block_type, planned.frontiers[block_type.name], planned.policies[block_type.name], chosen
+            ),
         )
         for number, policy in enumerate(dict.fromkeys(chosen), start=1):
             blocks = f"{chosen.count(policy)} of {len(chosen)} blocks"
-            figure = plots.graph_figure(kind.profile, policy, f"{kind.name}: {blocks}")
+            figure = plots.graph_figure(block_type.profile, policy, f"{block_type.name}: {blocks}")
             yield f"graph-{place}-{number}", figure
     if problem.order:
-        full = [[planner.recompute_policy(kind.profile)] * kind.blocks for kind in problem.kinds]
+        full = [
+            [planner.recompute_policy(block_type.profile)] * block_type.blocks for block_type in problem.block_types
+        ]
         plans = {"full checkpointing": full, **({"plan": solution.policies} if solution else {})}
         yield "timeline", plots.timeline_figure(problem, plans, planned.budget)

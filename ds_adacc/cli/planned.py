@@ -14,7 +14,7 @@ from ds_adacc.cli.answer import table
 from ds_adacc.cli.planning import Planned
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.choices import named_choices
-from ds_adacc.report.table import kind_rows
+from ds_adacc.report.table import block_type_rows
 
 _ROWS = 12  # of a frontier's table, beside the points in use
 
@@ -28,7 +28,7 @@ def document(planned: Planned) -> dict[str, Any]:
         "budget": planned.budget,
         "without": planned.without,
         "smallest": planned.refusal.smallest if planned.refusal else None,
-        "kinds": [_kind(planned, place) for place in range(len(planned.problem.kinds))],
+        "block_types": [_block_type(planned, place) for place in range(len(planned.problem.block_types))],
         "plan": None
         if solution is None
         else {
@@ -43,17 +43,17 @@ def document(planned: Planned) -> dict[str, Any]:
     }
 
 
-def _kind(planned: Planned, place: int) -> dict[str, Any]:
-    kind = planned.problem.kinds[place]
+def _block_type(planned: Planned, place: int) -> dict[str, Any]:
+    block_type = planned.problem.block_types[place]
     return {
-        "name": kind.name,
-        "blocks": kind.blocks,
-        "calls": kind.count,
-        "operators": len(kind.profile.graph.ops),
-        "values": len(kind.profile.graph.values),
-        "frontier": [_point(kind.profile, point) for point in planned.frontiers[kind.name]],
+        "name": block_type.name,
+        "blocks": block_type.blocks,
+        "calls": block_type.count,
+        "operators": len(block_type.profile.graph.ops),
+        "values": len(block_type.profile.graph.values),
+        "frontier": [_point(block_type.profile, point) for point in planned.frontiers[block_type.name]],
         "policies": [
-            {"blocks": count, **_point(kind.profile, planner.Point.of(kind.profile, policy))}
+            {"blocks": count, **_point(block_type.profile, planner.Point.of(block_type.profile, policy))}
             for policy, count in _used(planned, place).items()
         ],
     }
@@ -69,30 +69,30 @@ def _point(profile: planner.Profile, point: planner.Point) -> dict[str, Any]:
 
 
 def view(planned: Planned) -> RenderableType:
-    """The kinds, their frontiers, the plan, what there is beside it, and the largest micro-batch."""
+    """The block types, their frontiers, the plan, what there is beside it, and the largest micro-batch."""
     return Group(
-        _kinds(planned),
-        *(_frontier(planned, place) for place in range(len(planned.problem.kinds))),
+        _block_types(planned),
+        *(_frontier(planned, place) for place in range(len(planned.problem.block_types))),
         *_plan(planned),
         _baselines(planned),
         *_estimate(planned),
     )
 
 
-def _kinds(planned: Planned) -> RenderableType:
+def _block_types(planned: Planned) -> RenderableType:
     header = ("blocks like", "blocks", "calls", "operators", "without", "full checkpointing")
     rows = [
         (
-            kind.name,
-            str(kind.blocks),
-            str(kind.count),
-            str(len(kind.profile.graph.ops)),
+            block_type.name,
+            str(block_type.blocks),
+            str(block_type.count),
+            str(len(block_type.profile.graph.ops)),
             *(
-                human_bytes(kind.count * plan(kind.profile).held_bytes(kind.profile))
+                human_bytes(block_type.count * plan(block_type.profile).held_bytes(block_type.profile))
                 for plan in (planner.retain_policy, planner.recompute_policy)
             ),
         )
-        for kind in planned.problem.kinds
+        for block_type in planned.problem.block_types
     ]
     title = f"What micro-batch {planned.recorded.batch} holds between forward and backward"
     return table(title, header, rows, header[1:])
@@ -100,17 +100,17 @@ def _kinds(planned: Planned) -> RenderableType:
 
 def _frontier(planned: Planned, place: int) -> RenderableType:
     """Some of the points, and all that the plan uses; what a point does that the one above does not."""
-    kind, used = planned.problem.kinds[place], _used(planned, place)
-    points = planned.frontiers[kind.name]
+    block_type, used = planned.problem.block_types[place], _used(planned, place)
+    points = planned.frontiers[block_type.name]
     picked = {point.policy: point for number, point in enumerate(points) if number in _some(len(points))}
-    picked |= {policy: planner.Point.of(kind.profile, policy) for policy in used}
+    picked |= {policy: planner.Point.of(block_type.profile, policy) for policy in used}
     shown = sorted(picked.values(), key=lambda point: (-point.simulation.held, point.simulation.seconds))
-    measured = _is_measured(kind.profile)
+    measured = _is_measured(block_type.profile)
     header = ("held", "added ms", *(("gradient error",) if measured else ()), "blocks", "what changes")
     rows = []
     before: Mapping[str, str] = {}
     for point in shown:
-        choices = named_choices(kind.profile, point.policy)
+        choices = named_choices(block_type.profile, point.policy)
         rows.append(
             (
                 human_bytes(point.simulation.held),
@@ -122,7 +122,7 @@ def _frontier(planned: Planned, place: int) -> RenderableType:
         )
         before = choices
     which = f"{len(shown)} points, of its frontier's {len(points)} and all that are in use"
-    return table(f"What a call of {kind.name} can hold: {which}", header, rows, header[:-1])
+    return table(f"What a call of {block_type.name} can hold: {which}", header, rows, header[:-1])
 
 
 def _is_measured(profile: planner.Profile) -> bool:
@@ -131,7 +131,7 @@ def _is_measured(profile: planner.Profile) -> bool:
 
 
 def _used(planned: Planned, place: int) -> Counter[planner.Policy]:
-    """How many blocks of the kind run each policy."""
+    """How many blocks of the block type run each policy."""
     return Counter(planned.solution.policies[place] if planned.solution else ())
 
 
@@ -154,16 +154,16 @@ def _summed(choices: Mapping[str, str]) -> str:
 
 
 def _plan(planned: Planned) -> list[RenderableType]:
-    """What each kind's blocks run, and the sums; or what would fit."""
+    """What each block type's blocks run, and the sums; or what would fit."""
     budget = f"{human_bytes(planned.budget)}, {planned.budget / planned.without:.2f} of what no checkpointing takes"
     solution = planned.solution
     if solution is None:
         assert planned.refusal is not None
         return [Text(f"budget: {budget}\nNOTHING FITS: {planned.refusal}")]
     parts: list[RenderableType] = []
-    for kind, chosen in zip(planned.problem.kinds, solution.policies, strict=True):
-        header, *rows = kind_rows(kind, chosen, planned.recorded.known[kind.name])
-        parts.append(table(f"The plan for {kind.name}", header, rows, {"raw"}))
+    for block_type, chosen in zip(planned.problem.block_types, solution.policies, strict=True):
+        header, *rows = block_type_rows(block_type, chosen, planned.recorded.known[block_type.name])
+        parts.append(table(f"The plan for {block_type.name}", header, rows, {"raw"}))
     optimal = "optimal" if solution.proven_optimal else "not proven optimal"
     lines = (
         f"budget: {budget}",

@@ -46,8 +46,8 @@ class Estimate:
 class Planned:
     """The plan for a budget (bytes), or the refusal if nothing fits.
 
-    `without` is the peak without checkpointing. `frontiers` and `policies` are by the kind's name; `policies` are those
-    of the baselines, by the baseline's name, one for all of the kind's blocks.
+    `without` is the peak without checkpointing. `frontiers` and `policies` are by the block type's name; `policies` are
+    those of the baselines, by the baseline's name, one for all of the block type's blocks.
     """
 
     recorded: Recorded
@@ -73,9 +73,9 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
     budget = budget_bytes(section.memory_budget, without, first.available)
     try:
         stage("finding the frontiers")
-        frontiers = {kind.name: _frontier(problem, kind, seconds) for kind in problem.kinds}
+        frontiers = {block_type.name: _frontier(problem, block_type, seconds) for block_type in problem.block_types}
         stage("planning")
-        solver = planner.compress_all if section.forces_compression else planner.mix
+        solver = planner.compress_all if section.forces_compression else planner.solve_per_block
         solution, refusal = _fit(solver, problem, budget, seconds)
         stage("comparing")
         baselines, policies = _baselines(problem, budget, seconds)
@@ -86,8 +86,8 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
     return Planned(first, budget, without, frontiers, solution, refusal, baselines, policies, estimate)
 
 
-def _frontier(problem: planner.Problem, kind: planner.Kind, seconds: float) -> tuple[planner.Point, ...]:
-    return planner.frontier(kind.profile, max_seconds=seconds, max_gradient_error=problem.max_gradient_error)
+def _frontier(problem: planner.Problem, block_type: planner.BlockType, seconds: float) -> tuple[planner.Point, ...]:
+    return planner.frontier(block_type.profile, max_seconds=seconds, max_gradient_error=problem.max_gradient_error)
 
 
 def _fit(
@@ -102,20 +102,22 @@ def _fit(
 def _baselines(
     problem: planner.Problem, budget: int, seconds: float
 ) -> tuple[list[Costs], dict[str, dict[str, planner.Policy]]]:
-    """What each would have cost; and its policy by kind, of those that search if they fit."""
-    together = (frozenset(kind.name for kind in problem.kinds),)
-    retained = planner.evaluate(problem, [planner.retain_policy(k.profile) for k in problem.kinds], 0.0, False)
-    known = compare([Group(problem, together, retained)], budget)
+    """What each would have cost; and its policy by block type, of those that search if they fit."""
+    live_sets = (frozenset(block_type.name for block_type in problem.block_types),)
+    retained = planner.evaluate_uniform(
+        problem, [planner.retain_policy(k.profile) for k in problem.block_types], 0.0, False
+    )
+    known = compare([Group(problem, live_sets, retained)], budget)
     costs = [Costs(other.name, other.peak, other.added_seconds, other.fits) for other in known]
-    one, refusal = _fit(planner.solve, problem, budget, seconds)
+    one, refusal = _fit(planner.solve_uniform, problem, budget, seconds)
     costs.append(Costs("one policy", one.peak, one.added_seconds, True) if one else _unfit("one policy", refusal))
     found = {"one policy": one}
     for name, search in (("greedy", planner.greedy), ("dynamic programming", planner.dynamic_programming)):
         found[name], _ = _fit(search, problem, budget, seconds)
     policies = {}
-    for place, kind in enumerate(problem.kinds):
-        fixed = {name: plan(kind.profile) for name, plan in _FIXED.items()}
-        policies[kind.name] = fixed | {name: s.policies[place][0] for name, s in found.items() if s is not None}
+    for place, block_type in enumerate(problem.block_types):
+        fixed = {name: plan(block_type.profile) for name, plan in _FIXED.items()}
+        policies[block_type.name] = fixed | {name: s.policies[place][0] for name, s in found.items() if s is not None}
     return costs, policies
 
 
@@ -134,7 +136,7 @@ def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) 
     problem = line.at(large.batch)
     smallest = planner.smallest_peak(problem, seconds)
     plans = {
-        "smallest peak": planner.solve(problem, smallest, max_seconds=seconds).policies,
+        "smallest peak": planner.solve_uniform(problem, smallest, max_seconds=seconds).policies,
         "full checkpointing": _everywhere(planner.recompute_policy, problem),
         "no checkpointing": _everywhere(planner.retain_policy, problem),
     }
@@ -142,4 +144,4 @@ def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) 
 
 
 def _everywhere(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> planner.Policies:
-    return [[plan(kind.profile)] * kind.blocks for kind in problem.kinds]
+    return [[plan(block_type.profile)] * block_type.blocks for block_type in problem.block_types]

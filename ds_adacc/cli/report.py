@@ -18,7 +18,7 @@ from ds_adacc.report import journal
 _COMPARED = ("held", "peak", "seconds")
 _CUT_OFF = "the journal holds no event yet"
 
-Kind = TypeVar("Kind", bound=events.Event)
+BlockType = TypeVar("Kind", bound=events.Event)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _document(path: Path, happened: Sequence[events.Event]) -> dict[str, Any]:
-    """Each kind of event by name, as in the journal; observations with their relative differences."""
+    """Each block type of event by name, as in the journal; observations with their relative differences."""
     return {
         "journal": str(path),
         "starts": _plain(_of(events.Start, happened)),
@@ -63,21 +63,21 @@ def _with_differences(event: events.Observed) -> dict[str, Any]:
     return document
 
 
-def _of(kind: type[Kind], happened: Sequence[events.Event]) -> list[Kind]:
-    return [event for event in happened if isinstance(event, kind)]
+def _of(block_type: type[BlockType], happened: Sequence[events.Event]) -> list[BlockType]:
+    return [event for event in happened if isinstance(event, block_type)]
 
 
 def _view(path: Path, happened: Sequence[events.Event]) -> RenderableType:
-    """A table for each kind of event that there is."""
+    """A table for each block type of event that there is."""
     plans = _of(events.Plan, happened)
     parts = [Text(str(path)), *map(_start, _of(events.Start, happened))]
-    kinds: tuple[tuple[type[events.Event], Callable[[Any], RenderableType]], ...] = (
+    block_types: tuple[tuple[type[events.Event], Callable[[Any], RenderableType]], ...] = (
         (events.Plan, _plans),
         (events.Observed, _observed),
         (events.Rectified, _rectified),
         (events.Warned, _warned),
     )
-    parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
+    parts += [show(found) for block_type, show in block_types if (found := _of(block_type, happened))]
     if plans:
         parts += _in_force(plans[-1])
     return Group(*parts) if happened else Group(*parts, Text(_CUT_OFF))

@@ -57,7 +57,7 @@ class Checkpoints:
             return
         if reasons:
             get_logger().warning("the plan is made anew: %s", reasons[0])
-        elif state.runtime.decision is not None:
+        elif state.runtime.plan is not None:
             get_logger().info("the plan of the checkpoint %s is in force again", folder)
 
     @property
@@ -85,7 +85,7 @@ class Checkpoints:
             **{f"version of {name}": version for name, version in versions().items()},
             "model": _fingerprint(self._engine.module),
             "micro-batch size": self._engine.train_micro_batch_size_per_gpu(),
-            **self._engine.adacc.runtime.portfolio.inputs.facts,
+            **self._engine.adacc.runtime.coordinator.inputs.facts,
             **{f"adacc.{key}": value for key, value in section.items()},
             "step": self._engine.global_steps,
         }

@@ -13,8 +13,8 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_adacc import planner
-from ds_adacc.plan.coordinator import PortfolioState
-from ds_adacc.plan.plan import Decision
+from ds_adacc.plan.coordinator import CoordinatorState
+from ds_adacc.plan.plan import Plan
 from ds_adacc.rectify.calibration import Seen
 
 FORMAT = 1
@@ -34,13 +34,14 @@ class RectifierState:
 class RuntimeState:
     """The fields of a `Runtime` that outlive the process.
 
-    `profiles` are what this rank has measured, by kind. `corrected` and `reason` are of the closed loop; it looks at
-    the step after `meters_after`, and `unmetered` says that this is not the next one; `postponed`, that it was put off.
+    `profiles` are what this rank has measured, by block type. `corrected` and `reason` are of the closed loop; it looks
+    at the step after `meters_after`, and `unmetered` says that this is not the next one; `postponed`, that it was put
+    off.
     """
 
-    portfolio: PortfolioState = field(default_factory=PortfolioState)
+    coordinator: CoordinatorState = field(default_factory=CoordinatorState)
     profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
-    decision: Decision | None = None
+    plan: Plan | None = None
     seen: Seen | None = None
     corrected: int = 0
     reason: str = ""
@@ -102,5 +103,5 @@ def parse(document: Mapping[str, Any]) -> State:
         document["blocks"],
         document["seeds"],
     )
-    state.runtime.portfolio.check()
+    state.runtime.coordinator.check()
     return state

@@ -11,7 +11,7 @@ from ds_adacc.engine.api import initialize
 from ds_adacc.log import get_logger
 
 
-def take_over_deepspeed() -> None:
+def patch_deepspeed() -> None:
     """From here on this process's `deepspeed.initialize` is `ds_adacc.initialize`, and says so if it serves nothing."""
     deepspeed.initialize = _initialize
 

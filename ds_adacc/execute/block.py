@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.bound_policy import Plan
-from ds_adacc.record.guards import Marks, moved
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.record.guards import Guards, moved
 from ds_adacc.record.recording import Op, Recording
 
 _RECORDS = 8
@@ -21,17 +21,17 @@ _DISTINCT_NUMBERS = 3
 class Record:
     """What is known of one block under one signature.
 
-    `plan` is None where the block could not be recorded: it then runs under plain autograd. `outliers` holds, for each
-    value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both
-    on the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each
-    number in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which
-    may follow them, are never replayed. `place` is the block's among those of its kind, in forward order, once known.
+    `bound` is None where the block could not be recorded: it then runs under plain autograd. `outliers` holds, for each
+    value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both on
+    the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each number
+    in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which may follow
+    them, are never replayed. `place` is the block's among those of its block type, in forward order, once known.
     """
 
-    state: Marks | None = None
-    kind: str = ""
+    state: Guards | None = None
+    block_type: str = ""
     place: int | None = None
-    plan: Plan | None = None
+    bound: BoundPolicy | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     settled: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Record:
         """What outlives the process, as Python's plain containers, numbers, and tensors on the host."""
         outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
         return {
-            "kind": self.kind,
+            "block_type": self.block_type,
             "place": self.place,
             "outliers": outliers,
             "changes": dict(self.changes),
@@ -54,9 +54,9 @@ class Record:
         """The record of a `to_plain` dict, which is yet to be given a plan."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
         changes, settled = Counter(data["changes"]), frozenset(data["settled"])
-        return cls(None, data["kind"], data["place"], None, outliers, changes, settled, dict(data["volatile"]))
+        return cls(None, data["block_type"], data["place"], None, outliers, changes, settled, dict(data["volatile"]))
 
-    def holds(self, state: Marks) -> bool:
+    def holds(self, state: Guards) -> bool:
         """Whether the block's program is the recorded one when its modules are in `state`."""
         if self.state is None or self.state == state:
             return True
@@ -94,7 +94,7 @@ class Block:
         self._records: list[tuple[Hashable, Record]] = []
         self._past = list(past)
 
-    def find(self, signature: Hashable, state: Marks) -> Record | None:
+    def find(self, signature: Hashable, state: Guards) -> Record | None:
         """The record for this signature and this state of the block's modules."""
         for position, (known, record) in enumerate(self._records):
             if known == signature and record.holds(state):
@@ -112,9 +112,9 @@ class Block:
         others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
 
-    def place_in(self, kind: str) -> int | None:
-        """The block's place among those of a kind."""
-        return next((r.place for r in self.records() if r.kind == kind and r.place is not None), None)
+    def place_in(self, block_type: str) -> int | None:
+        """The block's place among those of a block type."""
+        return next((r.place for r in self.records() if r.block_type == block_type and r.place is not None), None)
 
     def records(self) -> list[Record]:
         return [record for _, record in self._records]
@@ -122,13 +122,13 @@ class Block:
     def recall(self, recording: Recording) -> Record | None:
         """The record that the run before had of this program, once; None if it had none."""
         for position, record in enumerate(self._past):
-            if recording.refuse(record.volatile).digest == record.kind:
+            if recording.refuse(record.volatile).digest == record.block_type:
                 return self._past.pop(position)
         return None
 
     def to_plain(self) -> dict[str, Any]:
         """The name and all records with a plan, also those yet to be recalled."""
-        known = [*(record for record in self.records() if record.plan is not None), *self._past]
+        known = [*(record for record in self.records() if record.bound is not None), *self._past]
         return {"name": self.name, "records": [record.to_plain() for record in known]}
 
     @classmethod

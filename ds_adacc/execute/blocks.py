@@ -61,4 +61,4 @@ class Registry:
 
     def records(self) -> list[Record]:
         """Those of all blocks that have a plan."""
-        return [record for block in self.all() for record in block.records() if record.plan is not None]
+        return [record for block in self.all() for record in block.records() if record.bound is not None]

@@ -17,7 +17,7 @@ from ds_adacc.record.replay import Rerun
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Instruction:
     """What the pack hook expects at one position, and what it does with it.
 
     `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BoundPolicy:
     """How to execute one block's calls under a policy.
 
     `order` lists the values that have a holder, sources before what is rebuilt from them. `prefetcher` is there if
@@ -68,7 +68,7 @@ class Plan:
     recording: Recording
     policy: Policy
     codecs: Mapping[int, Codec]
-    steps: tuple[Step, ...]
+    instructions: tuple[Instruction, ...]
     order: tuple[int, ...]
     replays: Mapping[int, Rerun]
     uses: Mapping[int, int]
@@ -83,7 +83,7 @@ class Plan:
 
 def bind(
     recording: Recording, policy: Policy, codecs: Mapping[int, Codec], prefetcher: Prefetcher | None = None
-) -> Plan:
+) -> BoundPolicy:
     """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value.
 
     Raises ValueError if a value is offloaded and there is no `prefetcher`.
@@ -91,14 +91,16 @@ def bind(
     replays = _needed_replays(recording, policy)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
-    steps = _steps(recording, policy, order)
+    instructions = _instructions(recording, policy, order)
     inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
     offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
     if offloaded and prefetcher is None:
         raise ValueError(f"value {offloaded[0]} is to be offloaded; bind the plan with a prefetcher")
-    return Plan(recording, policy, used_codecs, steps, order, reruns, uses, inputs, prefetcher if offloaded else None)
+    return BoundPolicy(
+        recording, policy, used_codecs, instructions, order, reruns, uses, inputs, prefetcher if offloaded else None
+    )
 
 
 def rows(value: Value) -> tuple[int, int]:
@@ -148,7 +150,7 @@ def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses:
     )
 
 
-def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Step, ...]:
+def _instructions(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Instruction, ...]:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, position in enumerate(recording.positions):
@@ -161,12 +163,12 @@ def _steps(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tupl
         if number > first.get(index, number):
             release.setdefault(number, []).append(index)
     return tuple(
-        _step(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
+        _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
         for number in range(len(recording.positions))
     )
 
 
-def _step(
+def _instruction(
     recording: Recording,
     policy: Policy,
     number: int,
@@ -174,18 +176,18 @@ def _step(
     sightings: tuple[Mapping[int, int], Mapping[int, int]],
     ready: Mapping[int, int],
     release: tuple[int, ...],
-) -> Step:
+) -> Instruction:
     ref = recording.positions[number].ref
     if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
-        return Step(release=release)
+        return Instruction(release=release)
     seen = ref.geometry
     look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
     if isinstance(ref, ParameterRef):
-        return Step(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
+        return Instruction(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
     value = recording.values[ref.index]
     first, last = sightings
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
-    return Step(
+    return Instruction(
         value=ref.index,
         **look,
         view=None if seen == value.geometry else seen,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.execute.bound_policy import Plan, Step, rows
+from ds_adacc.execute.bound_policy import BoundPolicy, Instruction, rows
 from ds_adacc.execute.holders import Compressed, Holder, Offloaded, Rebuilt, Replay, Retained
 from ds_adacc.log import get_logger
 from ds_adacc.planner import OFFLOAD, RETAIN
@@ -26,20 +26,20 @@ class Call:
     course is guarded, and the recorder refuses to rebuild what is first saved after Python has read data.
     """
 
-    __slots__ = ("_position", "_seen", "diverged", "holders", "plan")
+    __slots__ = ("_position", "_seen", "bound", "diverged", "holders")
 
-    def __init__(self, plan: Plan, inputs: Sequence[torch.Tensor]) -> None:
-        self.plan = plan
-        self.holders = _open(plan)
+    def __init__(self, bound: BoundPolicy, inputs: Sequence[torch.Tensor]) -> None:
+        self.bound = bound
+        self.holders = _open(bound)
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
-        for index in plan.inputs:
-            value = plan.recording.values[index]
+        for index in bound.inputs:
+            value = bound.recording.values[index]
             if value.origin == "input":
                 tensor = inputs[value.source]
             else:
-                tensor = _buffer(plan, value.source)
+                tensor = _buffer(bound, value.source)
                 if not _looks_like(tensor, value.geometry):
                     self._diverge()
                     return
@@ -50,60 +50,67 @@ class Call:
         """The pack hook."""
         number = self._position
         self._position = number + 1
-        steps = self.plan.steps
+        instructions = self.bound.instructions
         if self.diverged:
             return self._keep(tensor)
-        if number >= len(steps) or not self._is_expected(steps[number], tensor):
+        if number >= len(instructions) or not self._is_expected(instructions[number], tensor):
             self._diverge()
             return self._keep(tensor)
-        step = steps[number]
-        if step.value is not None:
-            slot: Slot = self._save(step, tensor)
-        elif step.parameter is not None:
-            slot = ParameterSlot(step.parameter, step.view)
+        instruction = instructions[number]
+        if instruction.value is not None:
+            slot: Slot = self._save(instruction, tensor)
+        elif instruction.parameter is not None:
+            slot = ParameterSlot(instruction.parameter, instruction.view)
         else:
             slot = self._keep(tensor)
-        for index in step.release:
+        for index in instruction.release:
             self.holders[index].pending = None
         return slot
 
     @property
-    def next_step(self) -> Step | None:
+    def next_instruction(self) -> Instruction | None:
         """What the plan says of the next position, if the call still goes as recorded."""
-        steps = self.plan.steps
-        return None if self.diverged or self._position >= len(steps) else steps[self._position]
+        instructions = self.bound.instructions
+        return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
     def close(self) -> None:
         """Let go of the holders, at the end of the forward."""
         self.holders = {}
 
-    def _is_expected(self, step: Step, tensor: torch.Tensor) -> bool:
-        if step.dtype is None:
+    def _is_expected(self, instruction: Instruction, tensor: torch.Tensor) -> bool:
+        if instruction.dtype is None:
             return True
-        if tensor.shape != step.size or tensor.stride() != step.stride or tensor.dtype is not step.dtype:
+        if (
+            tensor.shape != instruction.size
+            or tensor.stride() != instruction.stride
+            or tensor.dtype is not instruction.dtype
+        ):
             return False
-        if step.parameter is not None:
-            return tensor.data_ptr() == step.parameter.data_ptr() + step.start
-        if step.is_first:
-            return step.fits(tensor)
-        address, storage = self._seen[step.value]
-        return tensor.data_ptr() == address + step.start and (storage is None or not storage.expired())
+        if instruction.parameter is not None:
+            return tensor.data_ptr() == instruction.parameter.data_ptr() + instruction.start
+        if instruction.is_first:
+            return instruction.fits(tensor)
+        address, storage = self._seen[instruction.value]
+        return tensor.data_ptr() == address + instruction.start and (storage is None or not storage.expired())
 
-    def _save(self, step: Step, tensor: torch.Tensor) -> ValueSlot:
-        holder = self.holders[step.value]
-        if step.again:  # by then its memory may have been freed and given to another tensor
-            self._seen[step.value] = tensor.data_ptr() - step.start, StorageWeakRef(tensor.untyped_storage())
-        if step.fill:
-            holder.fill(step.whole(tensor.detach()))
-        elif step.hold:
-            holder.hold(step.whole(tensor.detach()))
-        return ValueSlot(holder, step.view)
+    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> ValueSlot:
+        holder = self.holders[instruction.value]
+        if instruction.again:  # by then its memory may have been freed and given to another tensor
+            self._seen[instruction.value] = (
+                tensor.data_ptr() - instruction.start,
+                StorageWeakRef(tensor.untyped_storage()),
+            )
+        if instruction.fill:
+            holder.fill(instruction.whole(tensor.detach()))
+        elif instruction.hold:
+            holder.hold(instruction.whole(tensor.detach()))
+        return ValueSlot(holder, instruction.view)
 
     def _keep(self, tensor: torch.Tensor) -> Slot:
         """A slot for a tensor that the plan does not know; a parameter's alias would keep a gathered one alive."""
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
             start, stop = span(tensor)
-            for parameter in self.plan.recording.parameters:
+            for parameter in self.bound.recording.parameters:
                 low, high = span(parameter)
                 if low <= start < stop <= high:
                     return ParameterSlot(parameter, Geometry.of(tensor, low))
@@ -111,7 +118,7 @@ class Call:
 
     def _diverge(self) -> None:
         self.diverged = True
-        name = self.plan.recording.name
+        name = self.bound.recording.name
         if name not in _warned:
             _warned.add(name)
             get_logger().warning(
@@ -119,36 +126,36 @@ class Call:
                 "know is retained",
                 name,
                 self._position,
-                len(self.plan.steps),
+                len(self.bound.instructions),
             )
 
 
-def _open(plan: Plan) -> dict[int, Holder]:
+def _open(bound: BoundPolicy) -> dict[int, Holder]:
     """Empty holders for one call, linked to what they are rebuilt from."""
-    recording, holders = plan.recording, {}
+    recording, holders = bound.recording, {}
     replays: dict[int, Replay] = {}
-    offloads = None if plan.prefetcher is None else plan.prefetcher.register()
-    for index in plan.order:
+    offloads = None if bound.prefetcher is None else bound.prefetcher.register()
+    for index in bound.order:
         value = recording.values[index]
-        choice = plan.policy.stores[index]
+        choice = bound.policy.stores[index]
         if choice == RETAIN:
             holders[index] = Retained(value.name)
         elif choice == OFFLOAD:
-            holders[index] = Offloaded(value.name, value.geometry, plan.uses[index], offloads)
+            holders[index] = Offloaded(value.name, value.geometry, bound.uses[index], offloads)
         elif choice is not None:
-            uses = plan.uses[index]
-            holders[index] = Compressed(value.name, plan.codecs[index], value.geometry, rows(value), uses)
+            uses = bound.uses[index]
+            holders[index] = Compressed(value.name, bound.codecs[index], value.geometry, rows(value), uses)
         else:
             producer = value.producer
             if producer not in replays:
-                rerun = plan.replays[producer]
+                rerun = bound.replays[producer]
                 replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
             holders[index] = Rebuilt(value.name, replays[producer], value.output)
     return holders
 
 
-def _buffer(plan: Plan, source: int) -> torch.Tensor | None:
-    owner, name = plan.recording.buffers[source]
+def _buffer(bound: BoundPolicy, source: int) -> torch.Tensor | None:
+    owner, name = bound.recording.buffers[source]
     return getattr(owner, name, None)
 
 

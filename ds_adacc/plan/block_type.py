@@ -1,4 +1,4 @@
-"""What this process knows of one kind of block: its program, what was measured, and the policies agreed."""
+"""What this process knows of one block type: its program, what was measured, and the policies agreed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ds_adacc.record.recording import Recording
 
 
 @dataclass
-class Kind:
+class BlockType:
     """Blocks with the same program, hence the same profile, and policies that are planned together.
 
     `count` is how many calls are alive at once, `calls_per_block` how many of each block; `capacity` the number of
@@ -28,7 +28,7 @@ class Kind:
     calls_per_block: int = 1
     capacity: dict[int, int] = field(default_factory=dict)
     policies: Policies | None = None
-    agreed: planner.Kind | None = None
+    agreed: planner.BlockType | None = None
     correction: Correction | None = None
 
     def policy(self, place: int | None) -> planner.Policy:

@@ -10,12 +10,12 @@ from typing import Any
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import Orders, Together
+from ds_adacc.plan.plan import LiveSet, Orders
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank tells of a kind: its profile as JSON, calls alive at once, of which so many of each block.
+    """What one rank tells of a block type: its profile as JSON, calls alive at once, of which so many of each block.
 
     `correction` is None on a rank that has measured nothing.
     """
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all ranks plan a kind with: outlier channels kept raw by value, and the correction of its profile."""
+    """What all ranks plan a block type with: outlier channels kept raw by value, and the correction of its profile."""
 
     capacity: dict[int, int]
     correction: Correction
@@ -54,19 +54,19 @@ def merge_profiles(rows: Sequence[Row]) -> planner.Profile:
         tuple(_mean_cost(costs) for costs in _shared(offers))
         for offers in zip(*(p.codecs for p in profiles), strict=True)
     )
-    hiding = tuple(min(seconds) for seconds in zip(*(p.hiding_seconds for p in profiles), strict=True))
-    return planner.Profile(largest.graph, seconds, codecs, hiding, max(p.noise for p in profiles))
+    overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
+    return planner.Profile(largest.graph, seconds, codecs, overlap, max(p.noise for p in profiles))
 
 
-def merge_kind(name: str, profile: planner.Profile, rows: Sequence[Row]) -> planner.Kind:
+def merge_block_type(name: str, profile: planner.Profile, rows: Sequence[Row]) -> planner.BlockType:
     """The most calls; a policy for each block, if they fall on the blocks alike on every rank."""
     count = max(row.count for row in rows)
     shares = {(row.count, row.calls_per_block) for row in rows}
     each = rows[0].calls_per_block if len(shares) == 1 and count % rows[0].calls_per_block == 0 else count
-    return planner.Kind(name, profile, count, each)
+    return planner.BlockType(name, profile, count, each)
 
 
-def merge_orders(everyone: Sequence[Orders]) -> dict[Together, tuple[str, ...]]:
+def merge_orders(everyone: Sequence[Orders]) -> dict[LiveSet, tuple[str, ...]]:
     """The orders on which all ranks that know one agree."""
     sets = {names for orders in everyone for names in orders}
     known = {names: {orders[names] for orders in everyone if names in orders} for names in sets}

@@ -1,4 +1,4 @@
-"""Policies for kinds of blocks under a budget: kinds that are alive together share it, others have it whole."""
+"""Policies for block types under a budget: block types that are alive together share it, others have it whole."""
 
 from __future__ import annotations
 
@@ -9,72 +9,75 @@ from dataclasses import dataclass, field, replace
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 
-Together = frozenset[str]  # the names of kinds whose calls are alive at once
-Orders = Mapping[Together, tuple[str, ...]]  # the kind of each block in forward order, where backward reverses it
-Policies = tuple[planner.Policy, ...]  # of a kind's blocks, in forward order
+LiveSet = frozenset[str]  # the names of block types whose calls are alive at once
+Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
+Policies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 
 _BASELINE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What there is to plan for: kinds by name, the sets of them alive together, and the orders known."""
+class PlanRequest:
+    """What there is to plan for: block types by name, the sets of them alive together, and the orders known."""
 
-    kinds: Mapping[str, planner.Kind]
-    together: Sequence[Together]
+    block_types: Mapping[str, planner.BlockType]
+    live_sets: Sequence[LiveSet]
     orders: Orders = field(default_factory=dict)
     max_gradient_error: float | None = None
 
     def problem(self, names: Collection[str]) -> planner.Problem:
-        """The planner's problem of these kinds, which hang together."""
-        sets = tuple(s for s in self.together if s <= set(names))
-        members = tuple(self.kinds[name] for name in sorted(names))
+        """The planner's problem of these block types, which hang together."""
+        sets = tuple(s for s in self.live_sets if s <= set(names))
+        members = tuple(self.block_types[name] for name in sorted(names))
         order = self._order(members) if len(sets) <= 1 else ()
         return planner.Problem(members, sets if len(sets) > 1 else (), order, self.max_gradient_error)
 
-    def _order(self, kinds: Sequence[planner.Kind]) -> tuple[str, ...]:
+    def _order(self, block_types: Sequence[planner.BlockType]) -> tuple[str, ...]:
         """The order in which one forward runs these blocks, if each runs once and there are no others."""
-        order = self.orders.get(frozenset(kind.name for kind in kinds), ())
-        fits = all(kind.calls_per_block == 1 and order.count(kind.name) == kind.blocks for kind in kinds)
+        order = self.orders.get(frozenset(block_type.name for block_type in block_types), ())
+        fits = all(
+            block_type.calls_per_block == 1 and order.count(block_type.name) == block_type.blocks
+            for block_type in block_types
+        )
         return order if fits else ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Kinds that hang together, as some sets of them are alive together, and the solution for all of them.
+    """Block types that hang together, as some sets of them are alive together, and the solution for all of them.
 
     `shortfall` says why the budget may not be kept.
     """
 
     problem: planner.Problem
-    together: tuple[Together, ...]
+    live_sets: tuple[LiveSet, ...]
     solution: planner.Solution
     shortfall: str = ""
 
     @property
-    def kinds(self) -> tuple[planner.Kind, ...]:
-        return self.problem.kinds
+    def block_types(self) -> tuple[planner.BlockType, ...]:
+        return self.problem.block_types
 
     @property
     def held(self) -> int:
         """Bytes that all calls of the largest set hold between forward and backward."""
-        each = {kind.name: held for kind, held in zip(self.kinds, self.solution.held, strict=True)}
-        return max(sum(each[name] for name in names) for names in self.together)
+        each = {block_type.name: held for block_type, held in zip(self.block_types, self.solution.held, strict=True)}
+        return max(sum(each[name] for name in names) for names in self.live_sets)
 
     @property
     def added_seconds(self) -> float:
         """What the choices add to one forward and backward of the slowest set."""
-        return slowest(self.problem, self.together, self.solution)
+        return slowest(self.problem, self.live_sets, self.solution)
 
-    def unfit(self, budget: int) -> list[Together]:
+    def unfit(self, budget: int) -> list[LiveSet]:
         """The sets whose predicted peak is above so many bytes."""
-        pairs = {k.name: (k, chosen) for k, chosen in zip(self.kinds, self.solution.policies, strict=True)}
-        return [names for names in self.together if _peak([pairs[name] for name in sorted(names)]) > budget]
+        pairs = {k.name: (k, chosen) for k, chosen in zip(self.block_types, self.solution.policies, strict=True)}
+        return [names for names in self.live_sets if _peak([pairs[name] for name in sorted(names)]) > budget]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a planner of another kind would have cost, within the budget or not."""
+    """What a planner of another block type would have cost, within the budget or not."""
 
     name: str
     peak: int
@@ -83,7 +86,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Plan:
     """What one planning gave, the same on every rank.
 
     `budget` and `without` (the peak without checkpointing) are in bytes.
@@ -97,13 +100,13 @@ class Decision:
 
     @property
     def policies(self) -> dict[str, Policies]:
-        """By the name of the kind."""
-        pairs = [zip(group.kinds, group.solution.policies, strict=True) for group in self.groups]
-        return {kind.name: chosen for of_group in pairs for kind, chosen in of_group}
+        """By the name of the block type."""
+        pairs = [zip(group.block_types, group.solution.policies, strict=True) for group in self.groups]
+        return {block_type.name: chosen for of_group in pairs for block_type, chosen in of_group}
 
     @property
-    def kinds(self) -> tuple[planner.Kind, ...]:
-        return tuple(kind for group in self.groups for kind in group.kinds)
+    def block_types(self) -> tuple[planner.BlockType, ...]:
+        return tuple(block_type for group in self.groups for block_type in group.block_types)
 
     @property
     def peak(self) -> int:
@@ -130,24 +133,24 @@ class Decision:
 
 
 def decide(
-    scene: Scene,
+    request: PlanRequest,
     budget: int,
     config: AdaccConfig,
     settled: Mapping[str, Policies],
     forgiven: tuple[type[Exception], ...],
 ) -> tuple[Group, ...]:
-    """Solve for each group of kinds that hang together. The budget is in bytes.
+    """Solve for each group of block types that hang together. The budget is in bytes.
 
     Policies `settled` before stay where new ones would gain less than measured seconds scatter. Raises
     planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they are
-    among the `forgiven`, the group's policies are those settled before; a kind that has none, or one whose codecs are
-    on offer no more, is recomputed. Where all have one and nothing fits, as after a correction, the policies that take
-    least come into force, unless more sets of kinds break the budget by them.
+    among the `forgiven`, the group's policies are those settled before; a block type that has none, or one whose codecs
+    are on offer no more, is recomputed. Where all have one and nothing fits, as after a correction, the policies that
+    take least come into force, unless more sets of block types break the budget by them.
     """
     groups: list[Group] = []
     unfit: list[planner.InfeasibleBudget] = []
-    for names in components(scene.together):
-        problem, sets = scene.problem(names), tuple(s for s in scene.together if s <= names)
+    for names in components(request.live_sets):
+        problem, sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
         try:
             solution = _incumbent(problem, settled, budget, _solve(problem, budget, config))
             group = Group(problem, sets, solution)
@@ -178,41 +181,44 @@ def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
     return tuple(_baseline(name, plan, groups, budget) for name, plan in planners.items())
 
 
-def most_without(scene: Scene) -> int:
+def most_without(request: PlanRequest) -> int:
     """Peak bytes without checkpointing, of the set that takes the most."""
-    return max(peak_when(planner.retain_policy, scene.problem(names)) for names in components(scene.together))
+    return max(peak_when(planner.retain_policy, request.problem(names)) for names in components(request.live_sets))
 
 
 def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> int:
     """Peak bytes if every block's policy is what `plan` makes of its profile."""
-    policies = [plan(kind.profile) for kind in problem.kinds]
-    return planner.evaluate(problem, policies, time.perf_counter(), proven_optimal=False).peak
+    policies = [plan(block_type.profile) for block_type in problem.block_types]
+    return planner.evaluate_uniform(problem, policies, time.perf_counter(), proven_optimal=False).peak
 
 
-def slowest(problem: planner.Problem, together: Iterable[Together], solution: planner.Solution) -> float:
+def slowest(problem: planner.Problem, live_sets: Iterable[LiveSet], solution: planner.Solution) -> float:
     """Seconds added to one forward and backward of the set to which they add the most."""
-    pairs = zip(problem.kinds, solution.policies, strict=True)
-    each = {kind.name: planner.added_seconds(planner.Problem((kind,)), (chosen,)) for kind, chosen in pairs}
-    return max(sum(each[name] for name in names) for names in together)
+    pairs = zip(problem.block_types, solution.policies, strict=True)
+    each = {
+        block_type.name: planner.added_seconds(planner.Problem((block_type,)), (chosen,))
+        for block_type, chosen in pairs
+    }
+    return max(sum(each[name] for name in names) for names in live_sets)
 
 
-def components(together: Iterable[Collection[str]]) -> list[Together]:
+def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:
     """The names that hang together, as sets that overlap do, in order."""
-    apart: list[Together] = []
-    for names in together:
+    apart: list[LiveSet] = []
+    for names in live_sets:
         overlapping = [known for known in apart if known & set(names)]
         apart = [known for known in apart if known not in overlapping] + [frozenset(names).union(*overlapping)]
     return sorted(apart, key=sorted)
 
 
-def largest(together: Iterable[Together]) -> tuple[Together, ...]:
+def largest(live_sets: Iterable[LiveSet]) -> tuple[LiveSet, ...]:
     """The sets that are part of no other, in order."""
-    distinct = set(together) - {frozenset()}
+    distinct = set(live_sets) - {frozenset()}
     return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))
 
 
 def _solve(problem: planner.Problem, budget: int, config: AdaccConfig) -> planner.Solution:
-    solver = planner.compress_all if config.forces_compression else planner.mix_isolated
+    solver = planner.compress_all if config.forces_compression else planner.solve_in_process
     return solver(problem, budget, max_seconds=config.solver.max_seconds)
 
 
@@ -222,20 +228,20 @@ def _incumbent(
     """The new solution, or what is in force if that still fits and would gain nothing that can be measured."""
     if not _are_possible(settled, problem):
         return new
-    policies = [settled[kind.name] for kind in problem.kinds]
-    old = planner.evaluate_mix(problem, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
-    noise = max(kind.profile.noise for kind in problem.kinds) * old.added_seconds
+    policies = [settled[block_type.name] for block_type in problem.block_types]
+    old = planner.evaluate_per_block(problem, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
+    noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
 
 def _settle(problem: planner.Problem, settled: Mapping[str, Policies]) -> planner.Solution:
     policies = [
-        settled[kind.name]
-        if _is_possible(settled.get(kind.name, ()), kind)
-        else (planner.recompute_policy(kind.profile),) * kind.blocks
-        for kind in problem.kinds
+        settled[block_type.name]
+        if _is_possible(settled.get(block_type.name, ()), block_type)
+        else (planner.recompute_policy(block_type.profile),) * block_type.blocks
+        for block_type in problem.block_types
     ]
-    return planner.evaluate_mix(problem, policies, time.perf_counter(), proven_optimal=False)
+    return planner.evaluate_per_block(problem, policies, time.perf_counter(), proven_optimal=False)
 
 
 def _least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
@@ -249,26 +255,26 @@ def _least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Gro
 
 
 def _are_possible(settled: Mapping[str, Policies], problem: planner.Problem) -> bool:
-    return all(_is_possible(settled.get(kind.name, ()), kind) for kind in problem.kinds)
+    return all(_is_possible(settled.get(block_type.name, ()), block_type) for block_type in problem.block_types)
 
 
-def _is_possible(policies: Policies, kind: planner.Kind) -> bool:
+def _is_possible(policies: Policies, block_type: planner.BlockType) -> bool:
     """Whether there is a policy for each block, with codecs that are still on offer."""
-    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in kind.profile.codecs]
-    return len(policies) == kind.blocks and all(
+    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in block_type.profile.codecs]
+    return len(policies) == block_type.blocks and all(
         store in names for policy in set(policies) for store, names in zip(policy.stores, offers, strict=True)
     )
 
 
-def _peak(pairs: Sequence[tuple[planner.Kind, Policies]]) -> int:
-    problem = planner.Problem(tuple(kind for kind, _ in pairs))
+def _peak(pairs: Sequence[tuple[planner.BlockType, Policies]]) -> int:
+    problem = planner.Problem(tuple(block_type for block_type, _ in pairs))
     return planner.peak_bytes(problem, [chosen for _, chosen in pairs])
 
 
 def _baseline(name: str, plan: Callable[..., planner.Solution], groups: Sequence[Group], budget: int) -> Baseline:
     solutions = [_would_be(plan, group.problem, budget) for group in groups]
     peak = max(solution.peak for solution in solutions)
-    seconds = max(slowest(g.problem, g.together, solution) for g, solution in zip(groups, solutions, strict=True))
+    seconds = max(slowest(g.problem, g.live_sets, solution) for g, solution in zip(groups, solutions, strict=True))
     return Baseline(name, peak, seconds, peak <= budget)
 
 

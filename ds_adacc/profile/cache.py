@@ -40,10 +40,10 @@ def default_path() -> Path:
     return cache_folder() / "profiles.sqlite"
 
 
-def open_default() -> ProfileStore | None:
+def open_default() -> ProfileCache | None:
     """The store at `default_path`; None, with a warning, for a user without a home."""
     try:
-        return ProfileStore(default_path())
+        return ProfileCache(default_path())
     except RuntimeError as error:
         get_logger().warning("profiles are not kept: %s", error)
         return None
@@ -66,7 +66,7 @@ def describe(device: torch.device) -> str:
     return f"{device_name(device)}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-class ProfileStore:
+class ProfileCache:
     """Profiles by key, in an SQLite file that any number of processes may use at once.
 
     It never stops a run. A disk or a lock that fails is one warning, and nothing is read or written from then on. A

@@ -105,8 +105,8 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
         for value, costs in zip(recording.values, offers, strict=True)
     )
     taken = workspaces(recording, tensors)
-    hiding = sum(seconds), sum(each.backward_seconds for each in taken)
-    return planner.Profile(block_graph(recording, taken), seconds, worthwhile, hiding, timer.noise)
+    overlap = sum(seconds), sum(each.backward_seconds for each in taken)
+    return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
 
 
 def _cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:

@@ -9,7 +9,7 @@ from torch.autograd import _profiler_enabled
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.profile.cache import ProfileStore, describe, profile_key
+from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.gradient_error import gradient_errors
 from ds_adacc.profile.measure import CodecMaker, measure
 from ds_adacc.profile.timer import device_of
@@ -23,7 +23,7 @@ class Profiler:
     `remembered` are the profiles, by digest, of the run that this one resumes.
     """
 
-    def __init__(self, config: AdaccConfig, codecs: CodecMaker, store: ProfileStore | None) -> None:
+    def __init__(self, config: AdaccConfig, codecs: CodecMaker, store: ProfileCache | None) -> None:
         self.measured = 0
         self.remembered: Mapping[str, planner.Profile] = {}
         self._config = config

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.closure import Reach
+from ds_adacc.record.closure import Closure
 from ds_adacc.record.recorder import Recorder, Unrecordable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.saved import Slot, keep, unpack
-from ds_adacc.record.verify import prove
+from ds_adacc.record.verify import verify
 
 
 class LateSlot:
@@ -69,7 +69,7 @@ class _RecordingHook:
         return slots
 
 
-def capture(name: str, inputs: Sequence[torch.Tensor], found: Reach, run: Callable[[], Any]) -> Capture:
+def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
     """Run the block once, as plain autograd would, and record it. Whatever the block itself raises passes through."""
     recorder = Recorder(name, inputs, found)
     hook = _RecordingHook(recorder)
@@ -80,7 +80,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Reach, run: Callab
         slots = hook.close()
     recording, reason = None, ""
     try:
-        recording = prove(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
+        recording = verify(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
     except Unrecordable as failure:
         reason = str(failure)
     return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)

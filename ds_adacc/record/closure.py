@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.record.guards import LONGEST, Marks, fingerprint, is_plain, snapshot
+from ds_adacc.record.guards import LONGEST, Guards, guards_of, is_plain, snapshot
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3
 
 
 @dataclass
-class Reach:
+class Closure:
     """What was found. `tensors` are those a function's own cells hold: they count as arguments of the call."""
 
     modules: list[nn.Module] = field(default_factory=list)
@@ -46,9 +46,9 @@ class Reach:
                     yield module, name, value
 
     @functools.cached_property
-    def state(self) -> Marks:
+    def state(self) -> Guards:
         """What the block's program depends on besides its arguments, as it is when first asked for."""
-        return fingerprint(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
+        return guards_of(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
 
     def _submodules(self) -> Iterator[nn.Module]:
         seen: set[int] = set()
@@ -59,16 +59,16 @@ class Reach:
                     yield child
 
 
-def reach(function: Callable[..., Any]) -> Reach:
+def closure_of(function: Callable[..., Any]) -> Closure:
     """What `function` holds in itself: bound object, partial arguments, closure cells, defaults."""
-    found = Reach()
+    found = Closure()
     _collect(function, found, _DEPTH)
     return found
 
 
 def identity(function: Callable[..., Any]) -> Hashable:
     """Equal for two callables that are the same block: same module, or same code over the same cells."""
-    found = reach(function)
+    found = closure_of(function)
     inner = _code(function)
     modules = tuple(weakref.ref(module) for module in found.modules)
     return inner, modules, tuple(snapshot(value) for value in found.plain)
@@ -76,7 +76,7 @@ def identity(function: Callable[..., Any]) -> Hashable:
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """`function`, or it and the modules among its arguments: they belong to the block as much as its own do."""
-    found = Reach()
+    found = Closure()
     _collect([*args, *kwargs.values()], found, 2)
     return functools.partial(function, *found.modules) if found.modules else function
 
@@ -98,7 +98,7 @@ def _code(function: Any) -> Hashable:
     return getattr(function, "__code__", None) or type(function)
 
 
-def _collect(thing: Any, found: Reach, depth: int) -> None:
+def _collect(thing: Any, found: Closure, depth: int) -> None:
     if isinstance(thing, nn.Module):
         if not any(thing is module for module in found.modules):
             found.modules.append(thing)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-Marks = dict[str, Hashable]
+Guards = dict[str, Hashable]
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
@@ -65,14 +65,14 @@ class _Held:
         return id(self.value)
 
 
-def fingerprint(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Marks:
+def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Guards:
     """The marks of these modules, with all that they hold, and of parameters from elsewhere."""
     walk = _Walk()
     for number, module in enumerate(modules):
         walk.module(f"block{number or ''}", module)
     for number, parameter in enumerate(parameters):
-        walk.marks[f"parameter{number}"] = _parameter(parameter)
-    return walk.marks
+        walk.guards[f"parameter{number}"] = _parameter(parameter)
+    return walk.guards
 
 
 def snapshot(value: Any) -> Hashable:
@@ -81,10 +81,10 @@ def snapshot(value: Any) -> Hashable:
         return type(value), value
     walk = _Walk()
     walk.value("", value, _ARGUMENT_DEPTH)
-    return tuple(walk.marks.items())
+    return tuple(walk.guards.items())
 
 
-def moved(before: Marks, after: Marks) -> set[str] | None:
+def moved(before: Guards, after: Guards) -> set[str] | None:
     """The numbers that differ, by name; None if anything else does."""
     if before.keys() != after.keys():
         return None
@@ -101,17 +101,17 @@ class _Walk:
     """Collects marks. What is met a second time is marked by the name it was first met under."""
 
     def __init__(self) -> None:
-        self.marks: Marks = {}
+        self.guards: Guards = {}
         self._seen: dict[int, str] = {}
 
     def module(self, name: str, module: nn.Module) -> None:
         if self._met(name, module):
             return
-        marks = self.marks
+        guards = self.guards
         hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        marks[name] = _token(module), type(module), tuple([tuple(h) for h in hooks])
+        guards[name] = _token(module), type(module), tuple([tuple(h) for h in hooks])
         for key, parameter in module._parameters.items():
-            marks[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
+            guards[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
         for key, buffer in module._buffers.items():
             self.value(f"{name}.{key}", buffer, 0)
         for key, value in module.__dict__.items():
@@ -119,31 +119,31 @@ class _Walk:
                 self.value(f"{name}.{key}", value, _DEPTH)
         for key, child in module._modules.items():
             if child is None:
-                marks[f"{name}.{key}"] = None
+                guards[f"{name}.{key}"] = None
             else:
                 self.module(f"{name}.{key}", child)
 
     def value(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
         if kind in _SCALARS or isinstance(value, int | float | str | bytes | range | numbers.Number):
-            self.marks[name] = kind, value
+            self.guards[name] = kind, value
         elif isinstance(value, torch.Tensor):
-            self.marks[name] = _parameter(value) if isinstance(value, nn.Parameter) else _look(value)
+            self.guards[name] = _parameter(value) if isinstance(value, nn.Parameter) else _look(value)
         elif kind is types.MethodType:
-            self.marks[name] = _token(value.__self__), _token(value.__func__)
+            self.guards[name] = _token(value.__self__), _token(value.__func__)
         elif not self._met(name, value):
             items = None if depth == 0 or isinstance(value, nn.Module) else _items(value)
             if items is None or len(items) > LONGEST:
-                self.marks[name] = _token(value)
+                self.guards[name] = _token(value)
                 return
-            self.marks[name] = kind, len(items)
+            self.guards[name] = kind, len(items)
             for key, item in items:
                 self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self._seen.setdefault(id(value), name)
         if first is not name:
-            self.marks[name] = "same", first
+            self.guards[name] = "same", first
         return first is not name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.record.closure import Reach
+from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.recording import COLLECTIVE, COMPILED, Op, ParameterRef, Position, Recording, Value, ValueRef
@@ -40,7 +40,7 @@ class Recorder(TorchDispatchMode):
         """Torch's question whether compiled code runs compiled under this mode."""
         return True
 
-    def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Reach) -> None:
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Closure) -> None:
         super().__init__()
         self.name = name
         self.inputs = inputs
@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode):
         self.saved: list[torch.Tensor] = []
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[Any, str]] = []
-        self._reach = found
+        self._closure = found
         self._values: list[Value] = []
         self._ops: list[Op] = []
         self._positions: list[Position] = []
@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
             tuple(self._values),
             tuple(self._ops),
             tuple(self._positions),
-            (*self.parameters, *(p for p in dict.fromkeys(self._reach.parameters) if id(p) not in met)),
+            (*self.parameters, *(p for p in dict.fromkeys(self._closure.parameters) if id(p) not in met)),
             tuple(self.buffers),
         )
         return recording.refuse(self._unsure())
@@ -237,7 +237,7 @@ class Recorder(TorchDispatchMode):
             low, high = span(parameter)
             if low <= start and stop <= high and start < stop:
                 return index
-        for parameter in self._reach.parameters:
+        for parameter in self._closure.parameters:
             low, high = span(parameter)
             if low <= start and stop <= high and start < stop:
                 self.parameters.append(parameter)
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
 
     def _captured(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()._cdata
-        for owner, name, buffer in self._reach.buffers():
+        for owner, name, buffer in self._closure.buffers():
             if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
                 self.buffers.append((owner, name))
                 return self._external(buffer, "buffer", len(self.buffers) - 1)

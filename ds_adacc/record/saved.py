@@ -54,16 +54,16 @@ class Retained:
 
 
 class ValueSlot:
-    """A saved tensor that is a view of a cell's value."""
+    """A saved tensor that is a view of a holder's value."""
 
-    __slots__ = ("cell", "view")
+    __slots__ = ("holder", "view")
 
-    def __init__(self, cell: Holder, view: Geometry | None) -> None:
-        self.cell = cell
+    def __init__(self, holder: Holder, view: Geometry | None) -> None:
+        self.holder = holder
         self.view = view
 
     def unpack(self) -> torch.Tensor:
-        root = self.cell.get()
+        root = self.holder.get()
         return root if self.view is None else self.view.view(root)
 
 
@@ -88,12 +88,12 @@ Slot = ValueSlot | ParameterSlot
 
 def keep(tensor: torch.Tensor) -> ValueSlot:
     """A slot that retains the tensor as it comes."""
-    cell = Retained(UNPLANNED)
+    holder = Retained(UNPLANNED)
     held = tensor.detach()
     if held.numel() == 0:  # an empty view would keep all of its storage; without it, writes to it count all the same
         held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
-    cell.fill(held)
-    return ValueSlot(cell, None)
+    holder.fill(held)
+    return ValueSlot(holder, None)
 
 
 def never_saved(name: str) -> RuntimeError:

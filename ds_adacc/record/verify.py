@@ -11,7 +11,7 @@ from ds_adacc.record.recording import Op, Recording
 from ds_adacc.record.replay import replay
 
 
-def prove(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
+def verify(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
     """The recording, with each operator refused whose replay does not give the bits of `tensors` again.
 
     `tensors` are the recorded values themselves, by index, still alive. Operators are proven one by one on the real

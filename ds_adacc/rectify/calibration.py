@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import Kind
-from ds_adacc.plan.coordinator import Portfolio
+from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import Decision, Together
+from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.profile.block_graph import Gradients
 from ds_adacc.rectify.step_profiler import Measured
 
@@ -48,37 +48,37 @@ class Seen:
         return asdict(self)
 
 
-class Loop:
+class Calibration:
     """Closes the loop after the first step under each plan; `reason` says why the plan is to be made anew, if it is.
 
     `corrected` counts how often the model was.
     """
 
-    def __init__(self, portfolio: Portfolio, corrected: int = 0, reason: str = "") -> None:
+    def __init__(self, coordinator: Coordinator, corrected: int = 0, reason: str = "") -> None:
         self.reason = reason
         self.corrected = corrected
-        self._portfolio = portfolio
+        self._coordinator = coordinator
 
-    def close(self, decision: Decision, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[Together]]:
-        """What was seen, and the sets of kinds to be planned for anew, by a model that has been corrected."""
-        excess = excesses(measured, self._portfolio.kinds)
+    def close(self, plan: Plan, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[LiveSet]]:
+        """What was seen, and the sets of block types to be planned for anew, by a model that has been corrected."""
+        excess = excesses(measured, self._coordinator.block_types)
         for digest in excess:
-            kind = self._portfolio.kinds[digest]
-            kind.correction = kind.correction or Correction()
-        found = peak(decision, excess)
-        seen = Seen(held, found, observed_seconds(measured, self._portfolio.kinds))
-        fitting = [group for group in decision.groups if not group.shortfall]
+            block_type = self._coordinator.block_types[digest]
+            block_type.correction = block_type.correction or Correction()
+        found = peak(plan, excess)
+        seen = Seen(held, found, observed_seconds(measured, self._coordinator.block_types))
+        fitting = [group for group in plan.groups if not group.shortfall]
         self.reason = ""
-        if found is None or not fitting or not self._matters(decision, found) or not self._correct(excess):
+        if found is None or not fitting or not self._matters(plan, found) or not self._correct(excess):
             return seen, set()
         self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
-        return seen, {names for group in fitting for names in group.together}
+        return seen, {names for group in fitting for names in group.live_sets}
 
-    def _matters(self, decision: Decision, found: Pair) -> bool:
+    def _matters(self, plan: Plan, found: Pair) -> bool:
         """Whether the budget was broken, or the prediction off where time could be gained."""
         if abs(found.observed - found.planned) < _NEGLIGIBLE:
             return False
-        return found.observed > decision.budget or (found.is_off and decision.added_seconds > 0)
+        return found.observed > plan.budget or (found.is_off and plan.added_seconds > 0)
 
     def _correct(self, excess: Mapping[str, Correction]) -> bool:
         """Whether there was anything to correct."""
@@ -89,46 +89,53 @@ class Loop:
             return False
         self.corrected += 1
         for digest, each in excess.items():
-            kind = self._portfolio.kinds[digest]
-            kind.correction = kind.correction.plus(each)
+            block_type = self._coordinator.block_types[digest]
+            block_type.correction = block_type.correction.plus(each)
         return True
 
 
-def excesses(measured: Iterable[Measured], kinds: Mapping[str, Kind]) -> dict[str, Correction]:
-    """By kind, what its calls took beyond the prediction at most, in forward and in backward.
+def excesses(measured: Iterable[Measured], block_types: Mapping[str, BlockType]) -> dict[str, Correction]:
+    """By block type, what its calls took beyond the prediction at most, in forward and in backward.
 
-    Kinds of which no bytes were measured are left out.
+    Block types of which no bytes were measured are left out.
     """
     found: dict[str, Correction] = {}
     for call in measured:
-        if call.kind in kinds and kinds[call.kind].policies is not None and call.forward_growth is not None:
-            excess = _excess(call, kinds[call.kind])
-            found[call.kind] = excess.larger(found[call.kind]) if call.kind in found else excess
+        if (
+            call.block_type in block_types
+            and block_types[call.block_type].policies is not None
+            and call.forward_growth is not None
+        ):
+            excess = _excess(call, block_types[call.block_type])
+            found[call.block_type] = excess.larger(found[call.block_type]) if call.block_type in found else excess
     return found
 
 
-def peak(decision: Decision, excess: Mapping[str, Correction]) -> Pair | None:
+def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
     """The peak of the groups that ran as planned, and with what their calls took beyond; None if none ran."""
-    groups = [group for group in decision.groups if any(kind.name in excess for kind in group.kinds)]
+    groups = [group for group in plan.groups if any(block_type.name in excess for block_type in group.block_types)]
     if not groups:
         return None
     peaks = []
     for group in groups:
-        kinds = (
-            replace(kind, profile=excess.get(kind.name, Correction()).of(kind.profile)) for kind in group.problem.kinds
+        block_types = (
+            replace(block_type, profile=excess.get(block_type.name, Correction()).of(block_type.profile))
+            for block_type in group.problem.block_types
         )
-        peaks.append(planner.peak_bytes(replace(group.problem, kinds=tuple(kinds)), group.solution.policies))
+        peaks.append(
+            planner.peak_bytes(replace(group.problem, block_types=tuple(block_types)), group.solution.policies)
+        )
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 
-def observed_seconds(measured: Sequence[Measured], kinds: Mapping[str, Kind]) -> Pair | None:
+def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, BlockType]) -> Pair | None:
     """Seconds of the calls measured in forward and, but for the last, in backward; None if there are none."""
     planned = observed = 0.0
     for call in measured:
-        if call.kind not in kinds or kinds[call.kind].policies is None:
+        if call.block_type not in block_types or block_types[call.block_type].policies is None:
             continue
-        profile, policy = _planned(kinds[call.kind], call.place)
-        forward, backward = profile.hiding_seconds
+        profile, policy = _planned(block_types[call.block_type], call.place)
+        forward, backward = profile.overlap_seconds
         compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
         planned += forward + compression
         observed += call.forward_seconds
@@ -138,19 +145,19 @@ def observed_seconds(measured: Sequence[Measured], kinds: Mapping[str, Kind]) ->
     return Pair(planned, observed) if observed else None
 
 
-def _planned(kind: Kind, place: int | None) -> tuple[planner.Profile, planner.Policy]:
-    assert kind.agreed is not None
-    return kind.agreed.profile, kind.policy(place)
+def _planned(block_type: BlockType, place: int | None) -> tuple[planner.Profile, planner.Policy]:
+    assert block_type.agreed is not None
+    return block_type.agreed.profile, block_type.policy(place)
 
 
-def _excess(call: Measured, kind: Kind) -> Correction:
+def _excess(call: Measured, block_type: BlockType) -> Correction:
     """Bytes beyond the prediction, which may be negative."""
-    profile, policy = _planned(kind, call.place)
+    profile, policy = _planned(block_type, call.place)
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + Gradients(kind.recording).of_outputs
+    at_first = run.held + Gradients(block_type.recording).of_outputs
     grown = call.backward_growth - call.new_gradients
     return Correction(forward, grown - max(max(run.timeline, default=0) - at_first, 0))

@@ -14,12 +14,12 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
 from ds_adacc.record.saved import UNPLANNED, Slot, ValueSlot
-from ds_adacc.rectify.step_profiler import CallMoments, Measured, Meter
+from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The calls of one forward, by kind and block, that were alive when backward began.
+    """The calls of one forward, by block type and block, that were alive when backward began.
 
     `reversed`: backward took them last first, and no other call came between.
     """
@@ -28,32 +28,32 @@ class Pass:
     reversed: bool
 
     @property
-    def kinds(self) -> frozenset[str]:
-        return frozenset(kind for kind, _ in self.calls)
+    def block_types(self) -> frozenset[str]:
+        return frozenset(block_type for block_type, _ in self.calls)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The kind of each call in forward order, if backward reversed it."""
-        return tuple(kind for kind, _ in self.calls) if self.reversed else ()
+        """The block type of each call in forward order, if backward reversed it."""
+        return tuple(block_type for block_type, _ in self.calls) if self.reversed else ()
 
-    def blocks(self, kind: str) -> list[Block]:
-        """The kind's blocks in the order of their first calls."""
-        return list(dict.fromkeys(block for name, block in self.calls if name == kind))
+    def blocks(self, block_type: str) -> list[Block]:
+        """The block type's blocks in the order of their first calls."""
+        return list(dict.fromkeys(block for name, block in self.calls if name == block_type))
 
-    def calls_per_block(self, kind: str) -> int:
-        """How often each of the kind's blocks was called; all the calls, as if of one block, if that differs."""
-        each = Counter(id(block) for name, block in self.calls if name == kind)
+    def calls_per_block(self, block_type: str) -> int:
+        """How often each of the block type's blocks was called; all the calls, as if of one block, if that differs."""
+        each = Counter(id(block) for name, block in self.calls if name == block_type)
         return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
 
 
-class Observation:
-    """One step's count: calls alive at once by kind of block, and what is held when backward begins.
+class Observer:
+    """One step's count: calls alive at once by block type, and what is held when backward begins.
 
-    `held_bytes` and `held_calls` (by kind and place among the kind's blocks) are of that moment; None and empty before.
-    With a `meter`, the first forward and backward are `measured`.
+    `held_bytes` and `held_calls` (by block type and place among the block type's blocks) are of that moment; None and
+    empty before. With a `meter`, the first forward and backward are `measured`.
     """
 
-    def __init__(self, meter: Meter | None = None) -> None:
+    def __init__(self, meter: StepProfiler | None = None) -> None:
         self.measured: list[Measured] = []
         self._meter = meter
         self.most_alive: Counter[str] = Counter()
@@ -67,11 +67,11 @@ class Observation:
         self, record: Record, block: Block, call: Call, pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
         """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
-        ticket = _Ticket(self, record.kind, record.place, block)
+        ticket = _Ticket(self, record.block_type, record.place, block)
         meter = self._meter
         if meter is not None:
-            ticket.moments = meter.forward_begins(record.kind, record.place)
-            ticket.moments.new_gradients = _without_gradient(call.plan.recording.parameters)
+            ticket.moments = meter.forward_begins(record.block_type, record.place)
+            ticket.moments.new_gradients = _without_gradient(call.bound.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
@@ -80,7 +80,7 @@ class Observation:
             return _WatchedSlot(slot, ticket)
 
         def done() -> None:
-            values = call.plan.recording.values
+            values = call.bound.recording.values
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
             if meter is not None and ticket.moments is not None:
                 ticket.moments.ended = meter.now()
@@ -102,12 +102,12 @@ class Observation:
             self._begin_pass()
             if self._meter is not None:
                 self._meter.restart()
-        self._alive[id(ticket)] = ticket.kind, ticket.place
-        same = sum(kind == ticket.kind for kind, _ in self._alive.values())
-        self.most_alive[ticket.kind] = max(self.most_alive[ticket.kind], same)
+        self._alive[id(ticket)] = ticket.block_type, ticket.place
+        same = sum(block_type == ticket.block_type for block_type, _ in self._alive.values())
+        self.most_alive[ticket.block_type] = max(self.most_alive[ticket.block_type], same)
         if not self._backward:
             ticket.number = len(self._forward)
-            self._forward.append((ticket.kind, ticket.block))
+            self._forward.append((ticket.block_type, ticket.block))
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
 
@@ -159,25 +159,25 @@ def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
 class _Ticket:
     """Lives as long as any slot of one call; `number` is its place in the forward, None if backward had begun."""
 
-    __slots__ = ("block", "has_begun", "kind", "moments", "number", "observation", "place")
+    __slots__ = ("block", "block_type", "has_begun", "moments", "number", "observer", "place")
 
-    def __init__(self, observation: Observation, kind: str, place: int | None, block: Block) -> None:
-        self.observation = observation
-        self.kind = kind
+    def __init__(self, observer: Observer, block_type: str, place: int | None, block: Block) -> None:
+        self.observer = observer
+        self.block_type = block_type
         self.place = place
         self.block = block
         self.number: int | None = None
         self.has_begun = False
         self.moments: CallMoments | None = None
-        observation.opened(self)
+        observer.opened(self)
 
     def begin_backward(self) -> None:
         if not self.has_begun:
             self.has_begun = True
-            self.observation.backward_begins(self)
+            self.observer.backward_begins(self)
 
     def __del__(self) -> None:
-        self.observation.closed(self)
+        self.observer.closed(self)
 
 
 class _WatchedSlot:

@@ -12,7 +12,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.profile.measure import CodecMaker
 
 
-class Tracker:
+class OutlierTracker:
     """A pack hook for `call` that also looks for outlier channels in `values`, for the record to remember."""
 
     def __init__(
@@ -27,17 +27,17 @@ class Tracker:
         self._record = record
         self._codecs = codecs
         self._values = frozenset(values)
-        for index in call.plan.inputs:
+        for index in call.bound.inputs:
             if index in self._values:
-                self._look(index, inputs[call.plan.recording.values[index].source])
+                self._look(index, inputs[call.bound.recording.values[index].source])
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        step = self._call.next_step
-        if step is not None and step.is_first and step.value in self._values:
-            self._look(step.value, step.whole(tensor.detach()))
+        instruction = self._call.next_instruction
+        if instruction is not None and instruction.is_first and instruction.value in self._values:
+            self._look(instruction.value, instruction.whole(tensor.detach()))
         return self._call.pack(tensor)
 
     def _look(self, index: int, root: torch.Tensor) -> None:
         with torch.no_grad():
-            value = self._call.plan.recording.values[index]
+            value = self._call.bound.recording.values[index]
             self._record.outliers[index] = self._codecs.outliers(root, value)

@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.config import RectifierConfig
 from ds_adacc.engine.checkpoint_file import RectifierState
 from ds_adacc.log import get_logger
-from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.block_type import BlockType
 from ds_adacc.plan.plan import Policies
 from ds_adacc.runtime.runtime import Runtime
 
@@ -18,7 +18,7 @@ Counts = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first rank's word for all: outlier channels to be kept raw, kinds to re-plan, and why."""
+    """The first rank's word for all: outlier channels to be kept raw, block types to re-plan, and why."""
 
     capacity: Counts
     drifted: tuple[str, ...]
@@ -78,16 +78,16 @@ class Rectifier:
         verdict = self._judge(self._count())
         if verdict.drifted:
             return self._replan(verdict)
-        for digest in self._runtime.portfolio.kinds:
+        for digest in self._runtime.coordinator.block_types:
             self._runtime.rebind(digest)
         return Review()
 
     def _count(self) -> dict[str, dict[int, int]]:
-        """Outlier channels by kind and value on this rank: the most of any block. Waits for the device."""
+        """Outlier channels by block type and value on this rank: the most of any block. Waits for the device."""
         counts: dict[str, dict[int, int]] = {}
         for record in self._runtime.blocks.records():
-            recording = self._runtime.portfolio.kinds[record.kind].recording
-            most = counts.setdefault(record.kind, {})
+            recording = self._runtime.coordinator.block_types[record.block_type].recording
+            most = counts.setdefault(record.block_type, {})
             for index, (_, count) in record.outliers.items():
                 if recording.values[index].role in self._config.roles:
                     most[index] = max(most.get(index, 0), int(count))
@@ -101,44 +101,46 @@ class Rectifier:
     def _drift(self, counts: Counts) -> Verdict:
         drifted, worst, reason = [], self._config.drift, ""
         for digest, found in counts.items():
-            kind = self._runtime.portfolio.kinds.get(digest)
-            if kind is None or kind.policies is None:
+            block_type = self._runtime.coordinator.block_types.get(digest)
+            if block_type is None or block_type.policies is None:
                 continue
             for index, count in found.items():
-                before, now = self._rates(kind, index, count)
+                before, now = self._rates(block_type, index, count)
                 drift = abs(now - before) / before
                 if drift > self._config.drift and digest not in drifted:
                     drifted.append(digest)
                 if drift > worst:
-                    value = kind.recording.values[index]
+                    value = block_type.recording.values[index]
                     worst = drift
                     reason = f"compression rate of {value.name} ({value.role}) {before:.3f} -> {now:.3f}"
         return Verdict(counts, tuple(drifted), reason)
 
-    def _rates(self, kind: Kind, index: int, count: int) -> tuple[float, float]:
+    def _rates(self, block_type: BlockType, index: int, count: int) -> tuple[float, float]:
         """The outlier codec's compressed size over the raw size (CRate, Table 2), as planned and as now."""
-        portfolio, raw = self._runtime.portfolio, kind.recording.values[index].nbytes
-        name, capacity = kind.outlier_codec(index), kind.capacity.get(index, 0)
-        planned, found = (portfolio.outlier_bytes(name, kind, index, channels) for channels in (capacity, count))
+        coordinator, raw = self._runtime.coordinator, block_type.recording.values[index].nbytes
+        name, capacity = block_type.outlier_codec(index), block_type.capacity.get(index, 0)
+        planned, found = (
+            coordinator.outlier_bytes(name, block_type, index, channels) for channels in (capacity, count)
+        )
         return planned / raw, found / raw
 
     def _replan(self, verdict: Verdict) -> Review:
-        portfolio = self._runtime.portfolio
-        together = portfolio.partners(verdict.drifted)
-        if not together:
+        coordinator = self._runtime.coordinator
+        live_sets = coordinator.partners(verdict.drifted)
+        if not live_sets:
             return self._stay(verdict, "nothing fits the budget")
-        digests = sorted(portfolio.kinds.keys() & {digest for names in together for digest in names})
-        before = {digest: portfolio.kinds[digest].capacity for digest in digests}
+        digests = sorted(coordinator.block_types.keys() & {digest for names in live_sets for digest in names})
+        before = {digest: coordinator.block_types[digest].capacity for digest in digests}
         for digest in digests:
-            portfolio.kinds[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
-        old = {digest: portfolio.kinds[digest].policies for digest in digests}
+            coordinator.block_types[digest].capacity = {**before[digest], **verdict.capacity.get(digest, {})}
+        old = {digest: coordinator.block_types[digest].policies for digest in digests}
         try:
-            decision = self._runtime.decide(together, f"step {self.steps}: {verdict.reason}")
+            plan = self._runtime.decide(live_sets, f"step {self.steps}: {verdict.reason}")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             for digest in digests:
-                portfolio.kinds[digest].capacity = before[digest]
+                coordinator.block_types[digest].capacity = before[digest]
             return self._stay(verdict, error)
-        changed = sum(_differences(old[d], decision.policies.get(d)) for d in digests)
+        changed = sum(_differences(old[d], plan.policies.get(d)) for d in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", self.steps, verdict.reason, changed)
         return self._tell(verdict, Review(True, changed))
 

@@ -25,7 +25,7 @@ class CallMoments:
     `new_gradients`: bytes of the gradients of parameters that had none: they stay, and are no activations.
     """
 
-    kind: str
+    block_type: str
     place: int | None
     began: Moment
     ended: Moment | None = None
@@ -35,14 +35,14 @@ class CallMoments:
 
 @dataclass(frozen=True)
 class Measured:
-    """One call of the block at `place` of a kind.
+    """One call of the block at `place` of a block type.
 
     `forward_growth` and `backward_growth` are the most bytes alive above the level at which forward and backward began,
     the latter with the `new_gradients` of parameters that had none; `forward_seconds` and `backward_seconds` are how
     long they took. None where it is unknown, as for the call that backward comes to last.
     """
 
-    kind: str
+    block_type: str
     place: int | None
     forward_growth: int | None
     backward_growth: int | None
@@ -51,7 +51,7 @@ class Measured:
     backward_seconds: float | None
 
 
-class Meter:
+class StepProfiler:
     """Follows memory and time from the first call's forward to the end of backward."""
 
     def __init__(self, device: torch.device) -> None:
@@ -59,11 +59,11 @@ class Meter:
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
 
-    def forward_begins(self, kind: str, place: int | None) -> CallMoments:
+    def forward_begins(self, block_type: str, place: int | None) -> CallMoments:
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
-        self._calls.append(CallMoments(kind, place, self.now()))
+        self._calls.append(CallMoments(block_type, place, self.now()))
         return self._calls[-1]
 
     def restart(self) -> None:
@@ -102,7 +102,13 @@ class Meter:
         backward = None if end is None else self._trace.growth(call.backward.host, end.host)
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
-            call.kind, call.place, forward, backward, call.new_gradients, _seconds(call.began, call.ended), seconds
+            call.block_type,
+            call.place,
+            forward,
+            backward,
+            call.new_gradients,
+            _seconds(call.began, call.ended),
+            seconds,
         )
 
 

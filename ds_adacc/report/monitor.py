@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ds_adacc import planner
-from ds_adacc.plan.coordinator import Portfolio
-from ds_adacc.plan.plan import Decision
+from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.plan import Plan
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.rectify.rectifier import Review
 
@@ -26,21 +26,21 @@ def events(adacc: Any, samples: int) -> list[Event]:
     stored otherwise) come at tracking steps, `rectifier/interval` (steps to the next) at each.
     """
     runtime = adacc.runtime
-    if runtime.decision is None:
+    if runtime.plan is None:
         return []
     values = [
-        *_planned(runtime.decision),
+        *_planned(runtime.plan),
         *_observed(runtime.seen),
-        *_compression_ratios(runtime.decision, runtime.portfolio),
+        *_compression_ratios(runtime.plan, runtime.coordinator),
         *(_rectifier(adacc.rectifier.interval, adacc.rectifier.review) if adacc.rectifier is not None else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
 
 
-def _planned(decision: Decision) -> Iterable[Value]:
-    yield "planned_held_bytes", decision.held
-    yield "planned_peak_bytes", decision.peak
-    yield "overhead_seconds", decision.added_seconds
+def _planned(plan: Plan) -> Iterable[Value]:
+    yield "planned_held_bytes", plan.held
+    yield "planned_peak_bytes", plan.peak
+    yield "overhead_seconds", plan.added_seconds
 
 
 def _observed(seen: Seen | None) -> Iterable[Value]:
@@ -54,20 +54,20 @@ def _observed(seen: Seen | None) -> Iterable[Value]:
         yield "block_seconds", seen.seconds.observed
 
 
-def _compression_ratios(decision: Decision, portfolio: Portfolio) -> Iterable[Value]:
-    """By role, over all calls of the kinds that this rank has met."""
+def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Value]:
+    """By role, over all calls of the block types that this rank has met."""
     payload: Counter[str] = Counter()
     raw: Counter[str] = Counter()
-    for kind in decision.kinds:
-        if kind.name not in portfolio.kinds:
+    for block_type in plan.block_types:
+        if block_type.name not in coordinator.block_types:
             continue
-        values = portfolio.kinds[kind.name].recording.values
-        for policy, blocks in Counter(decision.policies[kind.name]).items():
-            calls = blocks * kind.calls_per_block
+        values = coordinator.block_types[block_type.name].recording.values
+        for policy, blocks in Counter(plan.policies[block_type.name]).items():
+            calls = blocks * block_type.calls_per_block
             for index, store in enumerate(policy.stores):
                 if store not in (None, planner.RETAIN, planner.OFFLOAD):
                     role = values[index].role
-                    payload[role] += calls * policy.stored_bytes(kind.profile, index)
+                    payload[role] += calls * policy.stored_bytes(block_type.profile, index)
                     raw[role] += calls * values[index].nbytes
     for role in sorted(raw):
         yield f"compression_ratio/{role}", payload[role] / raw[role]

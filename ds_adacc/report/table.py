@@ -7,9 +7,9 @@ from dataclasses import asdict
 from itertools import groupby
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import Kind
-from ds_adacc.plan.coordinator import Portfolio
-from ds_adacc.plan.plan import Baseline, Decision, Policies
+from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.plan import Baseline, Plan, Policies
 from ds_adacc.planner import human_bytes
 from ds_adacc.rectify.calibration import Pair, Seen
 
@@ -17,33 +17,33 @@ Row = tuple[str, ...]
 HEADER = ("value", "role", "shape", "dtype", "raw")
 
 
-def decision_table(decision: Decision, portfolio: Portfolio, seen: Seen | None) -> str:
-    """Per kind of block, its saved values and what becomes of each in which blocks; the sums; baselines."""
-    lines = [f"plan ({decision.reason}):"]
-    for kind in decision.kinds:
-        chosen = decision.policies[kind.name]
-        if kind.name not in portfolio.kinds:
-            lines.append(f"  {kind.count} calls of a block that another rank runs")
+def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> str:
+    """Per block type, its saved values and what becomes of each in which blocks; the sums; baselines."""
+    lines = [f"plan ({plan.reason}):"]
+    for block_type in plan.block_types:
+        chosen = plan.policies[block_type.name]
+        if block_type.name not in coordinator.block_types:
+            lines.append(f"  {block_type.count} calls of a block that another rank runs")
             continue
-        known = portfolio.kinds[kind.name]
+        known = coordinator.block_types[block_type.name]
         operators = len(known.recording.ops)
-        lines.append(f"  {known.recording.name}: {kind.count} calls held at once, {operators} operators each")
-        lines += aligned(kind_rows(kind, chosen, known))
-    return "\n".join([*lines, *_summary(decision, seen), *_baselines(decision.baselines)])
+        lines.append(f"  {known.recording.name}: {block_type.count} calls held at once, {operators} operators each")
+        lines += aligned(block_type_rows(block_type, chosen, known))
+    return "\n".join([*lines, *_summary(plan, seen), *_baselines(plan.baselines)])
 
 
-def kind_rows(kind: planner.Kind, chosen: Policies, known: Kind) -> list[Row]:
-    """The table of one kind: a column for each policy, headed by the blocks that run it, counted from 1."""
+def block_type_rows(block_type: planner.BlockType, chosen: Policies, known: BlockType) -> list[Row]:
+    """The table of one block type: a column for each policy, headed by the blocks that run it, counted from 1."""
     columns = policy_columns(chosen)
     rows = [(*HEADER, *columns)]
-    for index in sorted({index for policy in columns.values() for index in _told(kind, policy)}):
+    for index in sorted({index for policy in columns.values() for index in _told(block_type, policy)}):
         value = known.recording.values[index]
         shape = "x".join(map(str, value.geometry.size)) or "scalar"
         dtype = str(value.geometry.dtype).removeprefix("torch.")
         choices = [policy.stores[index] or "recompute" for policy in columns.values()]
         rows.append((value.name, value.role, shape, dtype, human_bytes(value.nbytes), *choices))
-    held = [human_bytes(policy.held_bytes(kind.profile)) for policy in columns.values()]
-    seconds = [planner.simulate(kind.profile, policy).seconds for policy in columns.values()]
+    held = [human_bytes(policy.held_bytes(block_type.profile)) for policy in columns.values()]
+    seconds = [planner.simulate(block_type.profile, policy).seconds for policy in columns.values()]
     rows.append(("held by a call", "", "", "", "", *held))
     rows.append(("added to a call", "", "", "", "", *(f"{1000 * each:.3f} ms" for each in seconds)))
     return rows
@@ -70,31 +70,31 @@ def _named(first: int, last: int) -> str:
     return f"block {first}" if first == last else f"blocks {first}-{last}"
 
 
-def _told(kind: planner.Kind, policy: planner.Policy) -> set[int]:
+def _told(block_type: planner.BlockType, policy: planner.Policy) -> set[int]:
     """Values with bytes of their own that are saved, stored, or rebuilt on the way to a saved one."""
-    graph = kind.profile.graph
+    graph = block_type.profile.graph
     rebuilt = {index for op in policy.replays for index in graph.ops[op].outputs}
     stored = {index for index, choice in enumerate(policy.stores) if choice is not None}
     return {index for index in {*graph.saved, *stored, *rebuilt} if graph.values[index].nbytes}
 
 
-def _summary(decision: Decision, seen: Seen | None) -> list[str]:
+def _summary(plan: Plan, seen: Seen | None) -> list[str]:
     held = "not seen"
     if seen is not None:
         held = human_bytes(seen.held.observed)
-        if seen.held.planned != decision.held:
+        if seen.held.planned != plan.held:
             held += f" where {human_bytes(seen.held.planned)} was planned for the calls of that step"
-    budget = human_bytes(decision.budget) if decision.budget < 1 << 60 else "none"
-    fraction = decision.peak / decision.without if decision.without else 1.0
-    optimal = "optimal" if decision.proven_optimal else "not proven optimal"
+    budget = human_bytes(plan.budget) if plan.budget < 1 << 60 else "none"
+    fraction = plan.peak / plan.without if plan.without else 1.0
+    optimal = "optimal" if plan.proven_optimal else "not proven optimal"
     peak = "" if seen is None or seen.peak is None else f", observed {human_bytes(round(seen.peak.observed))}"
     took = "" if seen is None or seen.seconds is None else f"; {_seconds(seen.seconds)}"
     return [
-        f"  held between forward and backward: planned {human_bytes(decision.held)}, observed {held}",
-        f"  peak: planned {human_bytes(decision.peak)} ({fraction:.2f} of {human_bytes(decision.without)} without "
+        f"  held between forward and backward: planned {human_bytes(plan.held)}, observed {held}",
+        f"  peak: planned {human_bytes(plan.peak)} ({fraction:.2f} of {human_bytes(plan.without)} without "
         f"checkpointing){peak}; budget {budget}",
-        f"  added per forward and backward {1000 * decision.added_seconds:.1f} ms; "
-        f"solved in {decision.solve_seconds:.3f} s, {optimal}{took}",
+        f"  added per forward and backward {1000 * plan.added_seconds:.1f} ms; "
+        f"solved in {plan.solve_seconds:.3f} s, {optimal}{took}",
     ]
 
 
@@ -113,24 +113,26 @@ def _baselines(baselines: Sequence[Baseline]) -> list[str]:
     return aligned(rows)
 
 
-def told(decision: Decision, portfolio: Portfolio, step: int) -> dict[str, object]:
+def told(plan: Plan, coordinator: Coordinator, step: int) -> dict[str, object]:
     """The decision as an event of the journal."""
     rows: list[Row] = []
-    for kind in decision.kinds:
-        if kind.name in portfolio.kinds:
-            rows += kind_rows(kind, decision.policies[kind.name], portfolio.kinds[kind.name])
+    for block_type in plan.block_types:
+        if block_type.name in coordinator.block_types:
+            rows += block_type_rows(
+                block_type, plan.policies[block_type.name], coordinator.block_types[block_type.name]
+            )
     return {
         "step": step,
-        "reason": decision.reason,
-        "budget": decision.budget if decision.budget < 1 << 60 else None,
-        "without": decision.without,
-        "peak": decision.peak,
-        "held": decision.held,
-        "added_seconds": decision.added_seconds,
-        "solve_seconds": decision.solve_seconds,
-        "proven_optimal": decision.proven_optimal,
+        "reason": plan.reason,
+        "budget": plan.budget if plan.budget < 1 << 60 else None,
+        "without": plan.without,
+        "peak": plan.peak,
+        "held": plan.held,
+        "added_seconds": plan.added_seconds,
+        "solve_seconds": plan.solve_seconds,
+        "proven_optimal": plan.proven_optimal,
         "table": _padded(rows),
-        "baselines": [asdict(baseline) for baseline in decision.baselines],
+        "baselines": [asdict(baseline) for baseline in plan.baselines],
     }
 
 

@@ -10,22 +10,22 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
-from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.block_type import BlockType
 from ds_adacc.profile.measure import CodecMaker
 from ds_adacc.record.recording import Recording
 
 
 class Binder:
-    """Binds records to the policies of their kinds, on one device; `inputs` is how retained block inputs are held."""
+    """Binds records to the policies of their block types; `inputs` is how retained block inputs are held."""
 
     def __init__(self, codecs: CodecMaker) -> None:
         self.inputs = InputPlacement()
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
 
-    def bind(self, record: Record, recording: Recording, kind: Kind, device: torch.device) -> None:
+    def bind(self, record: Record, recording: Recording, block_type: BlockType, device: torch.device) -> None:
         """Put the policy of the record's block in force for it, with the outlier channels last seen."""
-        policy = self.inputs.applied(self._permitted(kind.policy(record.place), recording), recording)
+        policy = self.inputs.applied(self._permitted(block_type.policy(record.place), recording), recording)
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
@@ -33,11 +33,11 @@ class Binder:
             elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
                 channels = None
                 if separates_outliers(choice):
-                    channels = record.outliers[index][0][: kind.capacity[index]]
+                    channels = record.outliers[index][0][: block_type.capacity[index]]
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        record.plan = bind(recording, policy, codecs, self._prefetcher)
+        record.bound = bind(recording, policy, codecs, self._prefetcher)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""

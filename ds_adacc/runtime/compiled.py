@@ -47,12 +47,12 @@ def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -
 
 @torch._disable_dynamo
 @functools.cache
-def warn_of_graph_around(kind: str) -> None:
-    """Say, once a kind of blocks, that the forward of one is met by a graph that is being compiled around it."""
+def warn_of_graph_around(block_type: str) -> None:
+    """Say, once a block type, that the forward of one is met by a graph that is being compiled around it."""
     get_logger().warning(
         "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
         "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
-        kind,
+        block_type,
     )
 
 

@@ -10,14 +10,14 @@ from torch import nn
 
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
-from ds_adacc.plan.block_type import Kind
+from ds_adacc.plan.block_type import BlockType
 from ds_adacc.record.capture import Capture, capture
-from ds_adacc.record.closure import Reach, reach, with_modules
+from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal
-from ds_adacc.rectify.observer import Observation
-from ds_adacc.rectify.outlier_tracker import Tracker
+from ds_adacc.rectify.observer import Observer
+from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.runtime.step_controller import Steps
 
 
@@ -42,7 +42,7 @@ class Runtime(Steps):
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
-        found = reach(owner)
+        found = closure_of(owner)
         tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
         reason = refusal(tensors)
         if reason is not None:
@@ -56,13 +56,13 @@ class Runtime(Steps):
             if not self._stepped:
                 self._advance()
             record = block.find(signature, found.state)
-            if record is None or self._is_to_prove(record):
+            if record is None or self._is_to_verify(record):
                 return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
         except BaseException:
-            self._together.clear()
-            if self.observation is not None:
-                self.observation.restart()
+            self._live_sets.clear()
+            if self.observer is not None:
+                self.observer.restart()
             raise
         finally:
             self._inside = False
@@ -76,14 +76,14 @@ class Runtime(Steps):
         args: Any,
         kwargs: Any,
     ) -> Any:
-        plan = record.plan
-        if plan is not None:
-            self._note_call(record.kind)
-        if plan is None or (plan.is_trivial and self.observation is None and not self.tracking):
+        bound = record.bound
+        if bound is not None:
+            self._note_call(record.block_type)
+        if bound is None or (bound.is_trivial and self.observer is None and not self.tracking):
             return function(*args, **kwargs)
-        call = Call(plan, tensors)
+        call = Call(bound, tensors)
         pack, done = self._hooks(block, record, call, tensors, self.tracking)
-        if plan.recording.runs_compiled:
+        if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # where a compiled function's graph breaks, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -99,15 +99,15 @@ class Runtime(Steps):
         """The pack hook of a call, and what to do after its forward."""
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
-            values = self.portfolio.kinds[record.kind].tracked_values(self.config.rectifier.roles)
-            pack = Tracker(call, record, self.codecs, values, inputs)
-        return (pack, _nothing) if self.observation is None else self.observation.watch(record, block, call, pack)
+            values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
+            pack = OutlierTracker(call, record, self.codecs, values, inputs)
+        return (pack, _nothing) if self.observer is None else self.observer.watch(record, block, call, pack)
 
     def _first(
         self,
         block: Block,
         signature: Hashable,
-        found: Reach,
+        found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
@@ -121,25 +121,25 @@ class Runtime(Steps):
         record = recalled or Record()
         record.state = found.state
         recording = self._learn(block, signature, record, captured.recording)
-        kind = self._kind(recording, captured)
-        record.kind = recording.digest
+        block_type = self._block_type(recording, captured)
+        record.block_type = recording.digest
         if recalled is None:
-            record.place = block.place_in(record.kind)
-        self._note_call(record.kind)
+            record.place = block.place_in(record.block_type)
+        self._note_call(record.block_type)
         self._note_device(captured.tensors)
-        is_proof = self.tracking and record.kind not in self._tracked
-        self._note_outliers(record, kind, captured.tensors, anew=is_proof)
-        self._binder.bind(record, recording, kind, self._device)
+        is_proof = self.tracking and record.block_type not in self._tracked
+        self._note_outliers(record, block_type, captured.tensors, anew=is_proof)
+        self._binder.bind(record, recording, block_type, self._device)
         block.add(signature, record)
-        self._tracked.add(record.kind)
+        self._tracked.add(record.block_type)
         tracking = self.tracking and recalled is not None and not is_proof
         self._hand_over(block, record, captured, tensors, tracking)
         return captured.output
 
     def _note_call(self, digest: str) -> None:
-        self._together.add(digest)
-        if self.observation is None and self.portfolio.kinds[digest].policies is None:
-            self.observation = Observation()
+        self._live_sets.add(digest)
+        if self.observer is None and self.coordinator.block_types[digest].policies is None:
+            self.observer = Observer()
             self._began_late = not self._stepped
 
     def _note_device(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -149,8 +149,8 @@ class Runtime(Steps):
     def _hand_over(
         self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor], tracking: bool
     ) -> None:
-        assert record.plan is not None
-        call = Call(record.plan, inputs)
+        assert record.bound is not None
+        call = Call(record.bound, inputs)
         pack, done = self._hooks(block, record, call, inputs, tracking)
         captured.hand_over(pack)
         done()
@@ -160,35 +160,37 @@ class Runtime(Steps):
 
     def _learn(self, block: Block, signature: Hashable, record: Record, recording: Recording) -> Recording:
         earlier = block.latest(signature)
-        if earlier is not None and earlier.plan is not None:
-            record.succeed(earlier, earlier.plan.recording, recording)
+        if earlier is not None and earlier.bound is not None:
+            record.succeed(earlier, earlier.bound.recording, recording)
         return recording.refuse(record.volatile)
 
-    def _kind(self, recording: Recording, captured: Capture) -> Kind:
+    def _block_type(self, recording: Recording, captured: Capture) -> BlockType:
         digest = recording.digest
-        if digest not in self.portfolio.kinds:
-            if self.observation is not None:
-                self.observation.close()  # operators are to be measured, not to be metered
-            self.portfolio.add(digest, recording, self.profiler.profile(recording, captured))
-        kind = self.portfolio.kinds[digest]
-        kind.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
-        return kind
+        if digest not in self.coordinator.block_types:
+            if self.observer is not None:
+                self.observer.close()  # operators are to be measured, not to be metered
+            self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
+        block_type = self.coordinator.block_types[digest]
+        block_type.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
+        return block_type
 
-    def _note_outliers(self, record: Record, kind: Kind, tensors: Sequence[torch.Tensor], anew: bool) -> None:
+    def _note_outliers(
+        self, record: Record, block_type: BlockType, tensors: Sequence[torch.Tensor], anew: bool
+    ) -> None:
         """The channels that the data shows; not where the record recalls some, unless they are wanted `anew`."""
-        for index in kind.outlier_values:
-            value = kind.recording.values[index]
+        for index in block_type.outlier_values:
+            value = block_type.recording.values[index]
             if index in record.outliers and not anew:
                 record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
                 continue
             order, count = self.codecs.outliers(tensors[index], value)
             record.outliers[index] = order, count
-            if kind.policies is None:
-                kind.capacity[index] = max(int(count), kind.capacity.get(index, 0))
+            if block_type.policies is None:
+                block_type.capacity[index] = max(int(count), block_type.capacity.get(index, 0))
 
-    def _is_to_prove(self, record: Record) -> bool:
-        """At a tracking step the first block of each kind is recorded and proven anew, while little else is held."""
-        return self.tracking and record.plan is not None and record.kind not in self._tracked
+    def _is_to_verify(self, record: Record) -> bool:
+        """At a tracking step the first block of each type is recorded and verified anew, while little else is held."""
+        return self.tracking and record.bound is not None and record.block_type not in self._tracked
 
     def _fall_back(self, block: Block, reason: str) -> None:
         name = block.name.split(" ")[-1]

@@ -245,8 +245,8 @@ def test_closures_made_anew_train_as_without():
         ours = zoo.gradients(layers, (x,), {}, lambda x: forward(x, checkpointing.checkpoint))
         zoo.assert_same_bits(plain, ours)
     runtime = checkpointing._Face.runtime
-    assert runtime.recordings == 2 and runtime.decision is not None
-    assert any(policy.replays for chosen in runtime.decision.policies.values() for policy in chosen)
+    assert runtime.recordings == 2 and runtime.plan is not None
+    assert any(policy.replays for chosen in runtime.plan.policies.values() for policy in chosen)
 
 
 class Mpu:
@@ -285,7 +285,7 @@ def test_a_fork_of_random_states_within_a_block():
         assert_same(list(steps(lambda block, h: block(h))), list(steps(checkpointing.checkpoint)))
     finally:
         tracker.reset()
-    assert checkpointing._Face.runtime.decision is not None
+    assert checkpointing._Face.runtime.plan is not None
 
 
 def test_the_model_parallel_unit_is_known_to_deepspeeds_functions(monkeypatch):
@@ -313,7 +313,7 @@ def test_configured_by_a_file(tmp_path):
             plain, zoo.gradients(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
         )
     checkpointing.reset()
-    assert checkpointing.is_configured() and checkpointing._Face.runtime.decision is not None
+    assert checkpointing.is_configured() and checkpointing._Face.runtime.plan is not None
     checkpointing.use(None)
     assert not checkpointing.is_configured()
 
@@ -370,9 +370,9 @@ def test_an_engine_goes_on_serving():
     runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
     checkpointing.configure(None, checkpoint_in_cpu=True)
     checkpointing.use(runtime)
-    assert checkpointing.is_configured() and runtime.portfolio.inputs == InputPlacement(on_host=True)
+    assert checkpointing.is_configured() and runtime.coordinator.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
-    assert checkpointing._Face.runtime is runtime and runtime.portfolio.inputs == InputPlacement()
+    assert checkpointing._Face.runtime is runtime and runtime.coordinator.inputs == InputPlacement()
 
 
 def test_inputs_are_placed_by_what_they_are(monkeypatch):
@@ -380,12 +380,14 @@ def test_inputs_are_placed_by_what_they_are(monkeypatch):
     block, args, kwargs = zoo.example("llama")
     runtime = Runtime(load({"adacc": LOSSLESS}))
     runtime.checkpoint(block, *args, **kwargs)
-    (kind,) = runtime.portfolio.kinds.values()
+    (block_type,) = runtime.coordinator.block_types.values()
     shared, alone = InputPlacement(group=object()), InputPlacement(on_host=True)
-    stores = [shared.store(value) for value in kind.recording.values]
+    stores = [shared.store(value) for value in block_type.recording.values]
     assert stores[0] == PARTITION and set(stores[1:]) == {"retain"}  # rope and mask stay with the caller
-    assert {alone.store(value) for value in kind.recording.values} == {"retain"}  # on the CPU they are in host memory
-    whole, counted = kind.profile.graph, shared.counted(kind.profile, kind.recording).graph
+    assert {alone.store(value) for value in block_type.recording.values} == {
+        "retain"
+    }  # on the CPU they are in host memory
+    whole, counted = block_type.profile.graph, shared.counted(block_type.profile, block_type.recording).graph
     size = whole.values[0].nbytes
     assert counted.values[0].nbytes == size // 2 and counted.values[1:] == whole.values[1:]
     assert counted.forward_overhead == whole.forward_overhead + size // 2

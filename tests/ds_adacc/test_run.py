@@ -8,7 +8,7 @@ import deepspeed
 import pytest
 
 import ds_adacc.engine.patch
-from ds_adacc.engine.patch import take_over_deepspeed
+from ds_adacc.engine.patch import patch_deepspeed
 from ds_adacc.run import main
 
 SCRIPT = """
@@ -78,7 +78,7 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
 def test_an_engine_that_is_not_served_is_told_of_once(script, monkeypatch, caplog):
     engines = [types.SimpleNamespace(adacc=object()), types.SimpleNamespace()]
     monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engines.pop(), None, None, None))
-    take_over_deepspeed()
+    patch_deepspeed()
     with caplog.at_level("WARNING", logger="ds_adacc"):
         deepspeed.initialize()
         deepspeed.initialize()

@@ -49,8 +49,8 @@ def train(name, section):
 def account(engine):
     runtime = engine.adacc.runtime
     return {
-        "compiled": [kind.recording.runs_compiled for kind in runtime.portfolio.kinds.values()],
-        "policies": [policy.to_json() for chosen in runtime.decision.policies.values() for policy in chosen],
+        "compiled": [block_type.recording.runs_compiled for block_type in runtime.coordinator.block_types.values()],
+        "policies": [policy.to_json() for chosen in runtime.plan.policies.values() for policy in chosen],
         "planned": engine.adacc.planned_held_bytes,
         "observed": engine.adacc.observed_held_bytes,
     }

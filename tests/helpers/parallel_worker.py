@@ -137,7 +137,7 @@ def same(one, other):
 
 
 def collectives():
-    """Each kind of block with all recomputed that can be, beside plain autograd."""
+    """Each block type with all recomputed that can be, beside plain autograd."""
     told = {}
     reductions = {
         "megatron": Reduce.apply,
@@ -212,7 +212,7 @@ def partitioned(mpu, rows, **options):
 
 
 def plans(runtime):
-    return [record.plan for record in runtime.blocks.records() if len(record.plan.recording.ops) > 2]
+    return [record.bound for record in runtime.blocks.records() if len(record.bound.recording.ops) > 2]
 
 
 def engine(mpu, section):

@@ -79,10 +79,10 @@ def account(runtime, engine):
         return None
     return {
         "recordings": runtime.recordings,
-        "kinds": len(runtime.portfolio.kinds),
-        "counts": sorted(kind.count for kind in runtime.portfolio.kinds.values()),
+        "block_types": len(runtime.coordinator.block_types),
+        "counts": sorted(block_type.count for block_type in runtime.coordinator.block_types.values()),
         "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
-        "replays": any(p.replays for chosen in runtime.decision.policies.values() for p in chosen),
+        "replays": any(p.replays for chosen in runtime.plan.policies.values() for p in chosen),
         "held": runtime.held and [runtime.held.planned, runtime.held.observed],
         "peak": runtime.seen and runtime.seen.peak and [runtime.seen.peak.planned, runtime.seen.peak.observed],
         "ranks": runtime.ranks.size,

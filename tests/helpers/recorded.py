@@ -11,7 +11,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import reach
+from ds_adacc.record.closure import closure_of
 from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import flatten
 
@@ -25,7 +25,7 @@ def tensors_of(args, kwargs):
 def record(block, args, kwargs, seed=3):
     """The proven recording of one forward."""
     torch.manual_seed(seed)
-    captured = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+    captured = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
     assert captured.recording is not None, captured.reason
     return captured.recording
 
@@ -68,11 +68,11 @@ def offloading(recording, policy):
 
 def under(block, recording, policy, codecs=None, prefetcher=None):
     """A function that calls the block under `policy` (`codecs` by value), and the list of its `Call`s."""
-    plan = bind(recording, policy, codecs or {}, prefetcher)
+    bound = bind(recording, policy, codecs or {}, prefetcher)
     calls = []
 
     def run(*args, **kwargs):
-        call = Call(plan, tensors_of(args, kwargs))
+        call = Call(bound, tensors_of(args, kwargs))
         calls.append(call)
         with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
             output = block(*args, **kwargs)

@@ -30,30 +30,30 @@ def main(out):
     config = ds_config(Case(1), SECTION)
     config["optimizer"]["params"]["lr"] = 1e-5
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
-    portfolio = engine.adacc.runtime.portfolio
+    coordinator = engine.adacc.runtime.coordinator
     seen, steps, before = None, [], None
     for step in range(1, STEPS + 1):
         tokens = torch.randint(64, (2, 48))
         if step == INJECT_AT:
-            before = capacities(portfolio)
+            before = capacities(coordinator)
             engine.module.blocks[0].register_forward_pre_hook(spike)
         engine.backward(engine(tokens))
         engine.step()
-        if engine.adacc.runtime.decision is not seen:
-            seen = engine.adacc.runtime.decision
+        if engine.adacc.runtime.plan is not seen:
+            seen = engine.adacc.runtime.plan
             steps.append(step)
     result = {
         "steps_of_decisions": steps,
         "policies": [[policy.to_json() for policy in chosen] for chosen in seen.policies.values()],
-        "capacity": capacities(portfolio),
+        "capacity": capacities(coordinator),
         "capacity_before": before,
     }
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
         json.dump(result, file)
 
 
-def capacities(portfolio):
-    return {digest: sorted(kind.capacity.items()) for digest, kind in portfolio.kinds.items()}
+def capacities(coordinator):
+    return {digest: sorted(block_type.capacity.items()) for digest, block_type in coordinator.block_types.items()}
 
 
 def spike(module, args):

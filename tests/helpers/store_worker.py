@@ -1,7 +1,7 @@
 """Profiles small enough to write by hand, and a process that saves many."""
 
 from ds_adacc import planner
-from ds_adacc.profile.cache import ProfileStore
+from ds_adacc.profile.cache import ProfileCache
 
 
 def profile(seconds=0.25):
@@ -12,7 +12,7 @@ def profile(seconds=0.25):
 
 
 def save_many(path, number, barrier):
-    store = ProfileStore(path)
+    store = ProfileCache(path)
     barrier.wait()
     for index in range(50):
         store.save(f"{number}-{index}", profile(index))

@@ -51,10 +51,10 @@ def train(section):
 
 
 def told(engine):
-    """The policies in force, and for how many kinds this rank has them."""
-    portfolio = engine.adacc.runtime.portfolio
-    policies = {digest: [p.to_json() for p in agreed.policies] for digest, agreed in portfolio._agreed.items()}
-    return {"policies": policies, "own": sorted(portfolio.kinds), "undecided": list(portfolio.undecided)}
+    """The policies in force, and for how many block types this rank has them."""
+    coordinator = engine.adacc.runtime.coordinator
+    policies = {digest: [p.to_json() for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
+    return {"policies": policies, "own": sorted(coordinator.block_types), "undecided": list(coordinator.undecided)}
 
 
 def main(out):

@@ -80,11 +80,11 @@ def account(engine):
     adacc = getattr(engine, "adacc", None)
     if adacc is None:
         return None
-    decision = adacc.runtime.decision
+    plan = adacc.runtime.plan
     return {
-        "policies": [policy.to_json() for chosen in decision.policies.values() for policy in chosen],
-        "kinds": [kind.name for kind in decision.kinds],
-        "counts": [kind.count for kind in decision.kinds],
+        "policies": [policy.to_json() for chosen in plan.policies.values() for policy in chosen],
+        "block_types": [block_type.name for block_type in plan.block_types],
+        "counts": [block_type.count for block_type in plan.block_types],
         "planned": adacc.planned_held_bytes,
         "observed": adacc.observed_held_bytes,
         "tracked_to": adacc.rectifier.interval,

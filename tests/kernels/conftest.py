@@ -2,8 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ds_adacc.kernels import make_codec, separates_outliers
 from torch.profiler import ProfilerActivity, profile
+
+from ds_adacc.kernels import make_codec, separates_outliers
 
 SHAPES = [(), (1,), (2,), (7,), (127, 1), (1, 129), (64, 4), (5, 13), (3, 7, 11), (2, 3, 5, 7), (257, 131)]
 EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4)]

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from ds_adacc.kernels.reference import bits, scores, tiles
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from ds_adacc.kernels import (
     CODECS,
     ROUNDINGS,

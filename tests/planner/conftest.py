@@ -1,5 +1,6 @@
 import pytest
-from ds_adacc.planner import BlockGraph, CodecCost, Event, Kind, Op, Profile, Value
+
+from ds_adacc.planner import BlockGraph, BlockType, CodecCost, Event, Op, Profile, Value
 
 HIDDEN, TOKENS, HEADS = 1024, 4096, 16
 ROW = 2 * HIDDEN * TOKENS
@@ -51,7 +52,7 @@ def gpt():
     large = (value.nbytes if value.storable and value.nbytes >= ROW else 0 for value in values)
     codecs = tuple((int4(nbytes), int8(nbytes)) if nbytes else () for nbytes in large)
     profile = Profile(BlockGraph(tuple(values), ops, events), tuple(op[3] * 1e-6 for op in OPS), codecs)
-    return Kind("gpt", profile, 12)
+    return BlockType("gpt", profile, 12)
 
 
 @pytest.fixture

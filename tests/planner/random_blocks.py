@@ -3,13 +3,16 @@
 import itertools
 import math
 
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
 from ds_adacc.planner import (
     OFFLOAD,
     RETAIN,
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
-    Kind,
     Op,
     Point,
     Policy,
@@ -17,8 +20,6 @@ from ds_adacc.planner import (
     Profile,
     Value,
 )
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
 
 MICROSECOND = 1e-6
 SMALL = st.integers(0, 12)
@@ -77,16 +78,16 @@ def profiles(draw, sizes, ops=5, transfers=True):
         count = draw(st.integers(0, min(2, left))) if value.storable else 0
         left -= count
         codecs.append(draw(offers(sizes, count, transfers)))
-    hiding = (draw(TIMES), draw(TIMES))
-    return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), hiding)
+    overlap = (draw(TIMES), draw(TIMES))
+    return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), overlap)
 
 
 @st.composite
 def problems(draw, sizes, bounds=UNBOUNDED):
-    """One or two kinds of up to three calls, all alive together."""
+    """One or two block types of up to three calls, all alive together."""
     drawn = draw(st.lists(st.tuples(profiles(sizes), st.integers(1, 3)), min_size=1, max_size=2))
-    kinds = tuple(Kind(f"k{i}", profile, count) for i, (profile, count) in enumerate(drawn))
-    return Problem(kinds, max_gradient_error=draw(bounds))
+    block_types = tuple(BlockType(f"k{i}", profile, count) for i, (profile, count) in enumerate(drawn))
+    return Problem(block_types, max_gradient_error=draw(bounds))
 
 
 def points(profile, max_gradient_error=None):

@@ -1,33 +1,34 @@
 """The policies one would write by hand."""
 
 import pytest
-from ds_adacc.planner import InfeasibleBudget, Kind, Problem, compress_all, recompute_all, retain_all
+
+from ds_adacc.planner import BlockType, InfeasibleBudget, Problem, compress_all, recompute_all, retain_all
 
 
-def only(solution, kind):
+def only(solution, block_type):
     """The one policy of all blocks, with values by name."""
     (policies,) = solution.policies
-    assert policies == policies[:1] * kind.blocks
-    values = zip(kind.profile.graph.values, policies[0].stores, strict=True)
+    assert policies == policies[:1] * block_type.blocks
+    values = zip(block_type.profile.graph.values, policies[0].stores, strict=True)
     return {value.name: store for value, store in values if store is not None}, policies[0].replays
 
 
 def test_retain_all(block):
-    kind = Kind("block", block, 3)
-    stores, replays = only(retain_all(Problem((kind,)), 2**20, max_seconds=1), kind)
+    block_type = BlockType("block", block, 3)
+    stores, replays = only(retain_all(Problem((block_type,)), 2**20, max_seconds=1), block_type)
     assert stores == dict.fromkeys("xabc", "retain")
     assert replays == (2,)  # d cannot be stored
 
 
 def test_recompute_all(block):
-    kind = Kind("block", block, 3)
-    stores, replays = only(recompute_all(Problem((kind,)), 2**20, max_seconds=1), kind)
+    block_type = BlockType("block", block, 3)
+    stores, replays = only(recompute_all(Problem((block_type,)), 2**20, max_seconds=1), block_type)
     assert (stores, replays) == ({"x": "retain"}, (0, 1, 2))
 
 
 def test_compress_all(block):
-    kind = Kind("block", block, 3)
-    stores, replays = only(compress_all(Problem((kind,)), 2**20, max_seconds=1), kind)
+    block_type = BlockType("block", block, 3)
+    stores, replays = only(compress_all(Problem((block_type,)), 2**20, max_seconds=1), block_type)
     assert (stores, replays) == ({"x": "retain", "a": "retain", "b": "retain", "c": "int4"}, (2,))
 
 

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import pytest
-from ds_adacc.planner import InfeasibleBudget, Kind, Problem, gradient_error, peak_bytes, smallest_peak, solve
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import (
@@ -19,23 +18,36 @@ from random_blocks import (
     undominated,
 )
 
+from ds_adacc.planner import (
+    BlockType,
+    InfeasibleBudget,
+    Problem,
+    gradient_error,
+    peak_bytes,
+    smallest_peak,
+    solve_uniform,
+)
+
 
 def outcomes(profile, max_gradient_error):
-    """The undominated (microseconds, held, transient, fetched) over all feasible policies of one kind."""
+    """The undominated (microseconds, held, transient, fetched) over all feasible policies of one block type."""
     runs = (point.simulation for point in points(profile, max_gradient_error))
     return undominated((microseconds(run.seconds), run.held, run.transient, run.fetched) for run in runs)
 
 
 def all_outcomes(problem):
     """(peak, added microseconds) of every combination."""
-    choices = [outcomes(kind.profile, problem.max_gradient_error) for kind in problem.kinds]
+    choices = [outcomes(block_type.profile, problem.max_gradient_error) for block_type in problem.block_types]
     for combination in itertools.product(*choices):
         peaks = []
         for group in problem.groups:
-            held = sum(problem.kinds[place].count * combination[place][1] for place in group)
+            held = sum(problem.block_types[place].count * combination[place][1] for place in group)
             transient, fetched = (max(combination[place][part] for place in group) for part in (2, 3))
             peaks.append(held + transient + fetched)
-        yield max(peaks), sum(kind.count * run[0] for kind, run in zip(problem.kinds, combination, strict=True))
+        yield (
+            max(peaks),
+            sum(block_type.count * run[0] for block_type, run in zip(problem.block_types, combination, strict=True)),
+        )
 
 
 def check(problem, slack):
@@ -50,7 +62,7 @@ def check(problem, slack):
     assert smallest <= found <= smallest + slack
     for budget in (found, (2 * smallest + largest) // 3, (smallest + 2 * largest) // 3):
         if budget >= found:
-            solution = solve(problem, budget, max_seconds=60)
+            solution = solve_uniform(problem, budget, max_seconds=60)
             assert solution.peak <= budget
             assert solution.peak == peak_bytes(problem, solution.policies)
             assert quickest(budget) <= microseconds(solution.added_seconds) <= quickest(budget - slack)
@@ -58,15 +70,15 @@ def check(problem, slack):
             check_gradient_error(problem, solution)
     if smallest > 0:
         with pytest.raises(InfeasibleBudget, match=f"is {found} bytes") as caught:
-            solve(problem, smallest - 1, max_seconds=60)
+            solve_uniform(problem, smallest - 1, max_seconds=60)
         assert (caught.value.budget, caught.value.smallest) == (smallest - 1, found)
 
 
 def check_gradient_error(problem, solution):
     bound = math.inf if problem.max_gradient_error is None else problem.max_gradient_error
-    for kind, (policy, *same) in zip(problem.kinds, solution.policies, strict=True):
-        assert same == [policy] * (kind.blocks - 1)
-        assert gradient_error(kind.profile, policy) <= bound
+    for block_type, (policy, *same) in zip(problem.block_types, solution.policies, strict=True):
+        assert same == [policy] * (block_type.blocks - 1)
+        assert gradient_error(block_type.profile, policy) <= bound
 
 
 @examples(60)
@@ -77,10 +89,10 @@ def test_optimum_equals_brute_force(problem):
 
 @st.composite
 def gatherings(draw):
-    """Two kinds, and which of them are alive together: never, or now and then."""
-    kinds = tuple(Kind(name, draw(profiles(SMALL)), draw(st.integers(1, 3))) for name in "ab")
-    together = draw(st.sampled_from([("a", "b"), ("b", "ab"), ("a", "b", "ab")]))
-    return Problem(kinds, tuple(map(frozenset, together)))
+    """Two block types, and which of them are alive together: never, or now and then."""
+    block_types = tuple(BlockType(name, draw(profiles(SMALL)), draw(st.integers(1, 3))) for name in "ab")
+    live_sets = draw(st.sampled_from([("a", "b"), ("b", "ab"), ("a", "b", "ab")]))
+    return Problem(block_types, tuple(map(frozenset, live_sets)))
 
 
 @examples(60)
@@ -98,5 +110,5 @@ def test_optimum_equals_brute_force_under_a_bound_on_the_gradient_error(problem)
 @examples(60)
 @given(problem=problems(LARGE))
 def test_optimum_equals_brute_force_at_awkward_sizes(problem):
-    # two kinds, three calls each, a dozen sizes, a 2^17th of 12 GB
+    # two block types, three calls each, a dozen sizes, a 2^17th of 12 GB
     check(problem, slack=2 * 3 * 12 * 12 * 10**9 // 2**17)

@@ -3,6 +3,10 @@
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated
+
 from ds_adacc.planner import (
     BlockGraph,
     CodecCost,
@@ -18,9 +22,6 @@ from ds_adacc.planner import (
     simulate,
 )
 from ds_adacc.planner.model import optimise
-from hypothesis import given
-from hypothesis import strategies as st
-from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated
 
 frontier_module = sys.modules["ds_adacc.planner.frontier"]  # its function hides it in the package
 TINY = st.integers(0, 5)  # so that a 64th of the range is less than a byte

@@ -3,12 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, SMALL, examples, microseconds, problems
+
 from ds_adacc.planner import (
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
     InfeasibleBudget,
-    Kind,
     Policy,
     Problem,
     Profile,
@@ -20,15 +24,12 @@ from ds_adacc.planner import (
     recompute_all,
     retain_all,
     smallest_peak,
-    solve,
+    solve_uniform,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from random_blocks import ERROR_BOUNDS, SMALL, examples, microseconds, problems
 
 
 def stores_of(solution):
-    """Of the one policy of all blocks of the only kind."""
+    """Of the one policy of all blocks of the only block type."""
     (policies,) = solution.policies
     assert policies == policies[:1] * len(policies)
     return policies[0].stores
@@ -41,7 +42,7 @@ def pair():
     graph = BlockGraph(values, (), (Event("q", (1,), 0), Event("p", (0,), 0)))
     p = (CodecCost("int4", 25, 0.5, 0.5, 0.1, 0, 0.5), CodecCost("int8", 50, 0.25, 0.25, 0.01, 0, 0.3))
     q = (CodecCost("int4", 10, 0.1, 0.1, 0.1, 0, 0.4),)
-    return Problem((Kind("pair", Profile(graph, (), (p, q)), 4),))
+    return Problem((BlockType("pair", Profile(graph, (), (p, q)), 4),))
 
 
 # what four calls hold, and the backward of one besides
@@ -67,7 +68,7 @@ def test_greedy_saves_the_most_bytes_a_second_first_and_stops_when_it_fits(pair)
 
 def test_greedy_recomputes(block):
     """In `block` of conftest a saves 40 bytes a second, c 30 (6 in INT4), b 10; d cannot be kept."""
-    problem = Problem((Kind("block", block, 2),))
+    problem = Problem((BlockType("block", block, 2),))
     expected = [
         (470, ("retain", "retain", "retain", "retain", None, None), (2,)),
         (390, ("retain", None, "retain", "retain", None, None), (0, 2)),
@@ -127,7 +128,7 @@ def test_dynamic_programming_keeps_everything_where_that_fits():
     values = tuple(Value(name, "", nbytes, None, True) for name, nbytes in (("a", 511), ("b", 511), ("c", 2)))
     gone = (CodecCost("gone", 0, 1.0, 0.0, 0.0, 0),)
     graph = BlockGraph(values, (), (Event("abc", (0, 1, 2), 0),))
-    problem = Problem((Kind("odd", Profile(graph, (), (gone,) * 3), 1),))
+    problem = Problem((BlockType("odd", Profile(graph, (), (gone,) * 3), 1),))
     assert stores_of(dynamic_programming(problem, 1024, max_seconds=1)) == ("retain",) * 3
 
 
@@ -138,7 +139,7 @@ HEURISTICS = (greedy, dynamic_programming)
 def test_neither_moves_values_to_the_host(block, planner):
     away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0)
     profile = replace(block, codecs=((away,), (away,), (), (*block.codecs[3], away), (), ()))
-    problem = Problem((Kind("block", profile, 2),))
+    problem = Problem((BlockType("block", profile, 2),))
     assert planner(problem, 345, max_seconds=1).policies == recompute_all(problem, 345, max_seconds=1).policies
 
 
@@ -151,7 +152,7 @@ def test_gpt(gpt, planner):
         budget = full.peak * percent // 100
         found = planner(problem, budget, max_seconds=1)
         assert found.peak <= budget
-        assert 0 < solve(problem, budget, max_seconds=60).added_seconds <= found.added_seconds
+        assert 0 < solve_uniform(problem, budget, max_seconds=60).added_seconds <= found.added_seconds
 
 
 @examples(60)
@@ -162,7 +163,7 @@ def test_no_planner_beats_the_milp(problem):
     planners = [retain_all, recompute_all, greedy, dynamic_programming]
     planners += [compress_all] if problem.max_gradient_error is None else []
     for budget in {smallest, (smallest + full.peak) // 2, full.peak}:
-        best = solve(problem, budget, max_seconds=60)
+        best = solve_uniform(problem, budget, max_seconds=60)
         for planner in planners:
             try:
                 found = planner(problem, budget, max_seconds=1)
@@ -176,5 +177,5 @@ def test_no_planner_beats_the_milp(problem):
 
 def check_gradient_error(problem, solution):
     if problem.max_gradient_error is not None:
-        for kind, (policy, *_) in zip(problem.kinds, solution.policies, strict=True):
-            assert gradient_error(kind.profile, policy) <= problem.max_gradient_error
+        for block_type, (policy, *_) in zip(problem.block_types, solution.policies, strict=True):
+            assert gradient_error(block_type.profile, policy) <= problem.max_gradient_error

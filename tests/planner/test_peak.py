@@ -3,12 +3,16 @@
 import itertools
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import SMALL, examples, points, profiles, walk
+
 from ds_adacc.planner import (
     OFFLOAD,
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
-    Kind,
     Policy,
     Problem,
     Profile,
@@ -18,9 +22,6 @@ from ds_adacc.planner import (
     peak_bytes,
     simulate,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from random_blocks import SMALL, examples, points, profiles, walk
 
 # on the `block` of conftest, as in test_simulate: what a call holds; its forward; its backward
 KEEP = Policy(("retain", "retain", "retain", "retain", None, None), (2,))  # 210; 150 210 240 260; 245 210 180 101
@@ -29,7 +30,7 @@ REPLAY = Policy(("retain", None, None, None, None, None), (0, 1, 2))  # 100; 150
 
 
 def test_in_any_order_the_largest_transient_meets_all_that_is_held(block):
-    problem = Problem((Kind("few", block, 2), Kind("many", block, 5)))
+    problem = Problem((BlockType("few", block, 2), BlockType("many", block, 5)))
     policies = [[KEEP] * 2, [PACK] * 5]
     assert peak_bytes(problem, policies) == 2 * 210 + 5 * 115 + max(260 - 210, 242 - 115)
     assert added_seconds(problem, policies) == 2 * 0.5 + 5 * 8.5
@@ -37,7 +38,7 @@ def test_in_any_order_the_largest_transient_meets_all_that_is_held(block):
 
 
 def test_in_a_known_order_a_block_finds_what_earlier_ones_hold(block):
-    problem = Problem((Kind("block", block, 3),), order=("block",) * 3)
+    problem = Problem((BlockType("block", block, 3),), order=("block",) * 3)
     expected = {
         (REPLAY, KEEP, PACK): 100 + 210 + 242,  # in forward of the last block; in its backward 100 + 210 + 232
         (KEEP, PACK, REPLAY): 210 + 115 + 245,  # in backward; in forward 210 + 115 + 220
@@ -50,7 +51,7 @@ def test_in_a_known_order_a_block_finds_what_earlier_ones_hold(block):
 
 def test_the_peak_may_fall_at_an_earlier_block(block):
     problem = Problem(
-        (Kind("fat", block, 2), Kind("lean", lean(20, Event("x", (0,), 1)), 1)), order=("fat", "fat", "lean")
+        (BlockType("fat", block, 2), BlockType("lean", lean(20, Event("x", (0,), 1)), 1)), order=("fat", "fat", "lean")
     )
     # the last block: 2 * 100 + 21; the second: 100 + 245 in backward, 100 + 220 in forward
     assert peak_bytes(problem, [[REPLAY] * 2, [LEAN]]) == 345
@@ -59,7 +60,7 @@ def test_the_peak_may_fall_at_an_earlier_block(block):
 
 
 def test_the_peak_may_fall_where_backward_begins():
-    problem = Problem((Kind("quiet", lean(20), 3),), order=("quiet",) * 3)
+    problem = Problem((BlockType("quiet", lean(20), 3),), order=("quiet",) * 3)
     assert peak_bytes(problem, [[LEAN] * 3]) == 60
 
 
@@ -67,7 +68,7 @@ def test_the_peak_may_fall_in_forward_of_the_last_block(block):
     """Backward takes 60 bytes at most, forward 260 in any case."""
     short = replace(block, graph=replace(block.graph, events=(Event("c", (3,), 0),)))
     keep, replay = Policy((None, None, None, "retain", None, None), ()), Policy(("retain",) + (None,) * 5, (0, 1))
-    known = Problem((Kind("short", short, 2),), order=("short",) * 2)
+    known = Problem((BlockType("short", short, 2),), order=("short",) * 2)
     for problem in (known, replace(known, order=())):
         assert peak_bytes(problem, [[keep] * 2]) == 60 + 220
         assert peak_bytes(problem, [[replay] * 2]) == 100 + 220
@@ -77,11 +78,11 @@ def test_forward_finds_nothing_fetched(block):
     """What comes back from the host does so in backward: 200 bytes of x, beside 10."""
     away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
     first = Profile(BlockGraph((Value("x", "", 200, None, True),), (), (Event("x", (0,), 0),)), (), ((away,),))
-    problem = Problem((Kind("first", first, 1), Kind("block", block, 1)), order=("first", "block"))
+    problem = Problem((BlockType("first", first, 1), BlockType("block", block, 1)), order=("first", "block"))
     lone = Policy((OFFLOAD,), ())
     assert peak_bytes(problem, [[lone], [KEEP]]) == 200 + 245
     quiet = replace(block, graph=replace(block.graph, events=(Event("b", (2,), 0),)))
-    problem = Problem((Kind("first", first, 1), Kind("block", quiet, 1)), order=("first", "block"))
+    problem = Problem((BlockType("first", first, 1), BlockType("block", quiet, 1)), order=("first", "block"))
     assert peak_bytes(problem, [[lone], [Policy((None, None, "retain", None, None, None), ())]]) == 220
 
 
@@ -97,37 +98,37 @@ def test_what_was_offloaded_comes_back_beside_the_block_after(block):
     transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
     profile = replace(block, codecs=((transfer,), *block.codecs[1:]))
     away = Policy((OFFLOAD, "retain", "retain", "retain", None, None), (2,))  # 110 and 100 on the host; 245 ...
-    problem = Problem((Kind("block", profile, 2),), order=("block",) * 2)
+    problem = Problem((BlockType("block", profile, 2),), order=("block",) * 2)
     assert peak_bytes(problem, [(away, REPLAY)]) == 110 + 100 + 245
     assert peak_bytes(problem, [(REPLAY, away)]) == 100 + 260
     assert peak_bytes(replace(problem, order=()), [(REPLAY, away)]) == 210 + (260 - 110) + 100
 
 
 def test_sets_alive_together_each_have_a_peak(block):
-    kinds = (Kind("a", block, 1), Kind("b", block, 4, calls_per_block=2))
+    block_types = (BlockType("a", block, 1), BlockType("b", block, 4, calls_per_block=2))
     policies = [[KEEP], [PACK, REPLAY]]
-    apart = Problem(kinds, (frozenset("a"), frozenset("b")))
+    apart = Problem(block_types, (frozenset("a"), frozenset("b")))
     assert peak_bytes(apart, policies) == 2 * 115 + 2 * 100 + 145
-    assert peak_bytes(Problem(kinds), policies) == 210 + 2 * 115 + 2 * 100 + 145
+    assert peak_bytes(Problem(block_types), policies) == 210 + 2 * 115 + 2 * 100 + 145
     assert held_bytes(apart, policies) == (210, 2 * 115 + 2 * 100)
     assert added_seconds(apart, policies) == 0.5 + 2 * 8.5 + 2 * 3.5
 
 
 @st.composite
 def planned(draw):
-    """Up to four blocks of one or two kinds in a row, and a policy for each."""
-    of_kind = {name: draw(profiles(SMALL, ops=3)) for name in draw(st.sampled_from(["a", "ab"]))}
-    order = draw(st.permutations([*of_kind, *draw(st.lists(st.sampled_from(sorted(of_kind)), max_size=2))]))
-    known = {name: [point.policy for point in points(profile)] for name, profile in of_kind.items()}
-    policies = [[draw(st.sampled_from(known[name])) for _ in range(order.count(name))] for name in of_kind]
-    kinds = tuple(Kind(name, profile, order.count(name)) for name, profile in of_kind.items())
-    return Problem(kinds, order=tuple(order)), policies
+    """Up to four blocks of one or two block types in a row, and a policy for each."""
+    of_type = {name: draw(profiles(SMALL, ops=3)) for name in draw(st.sampled_from(["a", "ab"]))}
+    order = draw(st.permutations([*of_type, *draw(st.lists(st.sampled_from(sorted(of_type)), max_size=2))]))
+    known = {name: [point.policy for point in points(profile)] for name, profile in of_type.items()}
+    policies = [[draw(st.sampled_from(known[name])) for _ in range(order.count(name))] for name in of_type]
+    block_types = tuple(BlockType(name, profile, order.count(name)) for name, profile in of_type.items())
+    return Problem(block_types, order=tuple(order)), policies
 
 
 def in_forward_order(problem, policies):
     """One call of each block."""
-    waiting = {kind.name: iter(chosen) for kind, chosen in zip(problem.kinds, policies, strict=True)}
-    profiles = {kind.name: kind.profile for kind in problem.kinds}
+    waiting = {block_type.name: iter(chosen) for block_type, chosen in zip(problem.block_types, policies, strict=True)}
+    profiles = {block_type.name: block_type.profile for block_type in problem.block_types}
     return [simulate(profiles[name], next(waiting[name])) for name in problem.order]
 
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from ds_adacc.planner import OFFLOAD, BlockGraph, CodecCost, Event, Policy, Profile, Simulation, simulate
 from hypothesis import given
 from random_blocks import SMALL, examples, points, profiles
+
+from ds_adacc.planner import OFFLOAD, BlockGraph, CodecCost, Event, Policy, Profile, Simulation, simulate
 
 
 def test_retain_frees_each_value_after_its_last_use(block):
@@ -119,14 +120,14 @@ def test_forward_is_that_of_a_walk_through_its_ops(profile):
         assert point.simulation.forward == forward_by_steps(profile, point.policy)
 
 
-def offloading(block, hiding_seconds):
+def offloading(block, overlap_seconds):
     """The block with two values that may go to the host: a (2 s out, 3 s back) and x (5 s, 7 s)."""
     x, a = CodecCost(OFFLOAD, 0, 5.0, 7.0, 0.0, 0), CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0)
-    return replace(block, codecs=((x,), (a,), *block.codecs[2:]), hiding_seconds=hiding_seconds)
+    return replace(block, codecs=((x,), (a,), *block.codecs[2:]), overlap_seconds=overlap_seconds)
 
 
 @pytest.mark.parametrize(
-    ("hiding_seconds", "stalls"),
+    ("overlap_seconds", "stalls"),
     [
         ((0.0, 0.0), 7.0 + 10.0),
         ((4.0, 9.0), 3.0 + 1.0),
@@ -135,14 +136,14 @@ def offloading(block, hiding_seconds):
         ((7.0, 10.0), 0.0),
     ],
 )
-def test_offloaded_values_come_back_before_the_first_event(block, hiding_seconds, stalls):
+def test_offloaded_values_come_back_before_the_first_event(block, overlap_seconds, stalls):
     policy = Policy((OFFLOAD, OFFLOAD, "retain", "retain", None, None), (2,))
     # as if retained: a 40 is alive up to event 2, x 100 to the last; meanwhile the call held b and c alone
     timeline = (210 + 30 + 5, 210, 140 + 20, 100 + 1)
     # in forward too a goes with its reader, x stays
     forward = (150, 210, 200, 220)
     expected = Simulation(70, forward, timeline, 0.5 + stalls, fetched=140)
-    assert simulate(offloading(block, hiding_seconds), policy) == expected
+    assert simulate(offloading(block, overlap_seconds), policy) == expected
     assert (expected.inner_peak, expected.transient) == (245, 175)
 
 

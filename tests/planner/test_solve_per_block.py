@@ -8,12 +8,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
+
 from ds_adacc.planner import (
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
     InfeasibleBudget,
-    Kind,
     NoSolutionInTime,
     Op,
     Policy,
@@ -24,18 +28,15 @@ from ds_adacc.planner import (
     frontier,
     gradient_error,
     greedy,
-    mix,
-    mix_isolated,
     peak_bytes,
     retain_all,
     simulate,
     smallest_peak,
-    solve,
+    solve_in_process,
+    solve_per_block,
+    solve_uniform,
 )
 from ds_adacc.planner.mixture import _GAP
-from hypothesis import given
-from hypothesis import strategies as st
-from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
 
 TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds
@@ -47,14 +48,14 @@ def packable(name, count, calls_per_block=1, error=0.0):
     """Calls that hold 8 bytes, or for a microsecond 2; then backward needs the 8 besides."""
     graph = BlockGraph((Value("x", "", 8, None, True),), (), (Event("x", (0,), 0),))
     packed = CodecCost("packed", 2, MICROSECOND, 0.0, 0.0, 0, error)
-    return Kind(name, Profile(graph, (), ((packed,),)), count, calls_per_block)
+    return BlockType(name, Profile(graph, (), ((packed,),)), count, calls_per_block)
 
 
 def replayable(count):
     """Blocks that hold 6 bytes, or for a microsecond 2; 11 are alive in both passes, if replayed 16 in backward."""
     values = (Value("x", "", 2, None, True), Value("y", "", 4, 0, True))
     graph = BlockGraph(values, (Op("op", (0,), (1,), True, 5),), (Event("xy", (0, 1), 5),))
-    return Kind("r", Profile(graph, (MICROSECOND,), ((), ())), count)
+    return BlockType("r", Profile(graph, (MICROSECOND,), ((), ())), count)
 
 
 KEEP_TWO, REPLAY = Policy(("retain", "retain"), ()), Policy(("retain", None), (0,))
@@ -63,24 +64,24 @@ KEEP_TWO, REPLAY = Policy(("retain", "retain"), ()), Policy(("retain", None), (0
 def test_packs_as_many_blocks_as_it_takes():
     problem = Problem((packable("a", 8),))
     # 64 - 6 n + 8 <= 40
-    assert microseconds(solve(problem, 40, max_seconds=60).added_seconds) == 8
-    solution = mix(problem, 40, max_seconds=60)
+    assert microseconds(solve_uniform(problem, 40, max_seconds=60).added_seconds) == 8
+    solution = solve_per_block(problem, 40, max_seconds=60)
     assert sorted(solution.policies[0].count(policy) for policy in (KEEP, PACK)) == [2, 6]
     assert (microseconds(solution.added_seconds), solution.held, solution.peak) == (6, (28,), 36)
     assert solution.proven_optimal
 
 
 def test_keeps_everything_where_that_fits():
-    solution = mix(Problem((packable("a", 8),)), 64, max_seconds=1e-9)
+    solution = solve_per_block(Problem((packable("a", 8),)), 64, max_seconds=1e-9)
     assert (solution.policies, solution.added_seconds, solution.proven_optimal) == (((KEEP,) * 8,), 0, True)
 
 
 def test_all_calls_of_a_block_share_its_policy():
     # a block of two calls saves 12 bytes: 64 - 12 n + 8 <= 46
-    solution = mix(Problem((packable("a", 8, calls_per_block=2),)), 46, max_seconds=60)
+    solution = solve_per_block(Problem((packable("a", 8, calls_per_block=2),)), 46, max_seconds=60)
     assert (solution.policies[0].count(PACK), len(solution.policies[0])) == (3, 4)
     assert microseconds(solution.added_seconds) == 6
-    alone = mix(Problem((packable("a", 8),)), 46, max_seconds=60)
+    alone = solve_per_block(Problem((packable("a", 8),)), 46, max_seconds=60)
     assert microseconds(alone.added_seconds) == 5
 
 
@@ -93,60 +94,60 @@ def test_in_a_known_order_blocks_with_larger_transients_come_first():
         20: [REPLAY, REPLAY, REPLAY, KEEP_TWO],  # 2 + 2 + 2 + 11, and 2 + 2 + 16 at the third
     }
     for budget, policies in expected.items():
-        assert mix(problem, budget, max_seconds=60).policies == (tuple(policies),)
+        assert solve_per_block(problem, budget, max_seconds=60).policies == (tuple(policies),)
 
 
 def test_fits_where_no_one_policy_does_in_a_known_order():
     known, unknown = Problem((replayable(4),), order=("r",) * 4), Problem((replayable(4),))
     assert smallest_peak(known, 60) == 22  # three that hold 2, and 16
     with pytest.raises(InfeasibleBudget, match="is 22 bytes"):
-        solve(known, 20, max_seconds=60)
-    assert mix(known, 20, max_seconds=60).peak == 20
+        solve_uniform(known, 20, max_seconds=60)
+    assert solve_per_block(known, 20, max_seconds=60).peak == 20
     with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is 20 bytes") as caught:
-        mix(known, 19, max_seconds=60)
+        solve_per_block(known, 19, max_seconds=60)
     assert (caught.value.budget, caught.value.smallest) == (19, 20)
     with pytest.raises(InfeasibleBudget, match="the smallest that fits is 22 bytes"):
-        mix(unknown, 21, max_seconds=60)
+        solve_per_block(unknown, 21, max_seconds=60)
 
 
 def test_where_a_block_stands_among_other_kinds_matters():
     values = (Value("x", "", 8, None, True),)
-    fixed = Kind("f", Profile(BlockGraph(values, (), (Event("x", (0,), 0),)), (), ((),)), 1)
-    kinds = (replayable(2), fixed)
+    fixed = BlockType("f", Profile(BlockGraph(values, (), (Event("x", (0,), 0),)), (), ((),)), 1)
+    block_types = (replayable(2), fixed)
     # 2 + 8 + 11 at the last, 16 at the first; were the last one replayed, 6 + 8 + 16 at that
-    solution = mix(Problem(kinds, order=("r", "f", "r")), 23, max_seconds=60)
+    solution = solve_per_block(Problem(block_types, order=("r", "f", "r")), 23, max_seconds=60)
     assert solution.policies == ((REPLAY, KEEP_TWO), (KEEP,))
     assert (solution.peak, solution.held) == (21, (8, 8))
     with pytest.raises(InfeasibleBudget, match="is 24 bytes"):
-        mix(Problem(kinds, order=("f", "r", "r")), 23, max_seconds=60)
+        solve_per_block(Problem(block_types, order=("f", "r", "r")), 23, max_seconds=60)
 
 
 def test_sets_alive_together_are_planned_apart():
-    kinds = (packable("a", 8), packable("b", 4))
-    apart = Problem(kinds, (frozenset("a"), frozenset("b")))
-    solution = mix(apart, 31, max_seconds=60)
+    block_types = (packable("a", 8), packable("b", 4))
+    apart = Problem(block_types, (frozenset("a"), frozenset("b")))
+    solution = solve_per_block(apart, 31, max_seconds=60)
     # a: 64 - 6 n + 8 <= 31; b: 32 - 6 n + 8 <= 31
     assert [chosen.count(PACK) for chosen in solution.policies] == [7, 2]
-    also_together = Problem(kinds, (frozenset("a"), frozenset("ab")))
-    assert microseconds(mix(also_together, 55, max_seconds=60).added_seconds) == 9  # 96 - 6 n + 8 <= 55
+    also_together = Problem(block_types, (frozenset("a"), frozenset("ab")))
+    assert microseconds(solve_per_block(also_together, 55, max_seconds=60).added_seconds) == 9  # 96 - 6 n + 8 <= 55
 
 
 def test_max_gradient_error():
     problem = Problem((packable("a", 8, error=0.2),), max_gradient_error=0.1)
-    assert mix(problem, 64, max_seconds=60).policies == ((KEEP,) * 8,)
+    assert solve_per_block(problem, 64, max_seconds=60).policies == ((KEEP,) * 8,)
     with pytest.raises(InfeasibleBudget, match="is 64 bytes"):
-        mix(problem, 63, max_seconds=60)
-    assert mix(replace(problem, max_gradient_error=0.25), 63, max_seconds=60).policies[0].count(PACK) == 2
+        solve_per_block(problem, 63, max_seconds=60)
+    assert solve_per_block(replace(problem, max_gradient_error=0.25), 63, max_seconds=60).policies[0].count(PACK) == 2
 
 
 def test_one_block_has_one_policy(gpt):
     one = replace(gpt, count=1)
     full = retain_all(Problem((one,)), 2**50, max_seconds=1).peak
     budget = (smallest_peak(Problem((one,)), 60) + full) // 2
-    single = solve(Problem((one,)), budget, max_seconds=60)
+    single = solve_uniform(Problem((one,)), budget, max_seconds=60)
     assert single.added_seconds > 0
     for order in ((), ("gpt",)):
-        mixed = mix(Problem((one,), order=order), budget, max_seconds=60)
+        mixed = solve_per_block(Problem((one,), order=order), budget, max_seconds=60)
         assert (mixed.policies, mixed.peak) == (single.policies, single.peak)
 
 
@@ -154,9 +155,9 @@ def test_falls_back_to_greedy_when_there_is_no_time(gpt):
     problem = Problem((gpt,), order=("gpt",) * 12)
     budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
     expected = replace(greedy(problem, budget, max_seconds=1), out_of_time=True)
-    found = mix(problem, budget, max_seconds=1e-9)
+    found = solve_per_block(problem, budget, max_seconds=1e-9)
     assert replace(found, solve_seconds=0) == replace(expected, solve_seconds=0)
-    for planner in (mix, mix_isolated):
+    for planner in (solve_per_block, solve_in_process):
         with pytest.raises(NoSolutionInTime, match="allow more"):
             planner(problem, 1, max_seconds=1e-9)
 
@@ -172,7 +173,7 @@ def test_never_slower_than_one_policy(gpt, monkeypatch):
     faster = 0
     for percent in range(20, 100, 5):
         budget = full * percent // 100
-        single, mixed = solve(problem, budget, max_seconds=60), mix(problem, budget, max_seconds=1)
+        single, mixed = solve_uniform(problem, budget, max_seconds=60), solve_per_block(problem, budget, max_seconds=1)
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         faster += mixed.added_seconds < 0.99 * single.added_seconds
@@ -185,26 +186,29 @@ def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monke
 
     problem = Problem((gpt,), order=("gpt",) * 12)
     budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
-    single = solve(problem, budget, max_seconds=60)
+    single = solve_uniform(problem, budget, max_seconds=60)
     assert single.proven_optimal
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
-    found = mix(problem, budget, max_seconds=60)
+    found = solve_per_block(problem, budget, max_seconds=60)
     assert (found.policies, found.proven_optimal) == (single.policies, False)
 
 
 @st.composite
 def few_blocks(draw, transfers=False):
-    """Two to four blocks of one or two kinds, in a known order, in any, or in sets of their own."""
+    """Two to four blocks of one or two block types, in a known order, in any, or in sets of their own."""
     order = draw(st.sampled_from(["aa", "aaa", "aaaa", "ab", "abab", "aabb", "abba", "aab", "aba"]))
     names = sorted(set(order))
     how = draw(st.sampled_from(["order", "order", "any", "apart"]))
     calls = 1 if how == "order" else draw(st.sampled_from([1, 1, 2]))
-    kinds = tuple(
-        Kind(name, draw(profiles(TINY, ops=3, transfers=transfers)), calls * order.count(name), calls) for name in names
+    block_types = tuple(
+        BlockType(name, draw(profiles(TINY, ops=3, transfers=transfers)), calls * order.count(name), calls)
+        for name in names
     )
-    together = draw(st.permutations([frozenset(names), frozenset("a"), frozenset(names[-1])])) if how == "apart" else ()
+    live_sets = (
+        draw(st.permutations([frozenset(names), frozenset("a"), frozenset(names[-1])])) if how == "apart" else ()
+    )
     bound = draw(st.one_of(st.none(), ERROR_BOUNDS))
-    return Problem(kinds, tuple(together), tuple(order) if how == "order" else (), bound)
+    return Problem(block_types, tuple(live_sets), tuple(order) if how == "order" else (), bound)
 
 
 def budgets(problem):
@@ -214,18 +218,18 @@ def budgets(problem):
 
 
 def runs_on_offer(problem, single):
-    """Per block in forward order, its kind and what it may do: a point of the frontier or the one policy."""
-    bound, of_kind = problem.max_gradient_error, []
-    for place, kind in enumerate(problem.kinds):
-        policies = {point.policy for point in frontier(kind.profile, max_seconds=60, max_gradient_error=bound)}
+    """Per block in forward order, its block type and what it may do: a point of the frontier or the one policy."""
+    bound, of_type = problem.max_gradient_error, []
+    for place, block_type in enumerate(problem.block_types):
+        policies = {point.policy for point in frontier(block_type.profile, max_seconds=60, max_gradient_error=bound)}
         policies.add(single.policies[place][0])
-        of_kind.append([simulate(kind.profile, policy) for policy in policies])
-    layout = problem.runs or [(place, kind.blocks) for place, kind in enumerate(problem.kinds)]
-    blocks = [(place, of_kind[place]) for place, count in layout for _ in range(count)]
+        of_type.append([simulate(block_type.profile, policy) for policy in policies])
+    layout = problem.runs or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
+    blocks = [(place, of_type[place]) for place, count in layout for _ in range(count)]
     if problem.order:
         # the last block may do anything
         place = blocks[-1][0]
-        every = (point.simulation for point in points(problem.kinds[place].profile, bound))
+        every = (point.simulation for point in points(problem.block_types[place].profile, bound))
         best = undominated((run.held, run.inner_peak, microseconds(run.seconds)) for run in every)
         last = [Simulation(held, (), (inner_peak,), seconds * MICROSECOND) for held, inner_peak, seconds in best]
         blocks[-1] = (place, last)
@@ -238,8 +242,8 @@ def peak_of(problem, places, runs):
         return walk(runs)
     peaks = []
     for group in problem.groups:
-        members = [(problem.kinds[place], run) for place, run in zip(places, runs, strict=True) if place in group]
-        held = sum(kind.calls_per_block * run.held for kind, run in members)
+        members = [(problem.block_types[place], run) for place, run in zip(places, runs, strict=True) if place in group]
+        held = sum(block_type.calls_per_block * run.held for block_type, run in members)
         peaks.append(held + max(run.transient for _, run in members) + max(run.fetched for _, run in members))
     return max(peaks)
 
@@ -247,7 +251,7 @@ def peak_of(problem, places, runs):
 def quickest(problem, single, budget):
     """The least microseconds of any assignment that fits."""
     places, choices = zip(*runs_on_offer(problem, single), strict=True)
-    calls = [problem.kinds[place].calls_per_block for place in places]
+    calls = [problem.block_types[place].calls_per_block for place in places]
     return min(
         sum(count * microseconds(run.seconds) for count, run in zip(calls, runs, strict=True))
         for runs in itertools.product(*choices)
@@ -259,7 +263,7 @@ def quickest(problem, single, budget):
 @given(problem=few_blocks())
 def test_equals_the_best_assignment_of_points(problem):
     for budget in budgets(problem):
-        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve, mix))
+        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve_uniform, solve_per_block))
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         best = quickest(problem, single, budget)
@@ -267,26 +271,26 @@ def test_equals_the_best_assignment_of_points(problem):
 
 
 def check_gradient_error(problem, solution):
-    for kind, chosen in zip(problem.kinds, solution.policies, strict=True):
-        assert len(chosen) == kind.blocks
+    for block_type, chosen in zip(problem.block_types, solution.policies, strict=True):
+        assert len(chosen) == block_type.blocks
         if problem.max_gradient_error is not None:
-            assert all(gradient_error(kind.profile, policy) <= problem.max_gradient_error for policy in chosen)
+            assert all(gradient_error(block_type.profile, policy) <= problem.max_gradient_error for policy in chosen)
 
 
 @examples(20)
 @given(problem=few_blocks(transfers=True))
 def test_keeps_what_it_promises(problem):
     for budget in budgets(problem):
-        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve, mix))
+        single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve_uniform, solve_per_block))
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         check_gradient_error(problem, mixed)
     if smallest_peak(problem, 60) == 0:
         return
     with pytest.raises(InfeasibleBudget) as caught:
-        mix(problem, 0, max_seconds=60)
+        solve_per_block(problem, 0, max_seconds=60)
     assert caught.value.smallest <= smallest_peak(problem, 60)
-    assert mix(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
+    assert solve_per_block(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
 
 
 ISOLATED = [
@@ -301,14 +305,14 @@ ISOLATED = [
 @pytest.mark.parametrize("problem", ISOLATED)
 def test_a_process_of_its_own_gives_the_same(problem):
     budget = 3 * retain_all(problem, 2**50, max_seconds=1).peak // 4
-    here, there = (planner(problem, budget, max_seconds=60) for planner in (mix, mix_isolated))
+    here, there = (planner(problem, budget, max_seconds=60) for planner in (solve_per_block, solve_in_process))
     assert here.added_seconds > 0
     assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
 
 
 def test_a_process_of_its_own_refuses_the_same():
     problem, refusals = ISOLATED[1], []
-    for planner in (mix, mix_isolated):
+    for planner in (solve_per_block, solve_in_process):
         with pytest.raises(InfeasibleBudget) as caught:
             planner(problem, 1, max_seconds=60)
         refusals.append((str(caught.value), caught.value.smallest, caught.value.proven))
@@ -318,7 +322,7 @@ def test_a_process_of_its_own_refuses_the_same():
 def test_a_process_that_dies(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(RuntimeError, match="the solver's process ended with code 1"):
-        mix_isolated(ISOLATED[0], 40, max_seconds=1)
+        solve_in_process(ISOLATED[0], 40, max_seconds=1)
 
 
 def test_a_process_that_gives_no_answer(monkeypatch):
@@ -327,4 +331,4 @@ def test_a_process_that_gives_no_answer(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", late)
     with pytest.raises(NoSolutionInTime, match="gave no answer in 70 seconds"):
-        mix_isolated(ISOLATED[0], 40, max_seconds=1)
+        solve_in_process(ISOLATED[0], 40, max_seconds=1)

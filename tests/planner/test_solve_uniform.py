@@ -4,12 +4,13 @@ import pickle
 import random
 
 import pytest
+
 from ds_adacc.planner import (
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
     InfeasibleBudget,
-    Kind,
     NoSolutionInTime,
     Op,
     Problem,
@@ -17,12 +18,11 @@ from ds_adacc.planner import (
     Value,
     added_seconds,
     greedy,
-    milp,
     peak_bytes,
     recompute_all,
     retain_all,
     smallest_peak,
-    solve,
+    solve_uniform,
 )
 
 MIB = 2**20
@@ -41,7 +41,7 @@ def spread(problem, points):
 
 
 def test_more_budget_never_costs_time(problem, record_property):
-    solutions = [solve(problem, budget, max_seconds=60) for budget in spread(problem, 10)]
+    solutions = [solve_uniform(problem, budget, max_seconds=60) for budget in spread(problem, 10)]
     record_property("solve_seconds", [round(solution.solve_seconds, 3) for solution in solutions])
     print([round(solution.solve_seconds, 3) for solution in solutions])
     added = [solution.added_seconds for solution in solutions]
@@ -51,7 +51,7 @@ def test_more_budget_never_costs_time(problem, record_property):
 
 def test_solution_is_what_the_simulator_says(gpt, problem):
     for budget in spread(problem, 5):
-        solution = solve(problem, budget, max_seconds=60)
+        solution = solve_uniform(problem, budget, max_seconds=60)
         assert solution.peak == peak_bytes(problem, solution.policies) <= budget
         assert solution.added_seconds == added_seconds(problem, solution.policies)
         assert solution.held == (12 * solution.policies[0][0].held_bytes(gpt.profile),)
@@ -60,21 +60,21 @@ def test_solution_is_what_the_simulator_says(gpt, problem):
 
 def test_beats_recomputing_everything_in_its_own_budget(problem):
     full = recompute_all(problem, 2**50, max_seconds=1)
-    assert solve(problem, full.peak, max_seconds=60).added_seconds < full.added_seconds
+    assert solve_uniform(problem, full.peak, max_seconds=60).added_seconds < full.added_seconds
 
 
 def test_same_input_same_policies(problem):
     for budget in spread(problem, 4):
-        first = solve(problem, budget, max_seconds=60)
+        first = solve_uniform(problem, budget, max_seconds=60)
         for _ in range(2):
-            assert solve(problem, budget, max_seconds=60).policies == first.policies
+            assert solve_uniform(problem, budget, max_seconds=60).policies == first.policies
 
 
 def test_smallest_peak_is_the_edge_of_the_feasible(problem):
     smallest = smallest_peak(problem, 60)
-    assert solve(problem, smallest, max_seconds=60).peak == smallest
+    assert solve_uniform(problem, smallest, max_seconds=60).peak == smallest
     with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {smallest} bytes .*MiB") as caught:
-        solve(problem, smallest - 1, max_seconds=60)
+        solve_uniform(problem, smallest - 1, max_seconds=60)
     assert (caught.value.budget, caught.value.smallest) == (smallest - 1, smallest)
 
 
@@ -82,42 +82,42 @@ def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
     """16 MiB are 2^17 granules of 128 bytes: both codecs take as many of them."""
     graph = BlockGraph((Value("a", "", 16 * MIB, None, True),), (), (Event("a", (0,), 0),))
     slow, fast = (CodecCost(n, 2 * MIB + b, s, s, 0.1, 0) for n, b, s in (("slow", 1, 1.0), ("fast", 99, 0.1)))
-    kind = Kind("rounded", Profile(graph, (), ((slow, fast),)), 4)
-    smallest = smallest_peak(Problem((kind,)), 60)
-    solution = solve(Problem((kind,)), smallest, max_seconds=60)
+    block_type = BlockType("rounded", Profile(graph, (), ((slow, fast),)), 4)
+    smallest = smallest_peak(Problem((block_type,)), 60)
+    solution = solve_uniform(Problem((block_type,)), smallest, max_seconds=60)
     assert solution.policies[0][0].stores == ("fast",)
     assert solution.proven_optimal
     assert solution.peak <= smallest
 
 
 def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, monkeypatch):
-    search = milp._Program.minimise_peak
-    monkeypatch.setattr(milp._Program, "minimise_peak", lambda *given: search(*given) and False)
+    search = solve_uniform._Program.minimise_peak
+    monkeypatch.setattr(solve_uniform._Program, "minimise_peak", lambda *given: search(*given) and False)
     with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is") as caught:
-        solve(problem, 1, max_seconds=60)
+        solve_uniform(problem, 1, max_seconds=60)
     assert not caught.value.proven
     assert not pickle.loads(pickle.dumps(caught.value)).proven
 
 
 def test_kinds_share_one_budget(gpt):
-    few = Kind("few", gpt.profile, 2)
-    apart = [smallest_peak(Problem((kind,)), 60) for kind in (gpt, few)]
-    together = smallest_peak(Problem((gpt, few)), 60)
+    few = BlockType("few", gpt.profile, 2)
+    apart = [smallest_peak(Problem((block_type,)), 60) for block_type in (gpt, few)]
+    live_sets = smallest_peak(Problem((gpt, few)), 60)
     # only one call's backward runs at a time
-    assert max(apart) < together < sum(apart)
-    assert solve(Problem((gpt, few)), together, max_seconds=60).peak == together
+    assert max(apart) < live_sets < sum(apart)
+    assert solve_uniform(Problem((gpt, few)), live_sets, max_seconds=60).peak == live_sets
 
 
 def test_retains_everything_where_that_fits(problem):
     plain = retain_all(problem, 2**50, max_seconds=1)
-    solution = solve(problem, plain.peak, max_seconds=1e-9)
+    solution = solve_uniform(problem, plain.peak, max_seconds=1e-9)
     assert (solution.policies, solution.added_seconds) == (plain.policies, 0)
     assert solution.proven_optimal
 
 
 def test_out_of_time(problem):
     with pytest.raises(NoSolutionInTime, match="allow more"):
-        solve(problem, smallest_peak(problem, 60), max_seconds=1e-9)
+        solve_uniform(problem, smallest_peak(problem, 60), max_seconds=1e-9)
     with pytest.raises(NoSolutionInTime, match="allow more"):
         smallest_peak(problem, 1e-9)
 
@@ -126,13 +126,13 @@ def tied(codecs):
     """Four calls with two equal values each, which may be compressed at the same price by any of `codecs`."""
     values = tuple(Value(name, "", MIB, None, True) for name in "ab")
     graph = BlockGraph(values, (), (Event("ab", (0, 1), 0),))
-    return Kind("tied", Profile(graph, (), (codecs, codecs)), 4)
+    return BlockType("tied", Profile(graph, (), (codecs, codecs)), 4)
 
 
 def test_among_equally_quick_the_smaller_error_wins():
     coarse = CodecCost("coarse", MIB // 4, 1e-6, 1e-6, 0.2, 0)
     fine = CodecCost("fine", 3 * MIB // 8, 1e-6, 1e-6, 0.01, 0)
-    solution = solve(Problem((tied((coarse, fine)),)), 5 * MIB, max_seconds=60)
+    solution = solve_uniform(Problem((tied((coarse, fine)),)), 5 * MIB, max_seconds=60)
     assert solution.policies[0][0].stores == ("fine", "fine")
     assert solution.error == pytest.approx(4 * 2 * 0.01 * MIB)
 
@@ -140,7 +140,7 @@ def test_among_equally_quick_the_smaller_error_wins():
 def test_among_equal_errors_fewer_bytes_held_win():
     wide = CodecCost("wide", MIB // 2, 1e-6, 1e-6, 0.01, 0)
     tight = CodecCost("tight", MIB // 4, 1e-6, 1e-6, 0.01, 0)
-    solution = solve(Problem((tied((wide, tight)),)), 7 * MIB, max_seconds=60)
+    solution = solve_uniform(Problem((tied((wide, tight)),)), 7 * MIB, max_seconds=60)
     assert sorted(solution.policies[0][0].stores) == ["retain", "tight"]
 
 
@@ -148,9 +148,9 @@ def test_a_free_replay_that_serves_nothing_is_not_chosen():
     values = (Value("x", "", 4 * MIB, None, True), Value("y", "", MIB, 0, True), Value("z", "", MIB, 1, True))
     ops = (Op("first", (0,), (1,), True), Op("second", (1,), (2,), True))
     graph = BlockGraph(values, ops, (Event("y", (1,), 0), Event("x", (0,), 0)))
-    kind = Kind("free", Profile(graph, (0.0, 0.0), ((), (), ())), 2)
+    block_type = BlockType("free", Profile(graph, (0.0, 0.0), ((), (), ())), 2)
     # forward makes z all the same: 4 + 6 MiB where one call holds x alone, 5 + 6 where it holds y too
-    solution = solve(Problem((kind,)), 10 * MIB, max_seconds=60)
+    solution = solve_uniform(Problem((block_type,)), 10 * MIB, max_seconds=60)
     assert solution.policies[0][0].stores == ("retain", None, None)
     assert solution.policies[0][0].replays == (0,)
 
@@ -158,8 +158,8 @@ def test_a_free_replay_that_serves_nothing_is_not_chosen():
 def test_what_cannot_be_stored_is_replayed():
     values = (Value("x", "", MIB, None, True), Value("y", "", MIB, 0, False))
     graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("y", (1,), 0),))
-    kind = Kind("k", Profile(graph, (1e-6,), ((), ())), 1)
-    solution = solve(Problem((kind,)), 10 * MIB, max_seconds=60)
+    block_type = BlockType("k", Profile(graph, (1e-6,), ((), ())), 1)
+    solution = solve_uniform(Problem((block_type,)), 10 * MIB, max_seconds=60)
     assert (solution.policies[0][0].stores, solution.policies[0][0].replays) == (("retain", None), (0,))
 
 
@@ -168,26 +168,26 @@ def test_forward_may_be_what_does_not_fit():
     values = (Value("x", "", 8, None, True), Value("y", "", 6, 0, False))
     graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("x", (0,), 0),), forward_overhead=5)
     packed = CodecCost("packed", 2, 1e-6, 0.0, 0.1, 3)
-    problem = Problem((Kind("k", Profile(graph, (0.0,), ((packed,), ())), 3),))
+    problem = Problem((BlockType("k", Profile(graph, (0.0,), ((packed,), ())), 3),))
     kept, lean = 2 * 8 + 5 + 8 + 6, 2 * 2 + 5 + 8 + 2 + 6 + 3  # the compression's workspace too
     for budget, store, peak in [(kept, "retain", kept), (kept - 1, "packed", lean), (lean, "packed", lean)]:
-        solution = solve(problem, budget, max_seconds=60)
+        solution = solve_uniform(problem, budget, max_seconds=60)
         assert (solution.policies[0][0].stores, solution.peak) == ((store, None), peak)
     with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {lean} bytes"):
-        solve(problem, lean - 1, max_seconds=60)
+        solve_uniform(problem, lean - 1, max_seconds=60)
 
 
 def test_nothing_to_choose(capfd):
-    kind = Kind("empty", Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ()), 3)
-    assert smallest_peak(Problem((kind,)), 60) == 8
-    assert solve(Problem((kind,)), 8, max_seconds=60).policies[0][0].stores == ()
+    block_type = BlockType("empty", Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ()), 3)
+    assert smallest_peak(Problem((block_type,)), 60) == 8
+    assert solve_uniform(Problem((block_type,)), 8, max_seconds=60).policies[0][0].stores == ()
     with pytest.raises(InfeasibleBudget):
-        solve(Problem((kind,)), 7, max_seconds=60)
+        solve_uniform(Problem((block_type,)), 7, max_seconds=60)
     assert capfd.readouterr() == ("", "")
 
 
 def test_solver_is_silent(problem, capfd):
-    solve(problem, spread(problem, 3)[1], max_seconds=60)
+    solve_uniform(problem, spread(problem, 3)[1], max_seconds=60)
     assert capfd.readouterr() == ("", "")
 
 
@@ -210,9 +210,9 @@ def chain(length):
 
 
 def test_two_thousand_values():
-    problem = Problem((Kind("chain", chain(2000), 1),))
+    problem = Problem((BlockType("chain", chain(2000), 1),))
     budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
-    solution, quick = solve(problem, budget, max_seconds=60), greedy(problem, budget, max_seconds=60)
+    solution, quick = solve_uniform(problem, budget, max_seconds=60), greedy(problem, budget, max_seconds=60)
     assert solution.peak == peak_bytes(problem, solution.policies) <= budget
     assert set(solution.policies[0][0].stores) == {"retain", "int4", "int8", None}
     assert 0 < solution.added_seconds <= quick.added_seconds

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from ds_adacc.planner import (
     BlockGraph,
+    BlockType,
     CodecCost,
     Event,
-    Kind,
     Op,
     Policy,
     Problem,
@@ -18,13 +19,13 @@ from ds_adacc.planner import (
     dynamic_programming,
     frontier,
     greedy,
-    mix,
-    mix_isolated,
     peak_bytes,
     recompute_all,
     retain_all,
     smallest_peak,
-    solve,
+    solve_in_process,
+    solve_per_block,
+    solve_uniform,
 )
 
 X = Value("x", "block input", 4, None, True)
@@ -105,12 +106,12 @@ def test_profile(seconds, codecs, message):
 
 
 @pytest.mark.parametrize(
-    ("hiding_seconds", "message"),
-    [((-1.0, 0.0), "hiding_seconds of forward is -1.0"), ((0.0, float("inf")), "hiding_seconds of backward is inf")],
+    ("overlap_seconds", "message"),
+    [((-1.0, 0.0), "overlap_seconds of forward is -1.0"), ((0.0, float("inf")), "overlap_seconds of backward is inf")],
 )
-def test_hiding_seconds(block, hiding_seconds, message):
+def test_hiding_seconds(block, overlap_seconds, message):
     with pytest.raises(ValueError, match=message):
-        replace(block, hiding_seconds=hiding_seconds)
+        replace(block, overlap_seconds=overlap_seconds)
 
 
 def test_no_codec_for_what_cannot_be_stored():
@@ -147,21 +148,30 @@ def test_the_input_of_a_replay_must_be_at_hand():
 
 
 def test_kind(block):
-    with pytest.raises(ValueError, match="count of kind 'gpt' is 0; leave the kind out"):
-        Kind("gpt", block, 0)
-    with pytest.raises(ValueError, match="count of kind 'gpt' is -2"):
-        Kind("gpt", block, -2)
+    with pytest.raises(ValueError, match="count of block type 'gpt' is 0; leave the block type out"):
+        BlockType("gpt", block, 0)
+    with pytest.raises(ValueError, match="count of block type 'gpt' is -2"):
+        BlockType("gpt", block, -2)
 
 
 def test_calls_per_block(block):
-    with pytest.raises(ValueError, match="calls_per_block of kind 'gpt' is 0; leave the kind out"):
-        Kind("gpt", block, 2, calls_per_block=0)
+    with pytest.raises(ValueError, match="calls_per_block of block type 'gpt' is 0; leave the block type out"):
+        BlockType("gpt", block, 2, calls_per_block=0)
     with pytest.raises(ValueError, match="calls_per_block of 'gpt' is 3; it must divide its 4 calls"):
-        Kind("gpt", block, 4, calls_per_block=3)
-    assert Kind("gpt", block, 6, calls_per_block=3).blocks == 2
+        BlockType("gpt", block, 4, calls_per_block=3)
+    assert BlockType("gpt", block, 6, calls_per_block=3).blocks == 2
 
 
-PLANNERS = (retain_all, recompute_all, compress_all, greedy, dynamic_programming, solve, mix, mix_isolated)
+PLANNERS = (
+    retain_all,
+    recompute_all,
+    compress_all,
+    greedy,
+    dynamic_programming,
+    solve_uniform,
+    solve_per_block,
+    solve_in_process,
+)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -176,73 +186,78 @@ PLANNERS = (retain_all, recompute_all, compress_all, greedy, dynamic_programming
 )
 def test_request(block, planner, budget, max_seconds, message):
     with pytest.raises(ValueError, match=message):
-        planner(Problem((Kind("block", block, 1),)), budget, max_seconds=max_seconds)
+        planner(Problem((BlockType("block", block, 1),)), budget, max_seconds=max_seconds)
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("", "kinds is empty; give at least one"),
-        ("aba", r"kinds are named \['a', 'b', 'a'\]; give each a name of its own"),
+        ("", "block types is empty; give at least one"),
+        ("aba", r"block types are named \['a', 'b', 'a'\]; give each a name of its own"),
     ],
 )
 def test_kinds(block, names, message):
     with pytest.raises(ValueError, match=message):
-        Problem(tuple(Kind(name, block, 1) for name in names))
+        Problem(tuple(BlockType(name, block, 1) for name in names))
 
 
 @pytest.mark.parametrize(
-    ("together", "message"),
+    ("live_sets", "message"),
     [
-        (("a", "c"), r"together names 'c'; the kinds are \['a', 'b'\]"),
-        (("a",), "together has no set with kind 'b'"),
-        (("ab", ""), "together has an empty set"),
+        (("a", "c"), r"live_sets names 'c'; the block types are \['a', 'b'\]"),
+        (("a",), "live_sets has no set with block type 'b'"),
+        (("ab", ""), "live_sets has an empty set"),
     ],
 )
-def test_together(block, together, message):
+def test_together(block, live_sets, message):
     with pytest.raises(ValueError, match=message):
-        Problem(tuple(Kind(name, block, 1) for name in "ab"), tuple(map(frozenset, together)))
+        Problem(tuple(BlockType(name, block, 1) for name in "ab"), tuple(map(frozenset, live_sets)))
 
 
 @pytest.mark.parametrize(
-    ("together", "calls_per_block", "order", "message"),
+    ("live_sets", "calls_per_block", "order", "message"),
     [
         (("a", "b"), 1, "aabb", "order is given, and several sets are alive together; give an order to one set only"),
-        ((), 2, "aab", "order is given, but each block of kind 'b' is called more than once"),
-        ((), 1, "aab", r"order names {'a': 2, 'b': 1} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
-        ((), 1, "aabbc", r"order names {'a': 2, 'b': 2, 'c': 1} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
-        ((), 1, "aa", r"order names {'a': 2} blocks by kind; the kinds have {'a': 2, 'b': 2}"),
+        ((), 2, "aab", "order is given, but each block of block type 'b' is called more than once"),
+        ((), 1, "aab", r"order names {'a': 2, 'b': 1} blocks by block type; the block types have {'a': 2, 'b': 2}"),
+        (
+            (),
+            1,
+            "aabbc",
+            r"order names {'a': 2, 'b': 2, 'c': 1} blocks by block type; the block types have {'a': 2, 'b': 2}",
+        ),
+        ((), 1, "aa", r"order names {'a': 2} blocks by block type; the block types have {'a': 2, 'b': 2}"),
     ],
 )
-def test_order(block, together, calls_per_block, order, message):
-    kinds = (Kind("a", block, 2), Kind("b", block, 2, calls_per_block))
+def test_order(block, live_sets, calls_per_block, order, message):
+    block_types = (BlockType("a", block, 2), BlockType("b", block, 2, calls_per_block))
     with pytest.raises(ValueError, match=message):
-        Problem(kinds, tuple(map(frozenset, together)), tuple(order))
+        Problem(block_types, tuple(map(frozenset, live_sets)), tuple(order))
 
 
 def test_groups_and_runs(block):
-    kinds = (Kind("a", block, 3), Kind("b", block, 2))
-    assert Problem(kinds).groups == ((0, 1),)
-    assert Problem(kinds, (frozenset("b"), frozenset("ab"))).groups == ((1,), (0, 1))
-    assert Problem(kinds).runs == ()
-    assert Problem(kinds, order=tuple("abbaa")).runs == ((0, 1), (1, 2), (0, 2))
+    block_types = (BlockType("a", block, 3), BlockType("b", block, 2))
+    assert Problem(block_types).groups == ((0, 1),)
+    assert Problem(block_types, (frozenset("b"), frozenset("ab"))).groups == ((1,), (0, 1))
+    assert Problem(block_types).runs == ()
+    assert Problem(block_types, order=tuple("abbaa")).runs == ((0, 1), (1, 2), (0, 2))
 
 
 @pytest.mark.parametrize("bound", [-0.1, float("nan"), float("inf")])
 def test_max_gradient_error(block, bound):
     with pytest.raises(ValueError, match=f"max_gradient_error is {bound}; it must be finite and non-negative"):
-        Problem((Kind("a", block, 1),), max_gradient_error=bound)
+        Problem((BlockType("a", block, 1),), max_gradient_error=bound)
 
 
 def test_a_policy_for_each_block(block):
     policy = Policy(("retain", "retain", "retain", "retain", None, None), (2,))
-    with pytest.raises(ValueError, match="kind 'a' has 2 blocks; got 3 policies"):
-        peak_bytes(Problem((Kind("a", block, 4, calls_per_block=2),)), [[policy] * 3])
+    with pytest.raises(ValueError, match="block type 'a' has 2 blocks; got 3 policies"):
+        peak_bytes(Problem((BlockType("a", block, 4, calls_per_block=2),)), [[policy] * 3])
 
 
 def test_smallest_peak_request(block):
     with pytest.raises(ValueError, match="max_seconds is nan"):
-        smallest_peak(Problem((Kind("block", block, 1),)), float("nan"))
+        smallest_peak(Problem((BlockType("block", block, 1),)), float("nan"))
 
 
 def test_frontier_request(block):
@@ -252,7 +267,7 @@ def test_frontier_request(block):
 
 def test_profiles_and_policies_travel_as_json(gpt, block):
     overhead = replace(block, graph=replace(block.graph, forward_overhead=7))
-    for profile in (gpt.profile, overhead, replace(block, hiding_seconds=(1.0, 2.5))):
+    for profile in (gpt.profile, overhead, replace(block, overlap_seconds=(1.0, 2.5))):
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
     policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
     assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy

@@ -15,7 +15,7 @@ _MARKERS = "s^vDP*X<>"
 
 
 def frontier_figure(
-    kind: planner.Kind,
+    block_type: planner.BlockType,
     points: Sequence[planner.Point],
     baselines: Mapping[str, planner.Policy],
     chosen: Sequence[planner.Policy],
@@ -23,15 +23,16 @@ def frontier_figure(
     """Added milliseconds against MiB held, of one call.
 
     The frontier's `points` are a step curve, for what lies between two of them holds as little as the lower one. The
-    `baselines`, by name, are markers, those of equal cost one; rings mark the policies `chosen` for the kind's blocks,
-    with their number; none if nothing was chosen. Raises ValueError for a policy that does not fit the kind.
+    `baselines`, by name, are markers, those of equal cost one; rings mark the policies `chosen` for the block type's
+    blocks, with their number; none if nothing was chosen. Raises ValueError for a policy that does not fit the block
+    type.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     _draw_frontier(axes, points)
-    _draw_baselines(axes, kind.profile, baselines)
-    _draw_chosen(axes, kind.profile, chosen)
-    axes.set(title=kind.name, xlabel="MiB held by one call", ylabel="added ms of one call")
+    _draw_baselines(axes, block_type.profile, baselines)
+    _draw_chosen(axes, block_type.profile, chosen)
+    axes.set(title=block_type.name, xlabel="MiB held by one call", ylabel="added ms of one call")
     axes.set_xlim(left=0)
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)

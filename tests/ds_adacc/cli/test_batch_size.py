@@ -15,7 +15,7 @@ def problem(values, gradients=0, workspace=0, codecs=(), name="op", replayable=T
     events = tuple(planner.Event(f"e{n}", (n,), gradients) for n in reversed(range(len(values))))
     offers = (tuple(codecs), *[()] * (len(values) - 1))
     profile = planner.Profile(planner.BlockGraph(made, ops, events), (1.0,) * len(ops), offers)
-    return planner.Problem((planner.Kind("block", profile, count),), order=("block",) * count)
+    return planner.Problem((planner.BlockType("block", profile, count),), order=("block",) * count)
 
 
 def codec(name, nbytes, workspace=0):
@@ -23,7 +23,7 @@ def codec(name, nbytes, workspace=0):
 
 
 def of(line, batch):
-    return line.at(batch).kinds[0].profile
+    return line.at(batch).block_types[0].profile
 
 
 def test_every_number_of_bytes_is_on_its_line_rounded_up():

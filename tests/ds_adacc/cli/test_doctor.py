@@ -9,7 +9,7 @@ from store_worker import profile
 
 from ds_adacc.cli import checks
 from ds_adacc.cli.checks import Absent, Finding
-from ds_adacc.profile.cache import ProfileStore, default_path
+from ds_adacc.profile.cache import ProfileCache, default_path
 
 CUDA13 = "pip install 'ds_adacc[cuda13]'"
 
@@ -38,7 +38,7 @@ def by_name(findings):
 
 
 def test_this_environment_is_fine(document):
-    ProfileStore(default_path()).save("key", profile())
+    ProfileCache(default_path()).save("key", profile())
     code, told = document("doctor")
     assert code == 0
     assert list(told) == ["fine", "findings", "store"] and told["fine"] is True
@@ -168,8 +168,8 @@ def test_a_solver_that_dies_is_a_finding(monkeypatch):
 def test_the_solver_is_asked_something_that_needs_a_search(monkeypatch):
     from ds_adacc import planner
 
-    asked, solve = [], planner.mix_isolated
-    monkeypatch.setattr(planner, "mix_isolated", lambda *a, **k: asked.append(solve(*a, **k)) or asked[0])
+    asked, solve_uniform = [], planner.solve_in_process
+    monkeypatch.setattr(planner, "mix_isolated", lambda *a, **k: asked.append(solve_uniform(*a, **k)) or asked[0])
     assert checks._cbc() == f"solves a model in {asked[0].solve_seconds:.3f} s"
     assert asked[0].added_seconds == 2.0 and asked[0].proven_optimal
 

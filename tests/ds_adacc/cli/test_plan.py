@@ -83,7 +83,9 @@ def answered(tmp_path_factory):
 
 def test_the_problem_is_that_of_the_model_s_blocks(recorded):
     problem = recorded[2].problem
-    assert [(kind.name, kind.count, kind.blocks) for kind in problem.kinds] == [("blocks.0 (GPTBlock)", 3, 3)]
+    assert [(block_type.name, block_type.count, block_type.blocks) for block_type in problem.block_types] == [
+        ("blocks.0 (GPTBlock)", 3, 3)
+    ]
     assert problem.order == ("blocks.0 (GPTBlock)",) * 3
     assert recorded[2].known.keys() == {"blocks.0 (GPTBlock)"}
 
@@ -91,7 +93,7 @@ def test_the_problem_is_that_of_the_model_s_blocks(recorded):
 def test_kinds_are_named_after_their_first_blocks_in_forward_order():
     problem = record(Factory("factories:two_kinds"), load({"adacc": SECTION}), 2).problem
     first, second = "blocks.0 (GPTBlock)", "blocks.1 (GPTBlock)"
-    assert [(kind.name, kind.count) for kind in problem.kinds] == [(first, 1), (second, 2)]
+    assert [(block_type.name, block_type.count) for block_type in problem.block_types] == [(first, 1), (second, 2)]
     assert problem.order == (first, second, second)
 
 
@@ -99,8 +101,8 @@ def test_kinds_are_named_after_their_first_blocks_in_forward_order():
 def test_arguments_may_be_keywords_and_the_output_may_have_a_loss(name, recorded):
     found = record(Factory(f"factories:{name}"), load({"adacc": SECTION}), 2)
     assert found.problem.order == recorded[2].problem.order
-    for kind, other in zip(found.problem.kinds, recorded[2].problem.kinds, strict=True):
-        assert kind.profile.graph == other.profile.graph
+    for block_type, other in zip(found.problem.block_types, recorded[2].problem.block_types, strict=True):
+        assert block_type.profile.graph == other.profile.graph
 
 
 # the plan
@@ -114,14 +116,14 @@ def test_the_document_is_the_planner_s_own_numbers(planned):
         "budget",
         "without",
         "smallest",
-        "kinds",
+        "block_types",
         "plan",
         "baselines",
         "largest_batch",
     }
     problem, solution = planned.problem, planned.solution
     assert (told["batch"], told["device"], told["smallest"]) == (2, "cpu", None)
-    retained = [[planner.retain_policy(kind.profile)] * kind.blocks for kind in problem.kinds]
+    retained = [[planner.retain_policy(block_type.profile)] * block_type.blocks for block_type in problem.block_types]
     assert told["without"] == planner.peak_bytes(problem, retained)
     assert told["budget"] == told["without"] // 2
     assert told["plan"] == {
@@ -136,20 +138,20 @@ def test_the_document_is_the_planner_s_own_numbers(planned):
 
 
 def test_a_kind_s_frontier_and_policies_are_told_value_by_value(planned):
-    for kind, of_kind, chosen in zip(
-        planned.problem.kinds, document_of(planned)["kinds"], planned.solution.policies, strict=True
+    for block_type, of_type, chosen in zip(
+        planned.problem.block_types, document_of(planned)["block_types"], planned.solution.policies, strict=True
     ):
-        assert of_kind.keys() == {"name", "blocks", "calls", "operators", "values", "frontier", "policies"}
-        assert sum(policy["blocks"] for policy in of_kind["policies"]) == kind.blocks
-        points = of_kind["frontier"]
+        assert of_type.keys() == {"name", "blocks", "calls", "operators", "values", "frontier", "policies"}
+        assert sum(policy["blocks"] for policy in of_type["policies"]) == block_type.blocks
+        points = of_type["frontier"]
         assert all(point.keys() == {"held", "added_seconds", "gradient_error", "choices"} for point in points)
         assert [point["held"] for point in points] == sorted((p["held"] for p in points), reverse=True)
         assert points[0]["added_seconds"] == 0 and set(points[0]["choices"].values()) == {"retain"}
-        found = planned.frontiers[kind.name]
+        found = planned.frontiers[block_type.name]
         assert [point["gradient_error"] for point in points] == [point.gradient_error for point in found]
-        calls = [planner.simulate(kind.profile, policy) for policy in dict.fromkeys(chosen)]
-        assert [policy["held"] for policy in of_kind["policies"]] == [call.held for call in calls]
-        assert [policy["added_seconds"] for policy in of_kind["policies"]] == [call.seconds for call in calls]
+        calls = [planner.simulate(block_type.profile, policy) for policy in dict.fromkeys(chosen)]
+        assert [policy["held"] for policy in of_type["policies"]] == [call.held for call in calls]
+        assert [policy["added_seconds"] for policy in of_type["policies"]] == [call.seconds for call in calls]
 
 
 def test_every_baseline_has_its_cost(planned):
@@ -192,7 +194,10 @@ def test_the_estimate_is_the_plan_s_own_peak_at_a_batch_that_was_not_recorded(re
 
 def test_the_largest_micro_batch_is_the_last_whose_peak_fits(recorded, planned):
     line = BatchLine((recorded[2].problem, recorded[4].problem), (2, 4))
-    policies = [[planner.recompute_policy(kind.profile)] * kind.blocks for kind in line.problems[0].kinds]
+    policies = [
+        [planner.recompute_policy(block_type.profile)] * block_type.blocks
+        for block_type in line.problems[0].block_types
+    ]
     largest = planned.estimate.largest
     assert largest.keys() == {"smallest peak", "full checkpointing", "no checkpointing"}
     most = largest["full checkpointing"]
@@ -209,9 +214,11 @@ def test_the_command_writes_one_document_and_the_figures(answered):
     code, out, folder = answered
     told = json.loads(out)
     assert code == 0 and told["factory"] == "factories:gpt" and told["batch"] == 2
-    assert all(point["gradient_error"] is None for kind in told["kinds"] for point in kind["frontier"])
+    assert all(
+        point["gradient_error"] is None for block_type in told["block_types"] for point in block_type["frontier"]
+    )
     assert json.loads((folder / "plan.json").read_text()) == told
-    distinct = {place: len(kind["policies"]) for place, kind in enumerate(told["kinds"], start=1)}
+    distinct = {place: len(block_type["policies"]) for place, block_type in enumerate(told["block_types"], start=1)}
     graphs = {f"graph-{place}-{n}" for place, count in distinct.items() for n in range(1, count + 1)}
     names = {"frontier-1", "timeline", *graphs}
     assert {path.name for path in folder.iterdir()} == {
@@ -227,7 +234,7 @@ def test_a_budget_that_nothing_fits_is_exit_code_1_and_names_the_smallest(config
     code, told = document("plan", config(codecs="none"), "factories:gpt", "--budget", "0.01", "--batch", "2")
     assert code == 1 and told["plan"] is None
     assert told["budget"] == told["without"] // 100 < told["smallest"] < told["without"]
-    assert all(kind["policies"] == [] for kind in told["kinds"])
+    assert all(block_type["policies"] == [] for block_type in told["block_types"])
     assert not any(costs["fits"] for costs in told["baselines"])
     assert set(told["largest_batch"]["estimates"].values()) == {0}
 
@@ -306,7 +313,7 @@ def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tm
 def test_times_that_are_no_numbers_are_named(config, said, monkeypatch):
     monkeypatch.setattr(measure.Timer, "__call__", lambda self, function: math.nan)
     error = refused(said, config(codecs="none"), "factories:gpt")
-    assert "raised ValueError: hiding_seconds of forward is nan; it must be finite and non-negative" in error
+    assert "raised ValueError: overlap_seconds of forward is nan; it must be finite and non-negative" in error
 
 
 def test_a_factory_without_a_default_wants_a_batch(config, said):

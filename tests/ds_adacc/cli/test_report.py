@@ -50,7 +50,7 @@ RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replann
 
 @pytest.fixture
 def path():
-    """The journal of a run with an event of each kind, and one of a kind that is not known."""
+    """The journal of a run with an event of each block type, and one of a block type that is not known."""
     path = default_path(datetime(2026, 3, 4), 1)
     journal = Journal(path)
     journal.write("start", **START)

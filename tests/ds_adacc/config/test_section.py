@@ -4,10 +4,8 @@ import json
 import pydantic
 import pytest
 from deepspeed.runtime import constants
-from ds_adacc.kernels import CODECS
 
 from ds_adacc.config import (
-    ROLES,
     AdaccConfig,
     ConfigError,
     MemoryBudget,
@@ -17,6 +15,8 @@ from ds_adacc.config import (
     load,
     read,
 )
+from ds_adacc.config.presets import ROLES
+from ds_adacc.kernels import CODECS
 
 ALL_CODECS = ", ".join(map(repr, CODECS))
 ALL_ROLES = (

@@ -98,8 +98,8 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 9))
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
-    decision = adacc.runtime.decision
-    assert adacc.observed_held_bytes == adacc.planned_held_bytes == decision.groups[0].solution.held[0]
+    plan = adacc.runtime.plan
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "dropout_mask", "peak: planned", "observed", "solved in"):
         assert word in table
 
@@ -141,13 +141,13 @@ def test_policies_survive_json():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
     adacc = stepped(model)
     train(adacc, model, (9,))
-    (chosen,) = adacc.runtime.decision.policies.values()
+    (chosen,) = adacc.runtime.plan.policies.values()
     assert len(chosen) == 2
     assert tuple(planner.Policy.from_json(json.loads(json.dumps(policy.to_json()))) for policy in chosen) == chosen
 
 
 class Meeting(nn.Module):
-    """Two kinds of blocks that run together, one of them at a length of its own."""
+    """Two block types that run together, one of them at a length of its own."""
 
     def __init__(self):
         super().__init__()
@@ -169,12 +169,12 @@ def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
     for time in (9, 9, 12, 12):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-        if adacc.runtime.decision not in decisions:
-            decisions.append(adacc.runtime.decision)
+        if adacc.runtime.plan not in decisions:
+            decisions.append(adacc.runtime.plan)
     first, second = decisions
-    assert [len(decision.groups) for decision in decisions] == [1, 1]
-    assert [[kind.count for kind in decision.kinds] for decision in decisions] == [[2, 2], [2, 2, 2]]
-    ((writers,),) = (one & other for one, other in [second.groups[0].together])
+    assert [len(plan.groups) for plan in decisions] == [1, 1]
+    assert [[block_type.count for block_type in plan.block_types] for plan in decisions] == [[2, 2], [2, 2, 2]]
+    ((writers,),) = (one & other for one, other in [second.groups[0].live_sets])
     assert writers in first.policies
     assert second.peak <= second.budget == first.budget
     assert adacc.observed_held_bytes == adacc.planned_held_bytes > 0
@@ -185,26 +185,26 @@ def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
     for time in (9, 9):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    before = adacc.runtime.decision.policies
+    before = adacc.runtime.plan.policies
     with caplog.at_level("WARNING", logger="ds_adacc"):
         model(torch.randn(2, 64, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    after = (decision := adacc.runtime.decision).policies
+    after = (plan := adacc.runtime.plan).policies
     assert "what had no policy yet is recomputed" in caplog.text
-    (new,) = (kind for kind in adacc.runtime.decision.kinds if kind.name not in before)
+    (new,) = (block_type for block_type in adacc.runtime.plan.block_types if block_type.name not in before)
     assert after == {**before, new.name: (planner.recompute_policy(new.profile),) * 2}
     for time in (64, 64):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    assert adacc.runtime.decision is decision
+    assert adacc.runtime.plan is plan
     model(torch.randn(2, 12, zoo.WIDTH, requires_grad=True)).backward()
     adacc.end_step()
-    assert adacc.runtime.decision.peak <= adacc.runtime.decision.budget
-    assert not any(group.shortfall for group in adacc.runtime.decision.groups)
+    assert adacc.runtime.plan.peak <= adacc.runtime.plan.budget
+    assert not any(group.shortfall for group in adacc.runtime.plan.groups)
 
 
 class Twins(nn.Module):
-    """Two kinds of blocks, of which a call may run either or both."""
+    """Two block types, of which a call may run either or both."""
 
     def __init__(self):
         super().__init__()
@@ -227,10 +227,10 @@ def test_kinds_that_meet_later_are_planned_for_together():
     for which in ("readers",), ("writers",), ("readers", "writers"), ("readers", "writers"), ("readers",):
         model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True), which).backward()
         adacc.end_step()
-        seen.append(adacc.runtime.decision)
-    assert [len(decision.kinds) for decision in seen] == [1, 1, 2, 2, 2]
+        seen.append(adacc.runtime.plan)
+    assert [len(plan.block_types) for plan in seen] == [1, 1, 2, 2, 2]
     assert seen[2] is seen[3] is seen[4]
-    assert seen[2].peak <= seen[2].budget == seen[0].budget < sum(decision.peak for decision in seen[:2])
+    assert seen[2].peak <= seen[2].budget == seen[0].budget < sum(plan.peak for plan in seen[:2])
 
 
 def test_micro_batches_of_a_step_have_the_whole_budget_each():
@@ -239,16 +239,16 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
         adacc.runtime.end_backward()
     adacc.end_step()
-    decision = adacc.runtime.decision
-    assert [[kind.count for kind in group.kinds] for group in decision.groups] == [[3], [3]]
-    assert decision.without < sum(group.solution.peak for group in decision.groups)
+    plan = adacc.runtime.plan
+    assert [[block_type.count for block_type in group.block_types] for group in plan.groups] == [[3], [3]]
+    assert plan.without < sum(group.solution.peak for group in plan.groups)
 
 
 def test_the_table_of_a_step_with_other_calls_says_so(caplog):
     adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 7, 9))
-    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.decision.held
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.plan.held
     assert "was planned for the calls of that step" in caplog.text
 
 
@@ -270,5 +270,5 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9))
     assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
-    (kind,) = adacc.runtime.decision.kinds
-    assert adacc.runtime.decision.policies[kind.name] == (planner.recompute_policy(kind.profile),) * 3
+    (block_type,) = adacc.runtime.plan.block_types
+    assert adacc.runtime.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3

@@ -162,21 +162,21 @@ def resumed(saved, caplog, engine, **options):
 def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog):
     (said,) = resumed(saved, caplog, engine := Engine())
     assert said == f"the plan of the checkpoint {saved.folder / 'global_step3'} is in force again"
-    assert engine.adacc.runtime.decision == saved.engine.adacc.runtime.decision
+    assert engine.adacc.runtime.plan == saved.engine.adacc.runtime.plan
     assert engine.adacc.observed_held_bytes == saved.engine.adacc.observed_held_bytes > 0
     assert engine.adacc.state().rectifier == saved.engine.adacc.state().rectifier
-    before = engine.adacc.runtime.decision
+    before = engine.adacc.runtime.plan
     with caplog.at_level("INFO", logger="ds_adacc"):
         engine.step()
-    assert engine.adacc.runtime.decision is before
+    assert engine.adacc.runtime.plan is before
     assert "plan (first step recorded):" in caplog.text
-    assert engine.adacc.runtime.state().portfolio == saved.engine.adacc.runtime.state().portfolio
+    assert engine.adacc.runtime.state().coordinator == saved.engine.adacc.runtime.state().coordinator
 
 
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({"memory_budget": 0.7}, "adacc.memory_budget was {'kind': 'fraction', 'amount': 0.8} and is"),
+        ({"memory_budget": 0.7}, "adacc.memory_budget was {'block type': 'fraction', 'amount': 0.8} and is"),
         ({"layers": 3}, "model was ModuleList "),
         ({"micro_batch": 4}, "micro-batch size was 2 and is 4"),
     ],
@@ -184,9 +184,9 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
 def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     (said,) = resumed(saved, caplog, engine := Engine(**other))
     assert said.startswith(f"the plan is made anew: the checkpoint's {difference}")
-    assert engine.adacc.runtime.decision is None
+    assert engine.adacc.runtime.plan is None
     engine.step()
-    assert engine.adacc.runtime.decision.reason == "first step recorded"
+    assert engine.adacc.runtime.plan.reason == "first step recorded"
 
 
 def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
@@ -197,12 +197,12 @@ def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
 
 def test_block_inputs_held_otherwise_after_the_load_are_planned_for_anew_in_the_same_budget(saved, caplog):
     resumed(saved, caplog, engine := Engine())
-    before = engine.adacc.runtime.decision
+    before = engine.adacc.runtime.plan
     engine.adacc.runtime.hold_inputs(InputPlacement(on_host=True))
-    assert engine.adacc.runtime.decision is before
+    assert engine.adacc.runtime.plan is before
     engine.step()
-    assert engine.adacc.runtime.decision is not before
-    assert engine.adacc.runtime.decision.budget == before.budget
+    assert engine.adacc.runtime.plan is not before
+    assert engine.adacc.runtime.plan.budget == before.budget
 
 
 def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
@@ -252,26 +252,26 @@ def test_a_checkpoint_of_deepspeed_alone_is_told_of(saved, caplog):
 
 
 def test_weights_alone_leave_the_plan_as_it_is(saved, caplog):
-    before = saved.engine.adacc.runtime.decision
+    before = saved.engine.adacc.runtime.plan
     assert resumed(saved, caplog, saved.engine, load_module_only=True) == []
-    assert saved.engine.adacc.runtime.decision is before
+    assert saved.engine.adacc.runtime.plan is before
     assert saved.engine.adacc.runtime.blocks.records()
 
 
 def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budget(saved, caplog):
     resumed(saved, caplog, engine := Engine())
-    budget = engine.adacc.runtime.decision.budget
+    budget = engine.adacc.runtime.plan.budget
     engine.step(time=7)
     assert "no block runs a program that the checkpoint's plan is for" in caplog.text
-    assert engine.adacc.runtime.decision.reason == "new shapes recorded"
-    assert engine.adacc.runtime.decision.budget == budget
+    assert engine.adacc.runtime.plan.reason == "new shapes recorded"
+    assert engine.adacc.runtime.plan.budget == budget
 
 
 def test_what_a_resumed_run_has_yet_to_meet_is_saved_again(saved, caplog):
     resumed(saved, caplog, engine := Engine())
     again = engine.adacc.state()
     before = saved.engine.adacc.state()
-    assert again.runtime.portfolio == before.runtime.portfolio and again.runtime.profiles == before.runtime.profiles
+    assert again.runtime.coordinator == before.runtime.coordinator and again.runtime.profiles == before.runtime.profiles
     assert [block["name"] for block in again.blocks] == [block["name"] for block in before.blocks]
     assert [len(block["records"]) for block in again.blocks] == [1, 1]
 

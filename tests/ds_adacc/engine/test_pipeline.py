@@ -6,12 +6,12 @@ from pipeline_worker import LAYERS, STEPS
 
 pytestmark = pytest.mark.ranks
 CASES = {
-    "interval 1": {"blocks": 4, "kinds": 2},
-    "interval 2": {"blocks": 2, "kinds": 2},
-    "deepspeed's function": {"blocks": 2, "kinds": 2},
-    "wrapped blocks": {"blocks": LAYERS // 2, "kinds": 1},
-    "named blocks": {"blocks": LAYERS // 2, "kinds": 1},
-    "without an engine": {"blocks": 4, "kinds": 2},
+    "interval 1": {"blocks": 4, "block_types": 2},
+    "interval 2": {"blocks": 2, "block_types": 2},
+    "deepspeed's function": {"blocks": 2, "block_types": 2},
+    "wrapped blocks": {"blocks": LAYERS // 2, "block_types": 1},
+    "named blocks": {"blocks": LAYERS // 2, "block_types": 1},
+    "without an engine": {"blocks": 4, "block_types": 2},
 }
 
 

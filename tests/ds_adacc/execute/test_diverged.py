@@ -129,17 +129,17 @@ def test_parameters_are_not_retained_and_it_is_said_once(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("ds_adacc"), "propagate", True)
     block = TwoLinears()
     recording = record(block, inputs(), {})
-    plan = bind(recording, planner.recompute_policy(profile_of(recording)), {})
+    bound = bind(recording, planner.recompute_policy(profile_of(recording)), {})
     for _ in range(2):
-        call = Call(plan, inputs())
+        call = Call(bound, inputs())
         call.pack(torch.randn(3, 3))
         slot = call.pack(block.g.weight.detach().t())
         assert isinstance(slot, ParameterSlot)
         assert slot.parameter is block.g.weight
         assert torch.equal(slot.unpack(), block.g.weight.t())
     assert [r.getMessage() for r in caplog.records if r.name == "ds_adacc"] == [
-        f"block block runs a different course than recorded from saved tensor 1 of {len(plan.steps)} on: what the "
-        "plan does not know is retained"
+        f"block block runs a different course than recorded from saved tensor 1 of {len(bound.instructions)} on: what "
+        "the plan does not know is retained"
     ]
 
 

@@ -19,7 +19,7 @@ from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 LOSSLESS = {"memory_budget": 0.88, "codecs": "none", "rectifier": {"enabled": False}, "solver": {"max_seconds": 30.0}}
 
 
-def step(model, inputs, seed):
+def instruction(model, inputs, seed):
     """(loss, gradients by name) of one step, on a batch of its own."""
     model.zero_grad()
     torch.manual_seed(seed)
@@ -54,14 +54,14 @@ def no_warnings(caplog):
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_recomputed_or_planned_the_gradients_are_bit_identical(name, no_warnings):
     model, inputs = families.example(name)
-    plain, plain_bytes = [step(model, inputs, seed) for seed in range(3)], held(model, inputs)
+    plain, plain_bytes = [instruction(model, inputs, seed) for seed in range(3)], held(model, inputs)
     adacc, blocks = served(model)
     for seed in range(3):  # what is proven is recomputed, for want of a plan
-        zoo.assert_same_bits(plain[seed], step(model, inputs, seed))
+        zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
     recomputed_bytes = held(model, inputs)
     adacc.end_step()
     for seed in range(3):
-        zoo.assert_same_bits(plain[seed], step(model, inputs, seed))
+        zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
         adacc.end_step()
     planned_bytes = held(model, inputs)
     assert recomputed_bytes < planned_bytes < plain_bytes
@@ -71,7 +71,7 @@ def test_recomputed_or_planned_the_gradients_are_bit_identical(name, no_warnings
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_gradient_checkpointing_is_taken_over(name, no_warnings, monkeypatch, caplog):
     model, inputs = families.example(name)
-    plain = [step(model, inputs, seed) for seed in range(2)]
+    plain = [instruction(model, inputs, seed) for seed in range(2)]
     monkeypatch.setattr(transformers.modeling_utils, "checkpoint", lambda *_, **__: pytest.fail("recomputed twice"))
     model.gradient_checkpointing_enable()
     adacc, blocks = served(model)
@@ -80,7 +80,7 @@ def test_gradient_checkpointing_is_taken_over(name, no_warnings, monkeypatch, ca
         take_over(model, blocks)
     assert len([r for r in caplog.records if "gradient checkpointing is taken over" in r.getMessage()]) == 1
     for seed in range(2):
-        zoo.assert_same_bits(plain[seed], step(model, inputs, seed))
+        zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
     assert model(**inputs).past_key_values is None  # as transformers has it
     assert adacc.runtime.recordings == len(blocks)
 

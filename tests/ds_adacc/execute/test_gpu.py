@@ -34,8 +34,8 @@ def on_device(name, dtype=torch.float32):
 def test_unpacked_tensors_have_the_saved_bits(name):
     block, args, kwargs = on_device(name)
     recording = record(block, args, kwargs)
-    plan = bind(recording, planner.recompute_policy(profile_of(recording)), {})
-    call = Call(plan, tensors_of(args, kwargs))
+    bound = bind(recording, planner.recompute_policy(profile_of(recording)), {})
+    call = Call(bound, tensors_of(args, kwargs))
     seen = []
 
     def pack(tensor):

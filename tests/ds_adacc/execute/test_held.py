@@ -5,7 +5,6 @@ import gc
 import pytest
 import torch
 import zoo
-from ds_adacc.kernels import make_codec
 from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
@@ -13,8 +12,9 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
+from ds_adacc.kernels import make_codec
 from ds_adacc.record.saved import unpack
-from ds_adacc.rectify.observer import Observation
+from ds_adacc.rectify.observer import Observer
 
 
 @pytest.fixture(autouse=True)
@@ -86,16 +86,16 @@ def test_backward_frees_everything_without_the_collector():
 def test_observation_forgets_what_is_gone():
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
-    plan = bind(recording, planner.retain_policy(profile_of(recording)), {})
-    observation, known, sizes = Observation(), Record(kind="kind"), []
+    bound = bind(recording, planner.retain_policy(profile_of(recording)), {})
+    observer, known, sizes = Observer(), Record(block_type="block_type"), []
     for _ in range(3):
-        call = Call(plan, args)
-        pack, done = observation.watch(known, Block("block"), call, call.pack)
+        call = Call(bound, args)
+        pack, done = observer.watch(known, Block("block"), call, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done()
         call.close()
-        sizes.append(len(observation._holders))
+        sizes.append(len(observer._holders))
         del call, pack, done, output
     assert sizes[0] == sizes[1] == sizes[2] > 0
-    assert len(observation._holders) == 0
+    assert len(observer._holders) == 0

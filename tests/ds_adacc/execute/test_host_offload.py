@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.host_offload import Prefetcher, pinned
 from ds_adacc.record.saved import unpack
-from ds_adacc.rectify.observer import Observation
+from ds_adacc.rectify.observer import Observer
 
 
 class Handle:
@@ -232,7 +232,7 @@ def test_what_was_fetched_goes_with_its_last_use(transfer):
     call = Call(bind(recording, everything(recording), {}, Prefetcher(transfer)), tensors_of(args, kwargs))
     with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
         output = block(*args, **kwargs)
-    holders = [holder for index, holder in call.holders.items() if call.plan.policy.stores[index] == planner.OFFLOAD]
+    holders = [holder for index, holder in call.holders.items() if call.bound.policy.stores[index] == planner.OFFLOAD]
     output.sum().backward(retain_graph=True)
     assert [holder._cached for holder in holders] == [None] * len(holders)
     assert [reference().fetched for reference in transfer.handles] == [None] * len(holders)
@@ -282,24 +282,24 @@ def test_nothing_is_counted_as_held(transfer):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy = only(recording, "addmm1", "gelu11")
-    plan = bind(recording, policy, {}, Prefetcher(transfer))
-    observation, call = Observation(), Call(plan, args)
-    pack, done = observation.watch(Record(kind="kind"), Block("block"), call, call.pack)
+    bound = bind(recording, policy, {}, Prefetcher(transfer))
+    observer, call = Observer(), Call(bound, args)
+    pack, done = observer.watch(Record(block_type="block_type"), Block("block"), call, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
     done()
     output.sum().backward()
     cost = planner.CodecCost(planner.OFFLOAD, 0, 0.0, 0.0, 0.0, 0)
     offers = tuple((cost,) if store == planner.OFFLOAD else () for store in policy.stores)
-    assert observation.held_bytes == policy.held_bytes(replace(profile_of(recording), codecs=offers)) > 0
+    assert observer.held_bytes == policy.held_bytes(replace(profile_of(recording), codecs=offers)) > 0
     del output
 
 
 def test_plans_that_offload_nothing_know_no_prefetcher(transfer):
     recording = record(*zoo.example("gpt"))
     retained = planner.retain_policy(profile_of(recording))
-    plan = bind(recording, retained, {}, Prefetcher(transfer))
-    assert plan.prefetcher is None and plan.is_trivial
+    bound = bind(recording, retained, {}, Prefetcher(transfer))
+    assert bound.prefetcher is None and bound.is_trivial
     assert not bind(recording, only(recording, "addmm1"), {}, Prefetcher(transfer)).is_trivial
 
 

@@ -188,7 +188,7 @@ def test_offload_is_measured_and_on_offer(device):
     tensors = [torch.zeros(v.geometry.size, dtype=v.geometry.dtype, device=device) for v in recording.values]
     codecs = measure.CodecMaker(load({"adacc": {"codecs": "none"}}))
     profile = measure.measure(recording, tensors, codecs)
-    assert profile.hiding_seconds > (0.0, 0.0)
+    assert profile.overlap_seconds > (0.0, 0.0)
     offered = {recording.values[i].name for i, costs in enumerate(profile.codecs) if costs}
     assert offered == {value.name for value in recording.values if value.index in recording.saved}
     for value, costs in zip(recording.values, profile.codecs, strict=True):

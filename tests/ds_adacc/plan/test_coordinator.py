@@ -11,8 +11,8 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.block_type import Kind
-from ds_adacc.plan.consensus import Row, merge_kind, merge_orders, merge_profiles
+from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.consensus import Row, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.record.recording import Op
 from ds_adacc.runtime.runtime import Runtime
@@ -85,8 +85,8 @@ def test_only_codecs_that_every_rank_offers_are_on_offer():
 )
 def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
     profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())
-    kind = merge_kind("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
-    assert (kind.count, kind.blocks) == expected
+    block_type = merge_block_type("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
+    assert (block_type.count, block_type.blocks) == expected
 
 
 def test_an_order_stands_that_all_ranks_agree_on():
@@ -97,9 +97,9 @@ def test_an_order_stands_that_all_ranks_agree_on():
 
 def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
     graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
-    kind = Kind(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
-    kind.narrow([("token",)])
-    assert [c.codec for c in kind.profile.codecs[0]] == ["token"]
+    block_type = BlockType(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
+    block_type.narrow([("token",)])
+    assert [c.codec for c in block_type.profile.codecs[0]] == ["token"]
 
 
 def runtime():
@@ -128,15 +128,15 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.decide([frozenset(runtime.portfolio.kinds)], "again")
-    return runtime.decision.kinds[0].count
+    runtime.decide([frozenset(runtime.coordinator.block_types)], "again")
+    return runtime.plan.block_types[0].count
 
 
 def test_a_block_called_often_keeps_its_count():
     runs, block = runtime(), Numbered()
     for _ in range(3):
         step(runs, [block] * 6)
-    assert runs.decision.kinds[0].count == recount(runs) == 6
+    assert runs.plan.block_types[0].count == recount(runs) == 6
 
 
 def test_a_block_recorded_often_counts_once():
@@ -151,9 +151,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.portfolio.kinds["stale"] = runs.portfolio.kinds[runs.blocks.records()[0].kind]
+    runs.coordinator.block_types["stale"] = runs.coordinator.block_types[runs.blocks.records()[0].block_type]
     recount(runs)
-    assert set(runs.portfolio.kinds) == {runs.blocks.records()[0].kind}
+    assert set(runs.coordinator.block_types) == {runs.blocks.records()[0].block_type}
 
 
 class Doubled(nn.Module):
@@ -177,17 +177,17 @@ def run(runtime, model, lengths):
     decisions = []
     for length in lengths:
         model(torch.randn(length, 4, requires_grad=True)).backward()
-        if runtime.decision is not None and runtime.decision not in decisions:
-            decisions.append(runtime.decision)
+        if runtime.plan is not None and runtime.plan not in decisions:
+            decisions.append(runtime.plan)
     return decisions
 
 
 def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too():
     runs = without_engine()
     first, second = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
-    assert [len(names) for names in first.groups[0].together] == [2]
-    assert [len(names) for names in second.groups[0].together] == [2, 2]
-    assert len(second.kinds) == 3
+    assert [len(names) for names in first.groups[0].live_sets] == [2]
+    assert [len(names) for names in second.groups[0].live_sets] == [2, 2]
+    assert len(second.block_types) == 3
 
 
 def test_without_an_engine_a_shape_that_never_runs_twice_in_a_row_is_planned_once(caplog):
@@ -195,7 +195,7 @@ def test_without_an_engine_a_shape_that_never_runs_twice_in_a_row_is_planned_onc
     with caplog.at_level("INFO", logger="ds_adacc"):
         decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
     assert len(decisions) == 2
-    assert not runs.portfolio.undecided
+    assert not runs.coordinator.undecided
     assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 2
 
 
@@ -204,16 +204,16 @@ def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
     block = nn.Sequential(nn.Linear(4, 4096), nn.GELU(), nn.Linear(4096, 4))
     with pytest.raises(planner.InfeasibleBudget):
         run(runs, lambda x: runs.checkpoint(block, x).sum(), (200, 200))
-    (decision,) = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3))
-    assert decision.peak <= decision.budget
+    (plan,) = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3))
+    assert plan.peak <= plan.budget
 
 
 def test_a_kind_that_comes_back_counts_as_before():
     runs = runtime()
     step(runs, [block := Numbered()] * 6)
-    ((digest, kind),) = runs.portfolio.kinds.items()
-    runs.portfolio.keep(())
-    assert runs.portfolio.add(digest, kind.recording, kind.profile).count == 6
+    ((digest, block_type),) = runs.coordinator.block_types.items()
+    runs.coordinator.keep(())
+    assert runs.coordinator.add(digest, block_type.recording, block_type.profile).count == 6
     assert block is not None
 
 
@@ -221,10 +221,10 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
-    (kind,) = runs.portfolio.kinds.values()
-    planned = kind.held_bytes(0)
-    assert "token" in kind.policy(0).stores
-    kind.narrow([() for _ in kind.profile.codecs])
+    (block_type,) = runs.coordinator.block_types.values()
+    planned = block_type.held_bytes(0)
+    assert "token" in block_type.policy(0).stores
+    block_type.narrow([() for _ in block_type.profile.codecs])
     step(runs, [block])
     assert runs.held.planned == runs.held.observed == planned
 
@@ -234,18 +234,18 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
-    ((digest, kind),) = runs.portfolio.kinds.items()
-    (index,) = kind.outlier_values
+    ((digest, block_type),) = runs.coordinator.block_types.items()
+    (index,) = block_type.outlier_values
     for capacity in (1, 5):
-        resized = runs.portfolio._resize(digest, kind.profile, {index: capacity})
+        resized = runs.coordinator._resize(digest, block_type.profile, {index: capacity})
         sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}
-    assert kind.outlier_codec(index) == "outlier"
-    stores = tuple("outlier8" if i == index else None for i in range(len(kind.profile.codecs)))
-    kind.policies = (replace(kind.policies[0], stores=stores),)
-    assert kind.outlier_codec(index) == "outlier8"
-    assert kind.outlier_values == kind.tracked_values([]) == [index]
+    assert block_type.outlier_codec(index) == "outlier"
+    stores = tuple("outlier8" if i == index else None for i in range(len(block_type.profile.codecs)))
+    block_type.policies = (replace(block_type.policies[0], stores=stores),)
+    assert block_type.outlier_codec(index) == "outlier8"
+    assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 
 
 def test_a_greedy_plan_is_told(monkeypatch, caplog):

@@ -1,10 +1,10 @@
-"""Which kinds share the budget, and what becomes of those that do not fit."""
+"""Which block types share the budget, and what becomes of those that do not fit."""
 
 import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.plan import Scene, components, decide, largest, most_without
+from ds_adacc.plan.plan import PlanRequest, components, decide, largest, most_without
 
 MIB = 1 << 20
 
@@ -14,7 +14,7 @@ def sets(*names):
 
 
 @pytest.mark.parametrize(
-    ("together", "expected"),
+    ("live_sets", "expected"),
     [
         ([], []),
         (["ba", "c"], ["ab", "c"]),
@@ -22,31 +22,31 @@ def sets(*names):
         (["a", "a"], ["a"]),
     ],
 )
-def test_sets_that_overlap_hang_together(together, expected):
-    assert components(sets(*together)) == sets(*expected)
+def test_sets_that_overlap_hang_together(live_sets, expected):
+    assert components(sets(*live_sets)) == sets(*expected)
 
 
 def test_sets_within_others_say_nothing():
     assert largest(sets("c", "a", "ab", "", "ab", "bc")) == tuple(sets("ab", "bc"))
 
 
-def kind(name, mebibytes):
+def block_type(name, mebibytes):
     """Four calls of three values of this size in a row, each recomputable from the one before, all saved."""
     size = mebibytes * MIB
     values = tuple(planner.Value(f"x{i}", "other", size, i - 1 if i else None, True) for i in range(3))
     ops = tuple(planner.Op(f"op{i}", (i,), (i + 1,), True) for i in range(2))
     events = tuple(planner.Event(f"e{i}", (i,), 0) for i in range(2, -1, -1))
     graph = planner.BlockGraph(values, ops, events)
-    return planner.Kind(name, planner.Profile(graph, (0.001, 0.001), ((), (), ())), 4)
+    return planner.BlockType(name, planner.Profile(graph, (0.001, 0.001), ((), (), ())), 4)
 
 
 BOTH = (planner.InfeasibleBudget, planner.NoSolutionInTime)
 
 
-def decided(sizes, together, budget, settled=(), forgiven=()):
-    kinds = {name: kind(name, size) for name, size in sizes.items()}
+def decided(sizes, live_sets, budget, settled=(), forgiven=()):
+    block_types = {name: block_type(name, size) for name, size in sizes.items()}
     config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
-    return decide(Scene(kinds, sets(*together)), budget * MIB, config, dict(settled), forgiven)
+    return decide(PlanRequest(block_types, sets(*live_sets)), budget * MIB, config, dict(settled), forgiven)
 
 
 def test_kinds_that_never_run_together_have_the_whole_budget_each():
@@ -65,10 +65,10 @@ def test_a_kind_with_two_partners_has_one_policy_that_fits_beside_either():
 
 
 def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
-    kinds = {name: kind(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
-    assert most_without(Scene(kinds, sets("a", "b"))) == 36 * MIB
-    assert most_without(Scene(kinds, sets("ac", "b"))) == 36 * MIB
-    assert most_without(Scene(kinds, sets("ab", "ac"))) == 48 * MIB
+    block_types = {name: block_type(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
+    assert most_without(PlanRequest(block_types, sets("a", "b"))) == 36 * MIB
+    assert most_without(PlanRequest(block_types, sets("ac", "b"))) == 36 * MIB
+    assert most_without(PlanRequest(block_types, sets("ab", "ac"))) == 48 * MIB
 
 
 def test_the_error_names_what_all_groups_would_fit():
@@ -82,7 +82,7 @@ def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recom
     retain = planner.Policy(("retain", "retain", "retain"), ())
     small, large = decided({"a": 1, "b": 1, "c": 9}, ["a", "bc"], 12, {"a": (retain,) * 4, "b": (retain,) * 4}, BOTH)
     assert (small.solution.added_seconds, small.shortfall) == (0, "")
-    assert large.solution.policies == ((retain,) * 4, (planner.recompute_policy(kind("c", 9).profile),) * 4)
+    assert large.solution.policies == ((retain,) * 4, (planner.recompute_policy(block_type("c", 9).profile),) * 4)
     assert large.solution.peak > 12 * MIB
     assert "too small" in large.shortfall
 
@@ -97,7 +97,7 @@ def test_where_all_are_settled_and_nothing_fits_what_takes_least_comes_into_forc
 
 
 def test_what_takes_least_stays_away_where_it_would_break_the_budget_for_more():
-    drop, retain = planner.recompute_policy(kind("a", 1).profile), planner.Policy(("retain",) * 3, ())
+    drop, retain = planner.recompute_policy(block_type("a", 1).profile), planner.Policy(("retain",) * 3, ())
     settled = {"a": (drop,) * 4, "b": (drop,) * 4, "c": (retain,) * 4}
     (group,) = decided({"a": 1, "b": 1, "c": 9}, ["ab", "ac"], 12, settled, BOTH)
     assert group.unfit(12 * MIB) == sets("ac")
@@ -106,7 +106,7 @@ def test_what_takes_least_stays_away_where_it_would_break_the_budget_for_more():
 def test_a_settled_policy_whose_codec_is_no_longer_on_offer_is_recomputed():
     gone = planner.Policy(("retain", "group", "retain"), ())
     (group,) = decided({"a": 9}, ["a"], 12, {"a": (gone,) * 4}, BOTH)
-    assert group.solution.policies == ((planner.recompute_policy(kind("a", 9).profile),) * 4,)
+    assert group.solution.policies == ((planner.recompute_policy(block_type("a", 9).profile),) * 4,)
 
 
 @pytest.mark.parametrize("forgiven", [(), (planner.InfeasibleBudget,)])

@@ -16,7 +16,7 @@ from store_worker import profile, save_many
 from ds_adacc import environment
 from ds_adacc.config import load
 from ds_adacc.profile import cache as store
-from ds_adacc.profile.cache import APPLICATION_ID, SCHEMA_VERSION, ProfileStore, default_path, describe, profile_key
+from ds_adacc.profile.cache import APPLICATION_ID, SCHEMA_VERSION, ProfileCache, default_path, describe, profile_key
 
 CPU = torch.device("cpu")
 
@@ -51,13 +51,13 @@ def refuse(monkeypatch, statement):
 
 
 def test_a_profile_comes_back_equal(path, warnings):
-    ProfileStore(path).save("key", profile())
-    assert ProfileStore(path).load("key") == profile()
+    ProfileCache(path).save("key", profile())
+    assert ProfileCache(path).load("key") == profile()
     assert warnings() == []
 
 
 def test_the_last_one_saved_counts(path):
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     kept.save("key", profile(1.0))
     kept.save("key", profile(2.0))
     assert kept.load("key") == profile(2.0)
@@ -65,7 +65,7 @@ def test_the_last_one_saved_counts(path):
 
 
 def test_a_key_that_was_never_saved_is_a_miss(path, warnings):
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
     assert kept.load("other") is None
@@ -73,7 +73,7 @@ def test_a_key_that_was_never_saved_is_a_miss(path, warnings):
 
 
 def test_people_can_read_a_row(path):
-    ProfileStore(path).save("key", profile(), describe(CPU))
+    ProfileCache(path).save("key", profile(), describe(CPU))
     ((row,),) = execute(path, ["SELECT key, description, saved, profile FROM profiles"])
     assert row[0] == "key"
     assert row[1].startswith(f"{environment.device_name(CPU)}; ds_adacc ")
@@ -83,7 +83,7 @@ def test_people_can_read_a_row(path):
 
 
 def test_counting_makes_no_file(path):
-    assert ProfileStore(path).count() == 0
+    assert ProfileCache(path).count() == 0
     assert not path.parent.exists()
 
 
@@ -167,14 +167,14 @@ def unmarked(path):
 
 
 def older(path):
-    ProfileStore(path).save("key", profile())
+    ProfileCache(path).save("key", profile())
     execute(path, ["PRAGMA user_version = 0"])
     return f"are ({APPLICATION_ID}, 0, 1), not ({APPLICATION_ID}, {SCHEMA_VERSION}, 1)"
 
 
 def overwritten(path):
     """Sound at its head only: what is wrong shows when a row is read."""
-    ProfileStore(path).save("key", profile())
+    ProfileCache(path).save("key", profile())
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
@@ -185,7 +185,7 @@ def overwritten(path):
 def test_a_file_that_cannot_be_used_is_moved_aside(spoil, path, warnings):
     reason = spoil(path)
     before = path.read_bytes()
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.load("key") is None
     aside = path.with_name("profiles.sqlite.bad")
     assert aside.read_bytes() == before
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(spoil, path, warnings):
     assert warning.startswith(f"{path} cannot hold profiles (") and reason in warning
     assert warning.endswith(f"); it is now {aside}, and a new file takes its place")
     kept.save("key", profile())
-    assert ProfileStore(path).load("key") == profile()
+    assert ProfileCache(path).load("key") == profile()
     assert len(warnings()) == 1
 
 
@@ -201,7 +201,7 @@ def test_what_was_moved_aside_is_never_written_over(path):
     path.parent.mkdir()
     for content in (b"first" * 200, b"second" * 200):
         path.write_bytes(content)
-        ProfileStore(path).save("key", profile())
+        ProfileCache(path).save("key", profile())
     assert path.with_name("profiles.sqlite.bad").read_bytes() == b"first" * 200
     assert path.with_name("profiles.sqlite.bad1").read_bytes() == b"second" * 200
 
@@ -209,7 +209,7 @@ def test_what_was_moved_aside_is_never_written_over(path):
 def test_counting_leaves_a_damaged_file_alone(path):
     damaged(path)
     with pytest.raises(sqlite3.DatabaseError, match="file is not a database"):
-        ProfileStore(path).count()
+        ProfileCache(path).count()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -224,7 +224,7 @@ def test_counting_leaves_a_damaged_file_alone(path):
     ],
 )
 def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     kept.save("bad", profile())
     kept.save("good", profile())
     execute(path, ["UPDATE profiles SET profile = replace(profile, ?, ?) WHERE key = 'bad'", (old, new)])
@@ -238,7 +238,7 @@ def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
 
 def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
     path = Path("/proc/ds_adacc/profiles.sqlite")  # where not even root may write
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
     (warning,) = warnings()
@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_one_warning(path, warnings):
     path.parent.mkdir(mode=0o500)
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
     assert warnings() == [f"profiles are not kept in {path}: unable to open database file"]
@@ -262,9 +262,9 @@ def test_a_read_only_folder_is_one_warning(path, warnings):
     ],
 )
 def test_a_disk_that_takes_nothing_is_one_warning(statement, told, path, warnings, monkeypatch):
-    ProfileStore(path).save("key", profile())
+    ProfileCache(path).save("key", profile())
     refuse(monkeypatch, statement)
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.load("key") == profile()
     kept.save("other", large_profile())
     kept.save("other", profile())
@@ -280,11 +280,11 @@ def large_profile():
 
 
 def test_a_lock_that_does_not_come_free_is_one_warning(path, warnings, monkeypatch):
-    ProfileStore(path).save("key", profile())
+    ProfileCache(path).save("key", profile())
     monkeypatch.setattr(store, "BUSY_SECONDS", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        kept = ProfileStore(path)
+        kept = ProfileCache(path)
         assert kept.load("key") is None
         other.execute("COMMIT")
     kept.save("key", profile())
@@ -309,7 +309,7 @@ def test_two_processes_save_at_once(content, path):
     for child in children:
         child.join(120)
     assert [child.exitcode for child in children] == [0, 0]
-    kept = ProfileStore(path)
+    kept = ProfileCache(path)
     assert kept.count() == 100
     assert all(kept.load(f"{number}-{i}") == profile(i) for number in range(2) for i in range(50))
     aside = sorted(path.parent.glob("*.bad*"))
@@ -318,7 +318,7 @@ def test_two_processes_save_at_once(content, path):
 
 def test_a_file_rebuilt_by_another_process_stays(path, warnings, monkeypatch):
     damaged(path)
-    run, first = ProfileStore._run, []
+    run, first = ProfileCache._run, []
 
     def after_another(self, operation):
         try:
@@ -327,11 +327,11 @@ def test_a_file_rebuilt_by_another_process_stays(path, warnings, monkeypatch):
             if not first:
                 first.append(True)
                 path.unlink()
-                ProfileStore(path).save("key", profile())
+                ProfileCache(path).save("key", profile())
             raise
 
-    monkeypatch.setattr(ProfileStore, "_run", after_another)
-    assert ProfileStore(path).load("key") == profile()
+    monkeypatch.setattr(ProfileCache, "_run", after_another)
+    assert ProfileCache(path).load("key") == profile()
     assert warnings() == []
 
 

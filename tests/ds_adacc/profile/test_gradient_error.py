@@ -13,7 +13,7 @@ from ds_adacc.config import load
 from ds_adacc.profile.gradient_error import children, gradient_errors, random_gradients, relative_error
 from ds_adacc.profile.measure import CodecMaker, empty_holder, measure
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import reach
+from ds_adacc.record.closure import closure_of
 from ds_adacc.record.recording import COLLECTIVE
 from ds_adacc.runtime.runtime import Runtime
 
@@ -24,7 +24,7 @@ SEED = 3
 
 def captured(block, args, kwargs):
     torch.manual_seed(SEED)
-    found = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
     assert found.recording is not None, found.reason
     return found
 
@@ -114,7 +114,7 @@ def test_measuring_leaves_gradients_random_state_and_hooks_alone(name, rounding)
         parameter.register_post_accumulate_grad_hook(fired.append)
 
     def run(*args, **kwargs):
-        found = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+        found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
         profile = measure(found.recording, found.tensors, maker)
         state = torch.get_rng_state()
         slots = [slot.slot for slot in found.slots]
@@ -176,6 +176,6 @@ def test_errors_are_measured_where_there_is_a_bound(bound):
     block, args, _ = zoo.example("gpt")
     runtime = Runtime(load({"adacc": {"codecs": "paper", "max_gradient_error": bound}}))
     runtime.checkpoint(block, *args).sum().backward()
-    (kind,) = runtime.portfolio.kinds.values()
-    measured = {cost.codec for costs in kind.profile.codecs for cost in costs if cost.gradient_error}
+    (block_type,) = runtime.coordinator.block_types.values()
+    measured = {cost.codec for costs in block_type.profile.codecs for cost in costs if cost.gradient_error}
     assert measured == (set() if bound is None else {"outlier", "channel"})

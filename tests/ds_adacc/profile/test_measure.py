@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from ds_adacc.kernels import SCALES, cpu, cuda, reference
 from recorded import record
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.kernels import SCALES, cpu, cuda, reference
 from ds_adacc.profile import measure
 from ds_adacc.profile.block_graph import Workspace
 from ds_adacc.profile.measure import CodecMaker
@@ -122,7 +122,7 @@ def test_copies_hide_behind_the_operators_measured(monkeypatch):
     tensors = [torch.zeros(v.geometry.size, dtype=v.geometry.dtype) for v in recording.values]
     profile = measure.measure(recording, tensors, maker(codecs="none"))
     forward = sum(profile.op_seconds)
-    assert profile.hiding_seconds == (forward, 0.25 * len(recording.ops))
+    assert profile.overlap_seconds == (forward, 0.25 * len(recording.ops))
     assert forward > 0
 
 

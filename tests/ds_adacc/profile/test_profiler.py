@@ -11,7 +11,7 @@ import zoo
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.profile.cache import ProfileStore
+from ds_adacc.profile.cache import ProfileCache
 from ds_adacc.runtime.runtime import Runtime
 
 SECTION = {"memory_budget": 0.8, "codecs": {"gelu": "group"}, "solver": {"max_seconds": 30.0}}
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 
 def start(path, **section):
-    return Runtime(load({"adacc": SECTION | section}), stepped=True, store=path and ProfileStore(path))
+    return Runtime(load({"adacc": SECTION | section}), stepped=True, store=path and ProfileCache(path))
 
 
 def pass_through(runtime, blocks):
@@ -36,11 +36,11 @@ def pass_through(runtime, blocks):
 
 
 def meet(path, **section):
-    """The kind that a process makes of the first block it meets, and how often it measured."""
+    """The block type that a process makes of the first block it meets, and how often it measured."""
     runtime = start(path, **section)
     pass_through(runtime, [zoo.GPTBlock()])
-    (kind,) = runtime.portfolio.kinds.values()
-    return kind, runtime.profiler.measured
+    (block_type,) = runtime.coordinator.block_types.values()
+    return block_type, runtime.profiler.measured
 
 
 def train(path):
@@ -63,8 +63,8 @@ def stored(path):
 def test_a_run_that_need_not_measure_decides_the_same(path):
     first, second = train(path), train(path)
     assert (first.profiler.measured, second.profiler.measured) == (1, 0)
-    assert second.decision.kinds == first.decision.kinds
-    assert second.decision.policies == first.decision.policies
+    assert second.plan.block_types == first.plan.block_types
+    assert second.plan.policies == first.plan.policies
 
 
 def test_without_a_store_every_run_measures():
@@ -73,7 +73,7 @@ def test_without_a_store_every_run_measures():
 
 def test_another_offer_of_codecs_is_measured(path):
     assert [meet(path, codecs={"gelu": codecs})[1] for codecs in ("group", ["group", "token"], "group")] == [1, 1, 0]
-    assert ProfileStore(path).count() == 2
+    assert ProfileCache(path).count() == 2
 
 
 def test_a_damaged_store_is_begun_anew_with_a_warning_and_the_run_goes_on(path, caplog):
@@ -98,16 +98,16 @@ def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, oth
     profile["graph"][rows][row][field] = other
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE profiles SET profile = ?", (json.dumps(profile),))
-    kind, measured = meet(path)
+    block_type, measured = meet(path)
     assert measured == 1
-    assert kind.profile.graph.values == block_graph(kind.recording).values
-    assert planner.Profile.from_json(stored(path)) == kind.profile
+    assert block_type.profile.graph.values == block_graph(block_type.recording).values
+    assert planner.Profile.from_json(stored(path)) == block_type.profile
     assert meet(path)[1] == 0
 
 
 def test_what_is_measured_beside_a_profiler_of_the_programs_own_is_not_kept(path):
     with torch.profiler.profile():
         meet(path)
-    assert ProfileStore(path).count() == 0
+    assert ProfileCache(path).count() == 0
     meet(path)
-    assert ProfileStore(path).count() == 1
+    assert ProfileCache(path).count() == 1

@@ -11,7 +11,7 @@ from ds_adacc.profile.block_graph import Gradients, block_graph
 from ds_adacc.profile.measure import CodecMaker, measure
 from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import reach
+from ds_adacc.record.closure import closure_of
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 def captured(block, *args, **kwargs):
-    found = capture("block", tensors_of(args, kwargs), reach(block), lambda: block(*args, **kwargs))
+    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
     assert found.recording is not None, found.reason
     return found
 

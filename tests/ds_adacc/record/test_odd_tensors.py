@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from ds_adacc.kernels import make_codec
 from recorded import profile_of, record, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.kernels import make_codec
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from test_peak import ALLOWANCE, WIDTH, Model
+from stack import ALLOWANCE, WIDTH, Model
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -106,15 +106,15 @@ def forgetful(monkeypatch):
 def test_a_model_that_forgets_gradients_is_corrected():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime, seen = trained(model, "12MiB")
-    assert runtime.decision.reason.startswith("peak observed ")
-    assert runtime.decision.peak <= runtime.decision.budget
+    assert runtime.plan.reason.startswith("peak observed ")
+    assert runtime.plan.peak <= runtime.plan.budget
     assert not seen[-1].peak.is_off
-    assert model.peak(runtime.checkpoint) <= runtime.decision.budget + ALLOWANCE
+    assert model.peak(runtime.checkpoint) <= runtime.plan.budget + ALLOWANCE
 
 
 def test_a_model_that_is_right_is_left_alone():
     runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
-    assert runtime.decision.reason == "first step recorded"
+    assert runtime.plan.reason == "first step recorded"
     assert len(seen) == 1
     assert not seen[0].peak.is_off
     assert seen[0].seconds.observed > 0
@@ -135,8 +135,8 @@ def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(cap
         trained(model, "1KiB")
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime, _ = trained(model, error.value.smallest)
-    (group,) = runtime.decision.groups
+    (group,) = runtime.plan.groups
     with pytest.raises(planner.InfeasibleBudget) as error:
-        planner.mix(group.problem, runtime.decision.budget, max_seconds=30.0)
-    assert group.solution.peak == error.value.smallest > runtime.decision.budget
+        planner.solve_per_block(group.problem, runtime.plan.budget, max_seconds=30.0)
+    assert group.solution.peak == error.value.smallest > runtime.plan.budget
     assert "nothing fits; " in caplog.text

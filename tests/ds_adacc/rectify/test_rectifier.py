@@ -30,8 +30,8 @@ class Training:
         self.decisions = []
 
     @property
-    def kind(self):
-        return next(iter(self.runtime.portfolio.kinds.values()))
+    def block_type(self):
+        return next(iter(self.runtime.coordinator.block_types.values()))
 
     def step(self):
         if self.runtime.tracking:
@@ -41,8 +41,8 @@ class Training:
             x = self.runtime.checkpoint(block, x)
         zoo.loss_of(x).backward()
         self.adacc.end_step()
-        if self.runtime.decision not in self.decisions:
-            self.decisions.append(self.runtime.decision)
+        if self.runtime.plan not in self.decisions:
+            self.decisions.append(self.runtime.plan)
 
     def run(self, steps):
         for _ in range(steps):
@@ -50,7 +50,7 @@ class Training:
 
     def norms(self):
         """Indices of the first LayerNorm's output."""
-        values = self.kind.recording.values
+        values = self.block_type.recording.values
         return [v.index for v in values if v.role == "layernorm" and v.name.startswith("native_layer_norm")][:1]
 
     def inject(self, factor):
@@ -71,19 +71,19 @@ def test_injected_outliers_have_the_plan_made_anew():
     training = Training()
     training.run(5)
     (norm,) = training.norms()
-    assert training.kind.capacity[norm] == 0
+    assert training.block_type.capacity[norm] == 0
     training.inject(40.0)
     training.run(5)
     assert training.tracked == [3, 5, 9]
     assert len(training.decisions) == 2
-    assert training.kind.capacity[norm] == 1
+    assert training.block_type.capacity[norm] == 1
     assert "step 9: compression rate of" in training.decisions[1].reason
     training.run(10)
     assert training.tracked == [3, 5, 9, 17]
     assert len(training.decisions) == 2
     training.inject(1.0)
     training.run(8)
-    assert training.kind.capacity[norm] == 0
+    assert training.block_type.capacity[norm] == 0
     assert len(training.decisions) == 3
 
 
@@ -113,7 +113,7 @@ def test_roles_that_are_not_chosen_are_not_looked_at():
     training.inject(40.0)
     training.run(10)
     (norm,) = training.norms()
-    assert training.kind.capacity[norm] == 0
+    assert training.block_type.capacity[norm] == 0
 
 
 def test_a_disabled_rectifier_never_tracks():
@@ -126,7 +126,7 @@ def test_a_disabled_rectifier_never_tracks():
 def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     training = Training()
     training.run(5)
-    before = training.kind.policies, dict(training.kind.capacity)
+    before = training.block_type.policies, dict(training.block_type.capacity)
 
     def refuse(*_, **__):
         raise planner.InfeasibleBudget(1, 2)
@@ -134,7 +134,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     monkeypatch.setattr(planner, "mix_isolated", refuse)
     training.inject(40.0)
     training.run(5)
-    assert (training.kind.policies, training.kind.capacity) == before
+    assert (training.block_type.policies, training.block_type.capacity) == before
 
 
 @pytest.mark.ranks

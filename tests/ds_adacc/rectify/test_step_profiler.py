@@ -2,7 +2,7 @@
 
 import torch
 
-from ds_adacc.rectify.step_profiler import CallMoments, Meter, Moment
+from ds_adacc.rectify.step_profiler import CallMoments, Moment, StepProfiler
 
 
 class Trace:
@@ -21,7 +21,7 @@ def call(began, backward=None):
 
 
 def measured(*calls):
-    meter = Meter(torch.device("cpu"))
+    meter = StepProfiler(torch.device("cpu"))
     meter._trace, meter._calls = Trace(), list(calls)
     return [(one.forward_growth, one.backward_growth, one.backward_seconds) for one in meter.stop()]
 

@@ -96,7 +96,7 @@ def stack(make=zoo.GPTBlock):
 
 
 def policies(runtime):
-    return [policy for chosen in runtime.decision.policies.values() for policy in chosen]
+    return [policy for chosen in runtime.plan.policies.values() for policy in chosen]
 
 
 @pytest.mark.parametrize("prepare", [in_place, optimized], ids=lambda f: f.__name__)
@@ -104,7 +104,7 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
     plain, _ = train(stack(), prepare=prepare)
     seen, runtime = train(stack(), BITS, prepare=prepare)
     assert seen == plain
-    assert runtime.calls == 10 and all(record.plan.recording.runs_compiled for record in runtime.blocks.records())
+    assert runtime.calls == 10 and all(record.bound.recording.runs_compiled for record in runtime.blocks.records())
     assert any("bits" in policy.stores for policy in policies(runtime))
     assert not any(policy.replays for policy in policies(runtime))
     assert runtime.held.observed == runtime.held.planned
@@ -123,7 +123,7 @@ def test_kernels_that_the_dispatcher_does_not_see(caplog):
     seen, runtime = train(stack(), BITS, prepare=kernels)
     assert seen == plain
     assert "different course" not in caplog.text
-    values = [v for record in runtime.blocks.records() for v in record.plan.recording.values]
+    values = [v for record in runtime.blocks.records() for v in record.bound.recording.values]
     unseen = [value for value in values if value.name.startswith("kernel")]
     assert {value.role for value in unseen} >= {"statistic"}
     assert all(value.owned for value in unseen)

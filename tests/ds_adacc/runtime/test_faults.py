@@ -6,7 +6,6 @@ import types
 import pytest
 import torch
 import zoo
-from ds_adacc.kernels import make_codec
 from fuzz.policies import HostTransfer
 from recorded import offloading, profile_of, record, under
 from storages import Storages
@@ -18,9 +17,10 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.api import Adacc, _then, _then_if_stepped
 from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.kernels import make_codec
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import reach
-from ds_adacc.record.verify import prove
+from ds_adacc.record.closure import closure_of
+from ds_adacc.record.verify import verify
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
@@ -160,7 +160,7 @@ def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
         assert_same(plain.step(number), ours.step(number))
     held = ours.runtime.held
     assert held is not None and held.planned == held.observed > 0
-    assert ours.runtime.decision.kinds[0].count == LAYERS
+    assert ours.runtime.plan.block_types[0].count == LAYERS
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -181,7 +181,7 @@ def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
     ours.failing_step(1, "forward", RuntimeError, layer=2, time=64)
     ours.step(2)
     ours.step(3)
-    assert all(len(group.kinds) == 1 for group in ours.runtime.decision.groups)
+    assert all(len(group.block_types) == 1 for group in ours.runtime.plan.groups)
     assert ours.runtime.held.planned == ours.runtime.held.observed
 
 
@@ -189,7 +189,7 @@ def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
 def test_a_profiler_can_be_started_after_a_fault_in_a_metered_step(where):
     ours = Trainer(SECTION, with_engine=True)
     ours.step(0)
-    assert ours.runtime.observation is not None  # the next step is metered
+    assert ours.runtime.observer is not None  # the next step is metered
     ours.failing_step(1, where, RuntimeError, layer=2)
     with torch.profiler.profile() as profile:
         ours.step(2)
@@ -220,11 +220,11 @@ def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, er
         return ds_adacc.record.replay.replay(op, *others)
 
     noisy = nn.Sequential(block, Noisy())
-    captured = capture("block", args, reach(noisy), lambda: noisy(*args))
+    captured = capture("block", args, closure_of(noisy), lambda: noisy(*args))
     before = torch.get_rng_state()
     monkeypatch.setattr("ds_adacc.record.verify.replay", replay)
     try:
-        prove(captured.recording.refuse({}), captured.tensors)
+        verify(captured.recording.refuse({}), captured.tensors)
     except KeyboardInterrupt:
         assert error is KeyboardInterrupt
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""Blocks of one kind under policies of their own, each by its place in forward order: exact, and held as planned."""
+"""Blocks of one type under policies of their own, by their index in forward order: exact, and held as planned."""
 
 import pytest
 import torch
@@ -38,13 +38,13 @@ class Training:
         self.forward = forward
 
     @property
-    def kind(self):
-        (kind,) = self.runtime.decision.kinds
-        return kind
+    def block_type(self):
+        (block_type,) = self.runtime.plan.block_types
+        return block_type
 
     @property
     def policies(self):
-        return self.runtime.decision.policies[self.kind.name]
+        return self.runtime.plan.policies[self.block_type.name]
 
     def record(self, block):
         (record,) = self.runtime.blocks.of(block).records()
@@ -92,14 +92,14 @@ def branches(blocks, x, call):
 
 def test_blocks_of_one_kind_run_policies_of_their_own_and_hold_what_these_say():
     training = Training(through(0, 1, 2, 3)).run()
-    assert (training.kind.blocks, training.kind.calls_per_block) == (4, 1)
+    assert (training.block_type.blocks, training.block_type.calls_per_block) == (4, 1)
     assert len(set(training.policies)) >= 2
-    (group,) = training.runtime.decision.groups
-    assert group.problem.order == (training.kind.name,) * 4
-    assert group.solution.peak <= training.runtime.decision.budget
-    each = [policy.held_bytes(training.kind.profile) for policy in training.policies]
+    (group,) = training.runtime.plan.groups
+    assert group.problem.order == (training.block_type.name,) * 4
+    assert group.solution.peak <= training.runtime.plan.budget
+    each = [policy.held_bytes(training.block_type.profile) for policy in training.policies]
     held = training.runtime.held
-    assert held.observed == held.planned == training.runtime.decision.held == sum(each) > 0
+    assert held.observed == held.planned == training.runtime.plan.held == sum(each) > 0
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])
@@ -115,35 +115,35 @@ def test_a_blocks_place_is_that_of_its_call_not_of_its_registration(order):
 @pytest.mark.parametrize("order", [(0, 0, 1, 1), (0, 1, 0, 1)])
 def test_a_block_called_twice_has_one_policy_for_both_calls(order):
     training = Training(through(*order), layers=2, budget=0.92).run()
-    assert (training.kind.count, training.kind.calls_per_block) == (4, 2)
-    assert training.runtime.decision.groups[0].problem.order == ()
+    assert (training.block_type.count, training.block_type.calls_per_block) == (4, 2)
+    assert training.runtime.plan.groups[0].problem.order == ()
     assert [training.record(block).place for block in training.blocks] == [0, 1]
     first, second = training.policies
     assert first != second
-    each = [2 * policy.held_bytes(training.kind.profile) for policy in (first, second)]
+    each = [2 * policy.held_bytes(training.block_type.profile) for policy in (first, second)]
     held = training.runtime.held
-    assert held.observed == held.planned == training.runtime.decision.held == sum(each) > 0
+    assert held.observed == held.planned == training.runtime.plan.held == sum(each) > 0
 
 
 def test_blocks_called_unequally_often_share_one_policy():
     training = Training(through(0, 1, 0), layers=2).run()
-    assert (training.kind.count, training.kind.calls_per_block) == (3, 3)
+    assert (training.block_type.count, training.block_type.calls_per_block) == (3, 3)
     (policy,) = training.policies
     assert [training.record(block).plan.policy for block in training.blocks] == [policy, policy]
     held = training.runtime.held
-    assert held.observed == held.planned == 3 * policy.held_bytes(training.kind.profile) > 0
+    assert held.observed == held.planned == 3 * policy.held_bytes(training.block_type.profile) > 0
 
 
 def test_where_backward_does_not_reverse_the_forward_the_budget_holds_for_any_order():
     training = Training(branches, budget=0.8).run()
-    decision = training.runtime.decision
+    plan = training.runtime.plan
     assert len(set(training.policies)) >= 2
-    assert decision.groups[0].problem.order == ()
+    assert plan.groups[0].problem.order == ()
     assert [training.record(block).place for block in training.blocks] == [0, 1, 2, 3]
     for chosen in (training.policies, training.policies[::-1]):
-        assert planner.peak_bytes(planner.Problem((training.kind,)), [chosen]) <= decision.budget
+        assert planner.peak_bytes(planner.Problem((training.block_type,)), [chosen]) <= plan.budget
     held = training.runtime.held
-    assert held.observed == held.planned == decision.held > 0
+    assert held.observed == held.planned == plan.held > 0
 
 
 def test_a_block_recorded_anew_keeps_its_place_and_policy():
@@ -154,5 +154,5 @@ def test_a_block_recorded_anew_keeps_its_place_and_policy():
     training.runtime.end_tracking()
     after = [training.record(block) for block in training.blocks]
     assert [new is old for new, old in zip(after, before, strict=True)] == [False, True, True, True]
-    assert tuple(record.plan.policy for record in after) == training.policies
+    assert tuple(record.bound.policy for record in after) == training.policies
     assert [record.place for record in after] == [0, 1, 2, 3]

@@ -50,9 +50,9 @@ def test_steps_before_and_after_planning_have_the_same_bits():
     work, blocks = runtime(), stack()
     for _ in range(4):
         compare(blocks, batch(), work.checkpoint)
-    assert work.decision is not None
-    assert work.decision.kinds[0].count == 3
-    assert len(work.portfolio.kinds) == 1
+    assert work.plan is not None
+    assert work.plan.block_types[0].count == 3
+    assert len(work.coordinator.block_types) == 1
 
 
 def test_a_sufficient_budget_installs_no_hooks():
@@ -81,8 +81,8 @@ def test_records_hold_no_activations():
     x = batch()
     compare(blocks, x, work.checkpoint)
     for record in records_of(work):
-        assert all(isinstance(p, nn.Parameter) for p in record.plan.recording.parameters)
-        assert not hasattr(record.plan.recording, "tensors")
+        assert all(isinstance(p, nn.Parameter) for p in record.bound.recording.parameters)
+        assert not hasattr(record.bound.recording, "tensors")
 
 
 def test_a_number_on_a_schedule_is_never_replayed_stale():
@@ -157,7 +157,7 @@ def test_megatron_style_closures_made_anew_at_every_forward():
         plain = zoo.gradients(blocks, (x,), {}, lambda x: whole(x, lambda f, x: f(x)))
         zoo.assert_same_bits(plain, zoo.gradients(blocks, (x,), {}, lambda x: whole(x, work.checkpoint)))
     assert work.recordings == 2
-    assert len(work.portfolio.kinds) == 1
+    assert len(work.coordinator.block_types) == 1
 
 
 def test_methods_partials_and_lambdas_are_blocks_too():
@@ -185,7 +185,7 @@ def test_tied_blocks_count_once_for_every_call_alive():
         plain = zoo.gradients(block, (x,), {}, lambda x: four(x, lambda b, x: b(x)))
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: four(x, work.checkpoint)))
     assert work.recordings == 1
-    assert [kind.count for kind in work.decision.kinds] == [4]
+    assert [block_type.count for block_type in work.plan.block_types] == [4]
 
 
 def test_eval_and_no_grad_are_left_alone():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ds_adacc.kernels import CODECS
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from ds_adacc.kernels import CODECS, cpu, make_codec, rank_outliers, reference, separates_outliers
 from ds_adacc.kernels.cpu import bits as bits_kernels
 from ds_adacc.kernels.cpu import groups
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
 # The shapes of tests/kernels/conftest.py lie within one block: these cross blocks, strips of channels, and threads.

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from ds_adacc.kernels.cpu import codecs, openmp
 from ds_adacc.kernels.cpu.compiling import kernel

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cupy.cuda import nvrtc
-from ds_adacc.kernels.cuda.modules import FOLDER, HEADER, SOURCES, compile_cubin, compile_options, read
 from emulator_build import list_kernels
+
+from ds_adacc.kernels.cuda.modules import FOLDER, HEADER, SOURCES, compile_cubin, compile_options, read
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 _USAGE = re.compile(

@@ -6,14 +6,15 @@ The emulator also fails a test for a byte read or written where it must not be, 
 import math
 from pathlib import Path
 
-import ds_adacc.kernels
 import pytest
 import torch
 from device_memory import DeviceMemory
-from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference, separates_outliers
 from emulation import EmulatedKernels
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import ds_adacc.kernels
+from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference, separates_outliers
 
 SOURCES = Path(ds_adacc.kernels.__file__).parent / "cuda" / "sources"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+
 from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, rank_outliers, separates_outliers
 
 pytestmark = [

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.cuda import modules
 from ds_adacc.kernels.cuda.launch import Planned

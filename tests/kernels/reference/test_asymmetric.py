@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from ds_adacc.kernels import make_codec
 from ds_adacc.kernels.reference.asymmetric import STEP
 from ds_adacc.kernels.width import INT4, INT8
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 F = np.float32
 FINFO = np.finfo(F)

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from ds_adacc.kernels import is_two_valued, make_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ds_adacc.kernels import is_two_valued, make_codec
 
 DTYPES = [torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 CODEC = make_codec("bits", backend="reference", group_size=2)

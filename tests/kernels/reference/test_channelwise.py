@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+
 from ds_adacc.kernels import make_codec
 
 

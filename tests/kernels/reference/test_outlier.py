@@ -1,8 +1,9 @@
 import pytest
 import torch
-from ds_adacc.kernels import make_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ds_adacc.kernels import make_codec
 
 FLOAT32 = st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100)
 

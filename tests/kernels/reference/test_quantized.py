@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+
 from ds_adacc.kernels.reference.quantized import pack, to_codes, unpack
 from ds_adacc.kernels.reference.tiles import Block, blocks, tiles
 from ds_adacc.kernels.width import INT4, INT8

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from ds_adacc.kernels import channel_scores, rank_outliers
-from ds_adacc.kernels.reference.scores import channel_sums, tree_sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ds_adacc.kernels import channel_scores, rank_outliers
+from ds_adacc.kernels.reference.scores import channel_sums, tree_sum
 
 
 def oracle_sums(rows):

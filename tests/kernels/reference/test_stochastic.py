@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 from ds_adacc.kernels.codec import draw_seed
 from ds_adacc.kernels.reference import tiles

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from ds_adacc.kernels import SCALES, make_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ds_adacc.kernels import SCALES, make_codec
 
 TINY = np.finfo(np.float32).tiny
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from ds_adacc.kernels import ROUNDINGS, SCALES, make_codec
 from ds_adacc.kernels.width import INT4, INT8
 

@@ -1,5 +1,6 @@
 import pytest
-from ds_adacc.planner import BlockGraph, CodecCost, Event, Kind, Op, Problem, Profile, Value
+
+from ds_adacc.planner import BlockGraph, BlockType, CodecCost, Event, Op, Problem, Profile, Value
 
 MIB = 1 << 20
 
@@ -13,7 +14,7 @@ def offload():
 
 
 @pytest.fixture
-def kind():
+def block_type():
     """Four blocks x -> (a, b) -> c, and x + c -> d; all but d can be stored, a compressed, c moved to the host."""
     values = (
         Value("x", "block_input", MIB, None, True),
@@ -25,9 +26,9 @@ def kind():
     ops = (Op("split", (0,), (1, 2), True), Op("join", (1, 2), (3,), True), Op("add", (0, 3), (4,), True))
     events = (Event("join", (3,), MIB), Event("split", (1, 2), 2 * MIB), Event("x", (0,), 0))
     codecs = ((), (int4(8 * MIB),), (), (offload(),), ())
-    return Kind("block <1>", Profile(BlockGraph(values, ops, events), (1e-3, 4e-3, 1e-3), codecs), 4)
+    return BlockType("block <1>", Profile(BlockGraph(values, ops, events), (1e-3, 4e-3, 1e-3), codecs), 4)
 
 
 @pytest.fixture
-def problem(kind):
-    return Problem((kind,), order=(kind.name,) * 4)
+def problem(block_type):
+    return Problem((block_type,), order=(block_type.name,) * 4)

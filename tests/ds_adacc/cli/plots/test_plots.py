@@ -3,13 +3,13 @@
 from xml.etree import ElementTree
 
 import pytest
-from ds_adacc.planner.peak import simulations, timeline_of
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from ds_adacc import planner
 from ds_adacc.cli.plots import frontier_figure, graph_figure, save, timeline_figure
 from ds_adacc.cli.plots.layers import Layers
+from ds_adacc.planner.peak import simulations, timeline_of
 
 MIB = 1 << 20
 MIXED = planner.Policy(("retain", "int4", None, "offload", None), (0,))
@@ -61,26 +61,26 @@ def test_a_figure_is_saved_as_png_and_svg_and_the_same_one_as_the_same_bytes(tmp
 # frontier
 
 
-def test_the_frontier_the_baselines_and_the_mix_are_drawn_where_the_simulator_puts_them(kind, tmp_path):
-    points = planner.frontier(kind.profile, max_seconds=5.0)
-    retained = planner.retain_policy(kind.profile)
+def test_the_frontier_the_baselines_and_the_mix_are_drawn_where_the_simulator_puts_them(block_type, tmp_path):
+    points = planner.frontier(block_type.profile, max_seconds=5.0)
+    retained = planner.retain_policy(block_type.profile)
     baselines = {
         "retain": retained,
-        "recompute": planner.recompute_policy(kind.profile),
-        "compress": planner.compress_policy(kind.profile),
+        "recompute": planner.recompute_policy(block_type.profile),
+        "compress": planner.compress_policy(block_type.profile),
         "greedy": retained,
     }
-    figure = frontier_figure(kind, points, baselines, [retained, points[-1].policy, retained, retained])
+    figure = frontier_figure(block_type, points, baselines, [retained, points[-1].policy, retained, retained])
     (axes,) = figure.axes
     (curve,) = axes.lines
     assert curve.get_drawstyle() == "steps-post"
-    assert curve.get_xydata().tolist() == sorted(place(kind.profile, point.policy) for point in points)
+    assert curve.get_xydata().tolist() == sorted(place(block_type.profile, point.policy) for point in points)
     drawn = by_label(axes.collections)
     assert drawn.keys() == {"retain\ngreedy", "recompute", "compress", "chosen"}
     for label in ("recompute", "compress"):
-        assert drawn[label].get_offsets().tolist() == [place(kind.profile, baselines[label])]
-    assert drawn["retain\ngreedy"].get_offsets().tolist() == [place(kind.profile, retained)]
-    used = [place(kind.profile, points[-1].policy), place(kind.profile, retained)]
+        assert drawn[label].get_offsets().tolist() == [place(block_type.profile, baselines[label])]
+    assert drawn["retain\ngreedy"].get_offsets().tolist() == [place(block_type.profile, retained)]
+    used = [place(block_type.profile, points[-1].policy), place(block_type.profile, retained)]
     assert drawn["chosen"].get_offsets().tolist() == used
     assert [(note.get_text(), list(note.xy)) for note in axes.texts] == [("1 block", used[0]), ("3 blocks", used[1])]
     shown = texts(save(figure, tmp_path, "frontier")[1])
@@ -92,10 +92,10 @@ def test_the_frontier_the_baselines_and_the_mix_are_drawn_where_the_simulator_pu
 # timeline
 
 
-def test_the_timelines_are_the_planner_s_own(kind, problem, tmp_path):
+def test_the_timelines_are_the_planner_s_own(block_type, problem, tmp_path):
     plans = {
-        "plan": [[planner.retain_policy(kind.profile)] * 2 + [MIXED] * 2],
-        "full checkpointing": [[planner.recompute_policy(kind.profile)] * 4],
+        "plan": [[planner.retain_policy(block_type.profile)] * 2 + [MIXED] * 2],
+        "full checkpointing": [[planner.recompute_policy(block_type.profile)] * 4],
     }
     figure = timeline_figure(problem, plans, 30 * MIB)
     (axes,) = figure.axes
@@ -118,27 +118,27 @@ def test_the_timelines_are_the_planner_s_own(kind, problem, tmp_path):
     assert {"plan", "full checkpointing", "budget", "MiB alive"} <= set(shown)
 
 
-def test_of_many_blocks_sixteen_are_named(kind):
-    many = planner.Kind("many", kind.profile, 100)
+def test_of_many_blocks_sixteen_are_named(block_type):
+    many = planner.BlockType("many", block_type.profile, 100)
     problem = planner.Problem((many,), order=("many",) * 100)
-    figure = timeline_figure(problem, {"plan": [[planner.retain_policy(kind.profile)] * 100]}, MIB)
+    figure = timeline_figure(problem, {"plan": [[planner.retain_policy(block_type.profile)] * 100]}, MIB)
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == [str(number) for number in range(100, 0, -7)] and len(labels) <= 16
 
 
-def test_without_an_order_there_is_no_timeline(kind):
+def test_without_an_order_there_is_no_timeline(block_type):
     with pytest.raises(ValueError, match="order of the problem is empty"):
-        timeline_figure(planner.Problem((kind,)), {"plan": [[MIXED] * 4]}, MIB)
+        timeline_figure(planner.Problem((block_type,)), {"plan": [[MIXED] * 4]}, MIB)
 
 
 # graph
 
 
-def test_values_are_coloured_by_choice_and_sized_by_bytes(kind, tmp_path):
+def test_values_are_coloured_by_choice_and_sized_by_bytes(block_type, tmp_path):
     made = ["retain", "int4", "recompute", "offload", "not needed"]
-    figure = graph_figure(kind.profile, MIXED, "a plan")
+    figure = graph_figure(block_type.profile, MIXED, "a plan")
     (axes,) = figure.axes
-    drawn, layers = by_label(axes.collections), Layers.of(kind.profile.graph)
+    drawn, layers = by_label(axes.collections), Layers.of(block_type.profile.graph)
     for value, choice in enumerate(made):
         assert drawn[choice].get_offsets().tolist() == [list(layers.values[value])]
     sizes = {choice: drawn[choice].get_sizes().tolist() for choice in ("int4", "offload", "retain", "recompute")}
@@ -152,9 +152,9 @@ def test_values_are_coloured_by_choice_and_sized_by_bytes(kind, tmp_path):
     assert {"retain", "int4", "recompute", "offload", "not needed", "operator", "operator, replayed"} <= set(shown)
 
 
-def test_a_policy_that_does_not_fit_is_refused(kind):
+def test_a_policy_that_does_not_fit_is_refused(block_type):
     with pytest.raises(ValueError, match="needs value 'a'"):
-        graph_figure(kind.profile, planner.Policy(("retain", None, None, "retain", None), ()), "a plan")
+        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None), ()), "a plan")
 
 
 def test_long_names_keep_their_beginning_and_their_end():
@@ -179,8 +179,8 @@ def test_no_two_things_of_a_block_lie_in_one_place(length, tmp_path):
     assert {f"v{n}" for n in range(length)} <= set(texts(svg))
 
 
-def test_layers_go_down_and_columns_apart(kind):
-    layers = Layers.of(kind.profile.graph)
+def test_layers_go_down_and_columns_apart(block_type):
+    layers = Layers.of(block_type.profile.graph)
     assert layers.values == ((0, 0), (0, 1), (1, 1), (0, 2), (0, 3))
     assert layers.ops == ((0, 0.5), (0, 1.5), (0, 2.5))
 

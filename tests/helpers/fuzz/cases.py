@@ -18,7 +18,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import reach
+from ds_adacc.record.closure import closure_of
 from ds_adacc.record.saved import unpack
 
 OTHER = 1 << 20  # added to a seed: other data
@@ -65,9 +65,9 @@ class Case:
         _, arguments = self.begin()
         block = self.program.block
         with self.ambient():
-            return capture("fuzz", tensors_of(arguments, {}), reach(block), lambda: block(*arguments))
+            return capture("fuzz", tensors_of(arguments, {}), closure_of(block), lambda: block(*arguments))
 
-    def step(self, run):
+    def instruction(self, run):
         """All that can be seen of one use of `run`: outputs, gradients, buffers, the random state; or its error."""
         leaves, arguments = self.begin(OTHER if "other data" in self.uses else 0)
         try:
@@ -112,8 +112,8 @@ def loss_of(output):
 class Checked:
     """Hooks around a call's own: what was saved must come back or, of what a codec touched, what is expected."""
 
-    def __init__(self, block, plan, arguments, oracle=None):
-        self.call = Call(plan, tensors_of(arguments, {}))
+    def __init__(self, block, bound, arguments, oracle=None):
+        self.call = Call(bound, tensors_of(arguments, {}))
         self._oracle = oracle
         self._number = 0
         self._written = {b.data_ptr() for b in block.buffers()}  # batch norm writes its statistics after saving them
@@ -175,7 +175,7 @@ def check(seed, policies=2):
 
 
 def _check(case, policies):
-    plain = case.step(case.program.block)
+    plain = case.instruction(case.program.block)
     features = Counter([*case.uses, "error" if isinstance(plain, str) else "gradients"])
     captured = case.record()
     if captured.recording is None:
@@ -199,20 +199,20 @@ def _check(case, policies):
 
 
 def _check_lossless(case, drawn, plain):
-    plan = _bound(drawn)
+    bound = _bound(drawn)
 
     def run(*arguments):
-        checked = Checked(case.program.block, plan, arguments)
+        checked = Checked(case.program.block, bound, arguments)
         with saved_tensors_hooks(checked.pack, checked.unpack):
             return case.program.block(*arguments)
 
-    assert_same(plain, case.step(run))
+    assert_same(plain, case.instruction(run))
 
 
 def _check_lossy(case, drawn, captured):
     """Of the recorded call itself: its gradients are those of plain autograd on the tensors expected."""
     case.uses -= set(_LOSSLESS_USES)
-    oracle, plan = Oracle(drawn, captured.tensors), _bound(drawn)
+    oracle, bound = Oracle(drawn, captured.tensors), _bound(drawn)
     oracle.check_bounds()
 
     def plain(*arguments):
@@ -226,21 +226,21 @@ def _check_lossy(case, drawn, captured):
             return case.program.block(*arguments)
 
     def ours(*arguments):
-        checked = Checked(case.program.block, plan, arguments, oracle)
+        checked = Checked(case.program.block, bound, arguments, oracle)
         with saved_tensors_hooks(checked.pack, checked.unpack):
             output = case.program.block(*arguments)
         assert not checked.call.diverged, "the recorded call, repeated, takes another course"
         return output
 
-    assert_same(case.step(plain), case.step(ours))
+    assert_same(case.instruction(plain), case.instruction(ours))
 
 
 def _check_bytes(case, drawn, captured):
     """When backward may begin, exactly what the policy says is held, and when the graph is gone, nothing."""
     leaves, arguments = case.begin()
-    plan = _bound(drawn)
+    bound = _bound(drawn)
     with Storages() as storages, case.ambient():
-        call = Call(plan, tensors_of(arguments, {}))
+        call = Call(bound, tensors_of(arguments, {}))
         pack = Kept(call.pack)
         with saved_tensors_hooks(pack, unpack):
             output = case.program.block(*arguments)
@@ -256,16 +256,16 @@ def _check_bytes(case, drawn, captured):
 
 def _check_leak(case, drawn):
     """After 50 steps as many bytes are alive as after 5."""
-    plan, alive = _bound(drawn), []
+    bound, alive = _bound(drawn), []
 
     def run(*arguments):
-        call = Call(plan, tensors_of(arguments, {}))
+        call = Call(bound, tensors_of(arguments, {}))
         with saved_tensors_hooks(call.pack, unpack):
             return case.program.block(*arguments)
 
     with Storages() as storages:
         for _ in range(50):
-            case.step(run)
+            case.instruction(run)
             case.program.block.zero_grad()
             alive.append(storages.alive())
     assert alive[4] == alive[49], f"{alive[4]} bytes after 5 steps, {alive[49]} after 50"

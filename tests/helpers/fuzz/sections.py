@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
-
 from ds_adacc.config.presets import PRESETS, ROLES
+from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 NAN, INFINITY = float("nan"), float("inf")
 WEIRD = (

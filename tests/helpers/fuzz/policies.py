@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from ds_adacc.kernels import CODECS, separates_outliers
 
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.config.presets import ROLES
 from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.kernels import CODECS, separates_outliers
 from ds_adacc.profile.measure import CodecMaker
 from ds_adacc.record.recording import ValueRef
 from ds_adacc.record.replay import replay
@@ -183,13 +183,13 @@ def largest_error(codec, x):
         low, high = (_greatest(sign * x.reshape(-1), codec.group_size).reshape(x.shape) for sign in (-1, 1))
         return (low + high) / (2 * half - 1) / 2 * (1 + precision) + (low.abs() + high.abs()) * 2**-20 + rounding
     if codec.form == "channel":
-        reach = _greatest(x.abs().t(), codec.group_size).t()
+        closure_of = _greatest(x.abs().t(), codec.group_size).t()
     elif codec.form == "token":
-        reach = x.abs().amax(-1, keepdim=True)
+        closure_of = x.abs().amax(-1, keepdim=True)
     else:
-        reach = _greatest(x.abs().reshape(-1), codec.group_size).reshape(x.shape)
-    clipped = x.abs() > reach * (half - 1) / half
-    return reach / half * torch.where(clipped, 1.0, 0.5) * (1 + precision) + rounding
+        closure_of = _greatest(x.abs().reshape(-1), codec.group_size).reshape(x.shape)
+    clipped = x.abs() > closure_of * (half - 1) / half
+    return closure_of / half * torch.where(clipped, 1.0, 0.5) * (1 + precision) + rounding
 
 
 def _greatest(x, size):
