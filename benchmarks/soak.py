@@ -71,8 +71,8 @@ def work(case, steps, out):
             row = {"step": step, "loss": train_step(engine, data)}
             if step % EVERY == 0:
                 row["resident"] = resident_bytes()
-            if section and engine.adacc.runtime.plan is not plan:
-                plan = engine.adacc.runtime.plan
+            if section and engine.adacc.runtime.controller.plan is not plan:
+                plan = engine.adacc.runtime.controller.plan
                 row["plan"] = {"reason": plan.reason, "held": plan.held, "peak": plan.peak}
             print(json.dumps(row), file=file, flush=True)
         loss = validate(engine, validation, MODEL["context"])

@@ -154,13 +154,13 @@ def measure_times(args):
             "seconds": statistics.median(mine for mine, _ in took),
         }
         if strategy.runtime is not None:
-            plan = strategy.runtime.plan
+            plan = strategy.runtime.controller.plan
             rows[strategy.name] |= {
                 "planned_peak": plan.peak / plan.without,
                 "planned_peak_bytes": plan.peak,
                 "solve_seconds": plan.solve_seconds,
                 "recording_seconds": strategy.recording_seconds,
-                "plan": strategy.runtime.describe(),
+                "plan": strategy.runtime.controller.describe(),
             }
     return rows, device
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ds_adacc import checkpointing
-    from ds_adacc.engine.api import initialize
-    from ds_adacc.engine.attachment import attach
+    from ds_adacc.engine.api import attach, initialize
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "attach", "checkpointing", "initialize"]
@@ -17,7 +16,7 @@ __all__ = ["__version__", "attach", "checkpointing", "initialize"]
 def __getattr__(name: str) -> Any:
     """What is here is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
     if name == "attach":
-        from ds_adacc.engine.attachment import attach
+        from ds_adacc.engine.api import attach
 
         return attach
     if name == "initialize":

@@ -56,19 +56,56 @@ __all__ = [
 ]
 
 
-class _Face:
-    """The state of this process: `deepspeed.checkpointing` is configured per process, and so is its twin.
+class _Checkpointing:
+    """How this process checkpoints: `deepspeed.checkpointing` is configured per process, and so is its twin.
 
-    `runtime` serves `checkpoint`: an engine's if `lent`, else one made for `section`, which is None before that, and
+    `runtime` serves `checkpoint`: an engine's if `is_lent`, else one made for `section`, which is None before that, and
     where "enabled" is false.
     """
 
-    runtime: Runtime | None = None
-    lent = False
-    section: AdaccConfig | None = None
-    configured = False
-    options = Options()
-    mpu: Any = None
+    def __init__(self) -> None:
+        self.runtime: Runtime | None = None
+        self.is_lent = False
+        self.section: AdaccConfig | None = None
+        self.is_configured = False
+        self.options = Options()
+        self.mpu: Any = None
+
+    def serve_by(self, section: AdaccConfig | None) -> None:
+        """By a runtime of one's own, without an engine. Shares of one tensor need one plan: those ranks agree on it."""
+        runtime = None
+        if section is not None:
+            placement = self._placement()
+            runtime = Runtime(section, Ranks(placement.group))
+            runtime.controller.hold_inputs(placement)
+        self._replace(runtime)
+        self.is_lent, self.section = False, section
+
+    def borrow(self, runtime: Runtime | None) -> None:
+        """Serve by the runtime of an engine; None: as before any `configure`."""
+        self._replace(runtime)
+        self.is_lent, self.section = runtime is not None, None
+        self.is_configured = runtime is not None
+        if runtime is None:
+            self.options, self.mpu = Options(), None
+        else:
+            self.place_inputs()
+
+    def place_inputs(self) -> None:
+        """Have the engine's runtime hold block inputs as the options say."""
+        self.runtime.controller.hold_inputs(self._placement())
+
+    def _replace(self, runtime: Runtime | None) -> None:
+        if self.runtime is not None:
+            self.runtime.controller.abandon()
+        self.runtime = runtime
+
+    def _placement(self) -> InputPlacement:
+        group = tensor_parallel_group(self.mpu) if self.options.partition_activations else None
+        return InputPlacement(group, bool(self.options.cpu_checkpointing))
+
+
+_default = _Checkpointing()  # the one that the functions of this module speak to
 
 
 def configure(
@@ -100,7 +137,8 @@ def configure(
     What is set without effect is named in the log. Raises ConfigError for a bad section, AssertionError, as DeepSpeed
     does, for contiguous buffers without partitions or without a number of layers.
     """
-    options = Options.of(deepspeed_config).overridden(
+    ds_config = read(deepspeed_config)
+    options = Options.of(ds_config).overridden(
         partition_activations=partition_activations,
         contiguous_memory_optimization=contiguous_checkpointing,
         number_checkpoints=num_checkpoints,
@@ -108,23 +146,23 @@ def configure(
         synchronize_checkpoint_boundary=synchronize,
         profile=profile,
     )
-    section = load(deepspeed_config)
+    section = load(ds_config)
     if mpu_ is not None:
         _introduce(mpu_)
-    _Face.options, _Face.configured = options, True
+    _default.options, _default.is_configured = options, True
     if options.without_effect:
         get_logger().info("activation_checkpointing: without effect here: %s", ", ".join(options.without_effect))
-    if _Face.runtime is not None and _Face.lent:
-        _Face.runtime.hold_inputs(_placement())
-    elif section is None and SECTION in read(deepspeed_config):
-        _serve(None)
+    if _default.is_lent:
+        _default.place_inputs()
+    elif section is None and SECTION in ds_config:
+        _default.serve_by(None)
     else:
-        _serve(section or _default_section())
+        _default.serve_by(section or _default_section())
 
 
 def is_configured() -> bool:
     """Whether `configure` or `ds_adacc.initialize` has set up checkpointing."""
-    return _Face.configured
+    return _default.is_configured
 
 
 def reset() -> None:
@@ -138,12 +176,12 @@ def set_num_layers(nlayers: int) -> None:
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Set `configure`'s `partition_activations` from now on. All ranks of a tensor-parallel group must call."""
-    _Face.options = _Face.options.overridden(partition_activations=partition_activation)
+    _default.options = _default.options.overridden(partition_activations=partition_activation)
     get_logger().info("partition_activations: %s", partition_activation)
-    if _Face.runtime is not None and _Face.lent:
-        _Face.runtime.hold_inputs(_placement())
-    elif _Face.section is not None:
-        _serve(_Face.section)
+    if _default.is_lent:
+        _default.place_inputs()
+    elif _default.section is not None:
+        _default.serve_by(_default.section)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -180,20 +218,14 @@ class CheckpointFunction:
 
 def use(runtime: Runtime | None) -> None:
     """Serve `checkpoint` by the runtime of an engine; None: as before any `configure`."""
-    _replace(runtime)
-    _Face.lent, _Face.section = runtime is not None, None
-    if runtime is None:
-        _Face.configured, _Face.options, _Face.mpu = False, Options(), None
-    else:
-        _Face.configured = True
-        runtime.hold_inputs(_placement())
+    _default.borrow(runtime)
 
 
 @torch._disable_dynamo
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if _Face.runtime is None and not _Face.configured:
-        _serve(_default_section())
-    runtime = _Face.runtime
+    if _default.runtime is None and not _default.is_configured:
+        _default.serve_by(_default_section())
+    runtime = _default.runtime
     if runtime is None:
         return function(*args, **kwargs)
     layers = _layers_run_by(function)
@@ -225,38 +257,16 @@ def _in_deepspeeds_form(outputs: Any) -> Any:
     return outputs
 
 
-def _serve(section: AdaccConfig | None) -> None:
-    """Serve by a runtime of one's own, with no engine. Shares of one tensor need one plan: those ranks agree on it."""
-    runtime = None
-    if section is not None:
-        placement = _placement()
-        runtime = Runtime(section, Ranks(placement.group))
-        runtime.hold_inputs(placement)
-    _replace(runtime)
-    _Face.lent, _Face.section = False, section
-
-
-def _replace(runtime: Runtime | None) -> None:
-    if _Face.runtime is not None:
-        _Face.runtime.abandon()
-    _Face.runtime = runtime
-
-
 def _default_section() -> AdaccConfig:
     get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
     return AdaccConfig.model_validate({"codecs": "none"})
-
-
-def _placement() -> InputPlacement:
-    group = tensor_parallel_group(_Face.mpu) if _Face.options.partition_activations else None
-    return InputPlacement(group, bool(_Face.options.cpu_checkpointing))
 
 
 def _introduce(mpu: Any) -> None:
     """Make `mpu` known here and to DeepSpeed, whose functions for random numbers look it up in their own module."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
-    _Face.mpu = deepspeeds.mpu = mpu
+    _default.mpu = deepspeeds.mpu = mpu
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 from ds_adacc import checkpointing, planner
 from ds_adacc.cli.answer import BadInput
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
-from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.budget import available_bytes
 from ds_adacc.plan.plan import peak_when
 from ds_adacc.record.signature import flatten
@@ -36,7 +36,7 @@ class Recorded:
 
     batch: int
     problem: planner.Problem
-    known: Mapping[str, BlockType]
+    known: Mapping[str, KnownType]
     device: torch.device
     available: int
 
@@ -103,13 +103,13 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     try:
         loss = _loss(model(*args, **kwargs))
         loss.backward()
-        runtime.end_backward()
+        runtime.controller.end_backward()
     except Exception as error:
         where = f"factory {factory.text!r}: a forward and backward at micro-batch {batch}"
         raise BadInput(f"{where} raised {type(error).__name__}: {error}") from error
     finally:
         checkpointing.use(None)
-    if not runtime.waiting:
+    if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)
     available = available_bytes(loss.device, peak_when(planner.recompute_policy, problem))
@@ -128,11 +128,11 @@ def _loss(output: Any) -> torch.Tensor:
     return torch.stack(sums).sum()
 
 
-def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, BlockType]]:
+def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
     """The runtime's problem, its block types named after their first blocks, in the order met."""
-    runtime.plan_waiting()
-    assert runtime.plan is not None
-    (group,) = runtime.plan.groups  # all that ran were alive together
+    runtime.controller.plan_waiting()
+    assert runtime.controller.plan is not None
+    (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}
     for digest, block_type in runtime.coordinator.block_types.items():
         same = sum(

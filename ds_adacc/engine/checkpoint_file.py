@@ -12,43 +12,9 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from ds_adacc import planner
-from ds_adacc.plan.coordinator import CoordinatorState
-from ds_adacc.plan.plan import Plan
-from ds_adacc.rectify.calibration import Seen
+from ds_adacc.runtime.runtime import RuntimeState
 
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class RectifierState:
-    """Optimizer steps counted, the interval to the next tracking step, which is that, and whether it has begun."""
-
-    steps: int = 0
-    interval: int = 1
-    next: int = 1
-    tracking: bool = False
-
-
-@dataclass(frozen=True)
-class RuntimeState:
-    """The fields of a `Runtime` that outlive the process.
-
-    `profiles` are what this rank has measured, by block type. `corrected` and `reason` are of the closed loop; it looks
-    at the step after `meters_after`, and `unmetered` says that this is not the next one; `postponed`, that it was put
-    off.
-    """
-
-    coordinator: CoordinatorState = field(default_factory=CoordinatorState)
-    profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
-    plan: Plan | None = None
-    seen: Seen | None = None
-    corrected: int = 0
-    reason: str = ""
-    unmetered: bool = False
-    postponed: bool = False
-    steps: int = 0
-    meters_after: int | None = None
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -60,13 +26,11 @@ class State:
     """
 
     runtime: RuntimeState = field(default_factory=RuntimeState)
-    rectifier: RectifierState | None = None
     blocks: Sequence[Mapping[str, Any]] = ()
     seeds: torch.Tensor | None = None
 
 
 _RUNTIME = TypeAdapter(RuntimeState)
-_RECTIFIER = TypeAdapter(RectifierState | None)
 
 
 def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
@@ -75,7 +39,6 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
         "format": FORMAT,
         "facts": dict(facts),
         "runtime": _RUNTIME.dump_python(state.runtime, mode="json"),
-        "rectifier": _RECTIFIER.dump_python(state.rectifier, mode="json"),
         "blocks": list(state.blocks),
         "seeds": state.seeds,
     }
@@ -99,9 +62,8 @@ def parse(document: Mapping[str, Any]) -> State:
     """The state in a document of `FORMAT`. Raises ValueError, TypeError or LookupError for one that is garbled."""
     state = State(
         _RUNTIME.validate_python(document["runtime"]),
-        _RECTIFIER.validate_python(document["rectifier"]),
         document["blocks"],
         document["seeds"],
     )
-    state.runtime.coordinator.check()
+    state.runtime.controller.coordinator.check()
     return state

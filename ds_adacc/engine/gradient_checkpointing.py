@@ -14,7 +14,7 @@ from torch import nn
 from ds_adacc.log import get_logger
 
 
-def take_over(model: nn.Module, blocks: Collection[str]) -> None:
+def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:
     """Have every enabled module that is, holds or lies in one of the named blocks call its layers plainly.
 
     Modules apart from the blocks keep their own checkpointing. One log line says if there was something to change.

@@ -8,7 +8,7 @@ from typing import Any
 from ds_adacc.log import get_logger
 
 
-def take_over(module: Any, checkpoint: Callable[..., Any]) -> bool:
+def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> bool:
     """Whether a PipelineModule checkpoints ranges of its layers; then `checkpoint` does it in DeepSpeed's stead."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
 
@@ -18,6 +19,21 @@ def make_leaves(blocks: Iterable[nn.Module]) -> None:
         deepspeed.utils.set_z3_leaf_module(block, True)
         signature = inspect.signature(getattr(block, "_orig_mod", block).forward)
         block.register_forward_pre_hook(functools.partial(_need_gradient, signature), with_kwargs=True)
+
+
+def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> None:
+    """Have ZeRO-3 gather each block's parameters together.
+
+    Its hooks are in place by then: they are taken away and set anew, as DeepSpeed's own `unwrap_model_for_generation`
+    does. Gradients are still reduced parameter by parameter.
+    """
+    offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
+    for hook in (*offload.forward_hooks, *offload.backward_hooks):
+        hook.remove()
+    offload.forward_hooks, offload.backward_hooks = [], []
+    for block in blocks.values():
+        deepspeed.utils.set_z3_leaf_module(block, True)
+    offload._register_deepspeed_module(offload.module)
 
 
 @torch._disable_dynamo

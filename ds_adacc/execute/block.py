@@ -25,12 +25,11 @@ class Record:
     value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both on
     the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each number
     in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which may follow
-    them, are never replayed. `place` is the block's among those of its block type, in forward order, once known.
+    them, are never replayed.
     """
 
     state: Guards | None = None
     block_type: str = ""
-    place: int | None = None
     bound: BoundPolicy | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
@@ -42,7 +41,6 @@ class Record:
         outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
         return {
             "block_type": self.block_type,
-            "place": self.place,
             "outliers": outliers,
             "changes": dict(self.changes),
             "settled": sorted(self.settled),
@@ -54,7 +52,7 @@ class Record:
         """The record of a `to_plain` dict, which is yet to be given a plan."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
         changes, settled = Counter(data["changes"]), frozenset(data["settled"])
-        return cls(None, data["block_type"], data["place"], None, outliers, changes, settled, dict(data["volatile"]))
+        return cls(None, data["block_type"], None, outliers, changes, settled, dict(data["volatile"]))
 
     def holds(self, state: Guards) -> bool:
         """Whether the block's program is the recorded one when its modules are in `state`."""
@@ -111,10 +109,6 @@ class Block:
         """Keep a new record, in the place of one that holds for the same calls."""
         others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
-
-    def place_in(self, block_type: str) -> int | None:
-        """The block's place among those of a block type."""
-        return next((r.place for r in self.records() if r.block_type == block_type and r.place is not None), None)
 
     def records(self) -> list[Record]:
         return [record for _, record in self._records]

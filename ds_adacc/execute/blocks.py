@@ -55,10 +55,18 @@ class Registry:
     def all(self) -> list[Block]:
         return [*self._modules.values(), *self._functions.values()]
 
-    def to_plain(self) -> list[dict[str, Any]]:
-        """All blocks, also those of the past that are yet to be met, as Python's plain containers with tensors."""
-        return [block.to_plain() for block in (*self.all(), *self._past)]
+    def every(self) -> list[Block]:
+        """All blocks, also those of the past that are yet to be met."""
+        return [*self.all(), *self._past]
 
-    def records(self) -> list[Record]:
-        """Those of all blocks that have a plan."""
-        return [record for block in self.all() for record in block.records() if record.bound is not None]
+    def to_plain(self) -> list[dict[str, Any]]:
+        """`every` block, as Python's plain containers with tensors."""
+        return [block.to_plain() for block in self.every()]
+
+    def records(self) -> list[tuple[Block, Record]]:
+        """The records of all blocks that are bound to a policy, each with its block."""
+        return [(block, record) for block in self.all() for record in block.records() if record.bound is not None]
+
+    def count(self, block_type: str) -> int:
+        """How many blocks run this block type."""
+        return sum(any(record.block_type == block_type for record in block.records()) for block in self.all())

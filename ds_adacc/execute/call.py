@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.execute.bound_policy import BoundPolicy, Instruction, rows
 from ds_adacc.execute.holders import Compressed, Holder, Offloaded, Rebuilt, Replay, Retained
-from ds_adacc.log import get_logger
 from ds_adacc.planner import OFFLOAD, RETAIN
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.saved import ParameterSlot, Slot, ValueSlot, keep
-
-_warned: set[str] = set()
 
 
 class Call:
@@ -26,9 +23,16 @@ class Call:
     course is guarded, and the recorder refuses to rebuild what is first saved after Python has read data.
     """
 
-    __slots__ = ("_position", "_seen", "bound", "diverged", "holders")
+    __slots__ = ("_on_divergence", "_position", "_seen", "bound", "diverged", "holders")
 
-    def __init__(self, bound: BoundPolicy, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        bound: BoundPolicy,
+        inputs: Sequence[torch.Tensor],
+        on_divergence: Callable[[BoundPolicy, int], None] | None = None,
+    ) -> None:
+        """`on_divergence` is told the bound policy and the number of the first saved tensor that is not as recorded."""
+        self._on_divergence = on_divergence
         self.bound = bound
         self.holders = _open(bound)
         self._position = 0
@@ -118,16 +122,8 @@ class Call:
 
     def _diverge(self) -> None:
         self.diverged = True
-        name = self.bound.recording.name
-        if name not in _warned:
-            _warned.add(name)
-            get_logger().warning(
-                "block %s runs a different course than recorded from saved tensor %d of %d on: what the plan does not "
-                "know is retained",
-                name,
-                self._position,
-                len(self.bound.instructions),
-            )
+        if self._on_divergence is not None:
+            self._on_divergence(self.bound, self._position)
 
 
 def _open(bound: BoundPolicy) -> dict[int, Holder]:

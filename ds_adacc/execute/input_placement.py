@@ -7,7 +7,7 @@ where the plan compresses it, the payload stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from ds_adacc import planner
 from ds_adacc.kernels import Codec
-from ds_adacc.plan.correction import Correction
 from ds_adacc.record.recording import Recording, Value
 
 PARTITION = "partition"
@@ -98,25 +97,8 @@ class InputPlacement:
         assert self.group is not None
         return Partition(self.group, device, self.on_host)
 
-    def counted(self, profile: planner.Profile, recording: Recording) -> planner.Profile:
-        """The profile in which a retained input counts with what is held of it.
-
-        The whole of it then counts besides in forward, where it is an argument, and throughout the call's backward,
-        somewhere in which it is restored.
-        """
-        values, forward, backward = list(profile.graph.values), 0, 0
-        for value in recording.values:
-            if self.store(value) != planner.RETAIN:
-                held = self._held_bytes(value)
-                values[value.index] = replace(values[value.index], nbytes=held)
-                forward += value.nbytes - held
-                backward += value.nbytes
-        if not backward:
-            return profile
-        counted = replace(profile, graph=replace(profile.graph, values=tuple(values)))
-        return Correction(forward, backward).of(counted)
-
-    def _held_bytes(self, value: Value) -> int:
+    def held_bytes(self, value: Value) -> int:
+        """Bytes that a retained input, whose `store` is not `planner.RETAIN`, takes on the device."""
         if self.on_host and value.device == "cuda":
             return 0
         return self.codec(torch.device("cpu")).payload_bytes(value.geometry.size, value.geometry.dtype)

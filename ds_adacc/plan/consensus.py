@@ -1,4 +1,4 @@
-"""What the ranks have measured and seen, as one."""
+"""What the ranks have measured and seen of a block type, merged into one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
@@ -14,40 +13,37 @@ from ds_adacc.plan.plan import LiveSet, Orders
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one rank tells of a block type: its profile as JSON, calls alive at once, of which so many of each block.
+class RankReport:
+    """What one rank tells of a block type: its profile, calls alive at once, how many of these are of each block.
 
-    `correction` is None on a rank that has measured nothing.
+    `correction` is None on a rank that has measured nothing new of it.
     """
 
-    profile: Mapping[str, Any]
+    profile: planner.Profile
     count: int
     calls_per_block: int
     capacity: Mapping[int, int]
     correction: Correction | None = None
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What all ranks plan a block type with: outlier channels kept raw by value, and the correction of its profile."""
-
-    capacity: dict[int, int]
-    correction: Correction
-
-
-def merge_terms(rows: Sequence[Row]) -> Terms:
-    """The most that any rank tells."""
+def merge_capacity(reports: Sequence[RankReport]) -> dict[int, int]:
+    """By value, the most outlier channels that any rank tells."""
     capacity: dict[int, int] = {}
-    for row in rows:
-        for index, channels in row.capacity.items():
+    for report in reports:
+        for index, channels in report.capacity.items():
             capacity[index] = max(channels, capacity.get(index, 0))
-    found = [row.correction for row in rows if row.correction is not None]
-    return Terms(capacity, functools.reduce(Correction.larger, found) if found else Correction())
+    return capacity
 
 
-def merge_profiles(rows: Sequence[Row]) -> planner.Profile:
+def merge_corrections(reports: Sequence[RankReport], agreed: Correction) -> Correction:
+    """The largest that any rank has measured; what was `agreed` before if none has."""
+    found = [report.correction for report in reports if report.correction is not None]
+    return functools.reduce(Correction.larger, found) if found else agreed
+
+
+def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     """Mean times; of what differs from rank to rank, the larger."""
-    profiles = [planner.Profile.from_json(row.profile) for row in rows]
+    profiles = [report.profile for report in reports]
     largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(
@@ -58,11 +54,11 @@ def merge_profiles(rows: Sequence[Row]) -> planner.Profile:
     return planner.Profile(largest.graph, seconds, codecs, overlap, max(p.noise for p in profiles))
 
 
-def merge_block_type(name: str, profile: planner.Profile, rows: Sequence[Row]) -> planner.BlockType:
-    """The most calls; a policy for each block, if they fall on the blocks alike on every rank."""
-    count = max(row.count for row in rows)
-    shares = {(row.count, row.calls_per_block) for row in rows}
-    each = rows[0].calls_per_block if len(shares) == 1 and count % rows[0].calls_per_block == 0 else count
+def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:
+    """The most calls; a policy for each block, if the calls fall on the blocks alike on every rank."""
+    count = max(report.count for report in reports)
+    shares = {(report.count, report.calls_per_block) for report in reports}
+    each = reports[0].calls_per_block if len(shares) == 1 and count % reports[0].calls_per_block == 0 else count
     return planner.BlockType(name, profile, count, each)
 
 

@@ -9,19 +9,29 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.log import get_logger
-from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import available_bytes, budget_bytes
-from ds_adacc.plan.consensus import Row, Terms, merge_block_type, merge_orders, merge_profiles, merge_terms
+from ds_adacc.plan.consensus import (
+    RankReport,
+    merge_block_type,
+    merge_capacity,
+    merge_corrections,
+    merge_orders,
+    merge_profiles,
+)
+from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
+from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.plan import (
     LiveSet,
     Orders,
     Plan,
     PlanRequest,
-    Policies,
     compare,
     components,
     decide,
@@ -32,19 +42,9 @@ from ds_adacc.plan.plan import (
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.measure import CodecMaker
 from ds_adacc.record.recording import Recording
-from ds_adacc.rectify.observer import Pass
 
 _UNLIMITED = 1 << 62
 _REMEMBERED = 256  # block types whose policies stand for when they come back
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What the ranks have agreed on for a block type."""
-
-    block_type: planner.BlockType
-    policies: Policies
-    terms: Terms
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,24 @@ class CoordinatorState:
     live_sets: tuple[LiveSet, ...] = ()
     unfit: tuple[LiveSet, ...] = ()
     orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
-    agreed: tuple[Agreed, ...] = ()
+    agreed: tuple[AgreedType, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError unless every policy can be carried out."""
         for agreed in self.agreed:
             for policy in set(agreed.policies):
-                policy.check(agreed.block_type.profile)
+                policy.check(agreed.spec.profile)
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What the ranks have agreed to plan: live sets, their orders, `available` bytes, why, and if it must fit."""
+
+    live_sets: Sequence[LiveSet]
+    orders: Orders
+    available: int
+    reason: str
+    must_fit: bool
 
 
 class Coordinator:
@@ -73,7 +84,8 @@ class Coordinator:
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker, ranks: Ranks) -> None:
-        self.block_types: dict[str, BlockType] = {}
+        self.block_types: dict[str, KnownType] = {}
+        self.forward_order = ForwardOrder()
         self.inputs = InputPlacement()
         self._config = config
         self._codecs = codecs
@@ -81,41 +93,44 @@ class Coordinator:
         self._limit: int | None = None
         self._live_sets: tuple[LiveSet, ...] = ()
         self._unfit: tuple[LiveSet, ...] = ()
-        self._orders: Orders = {}
-        self._agreed: dict[str, Agreed] = {}
+        self._agreed: dict[str, AgreedType] = {}
 
     def state(self) -> CoordinatorState:
         """What has been agreed on."""
-        orders, agreed = tuple(self._orders.items()), tuple(self._agreed.values())
+        orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
         return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed)
 
-    def restore(self, state: CoordinatorState) -> None:
-        """Put in force what had been agreed on then, and forget all block types: they come back with their blocks."""
+    def restore(self, state: CoordinatorState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
+        """Put in force what had been agreed on then. Block types are forgotten: they come back with their blocks.
+
+        `indices` are what the forward order had told of these `blocks`.
+        """
         self.block_types = {}
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
-        self._orders = dict(state.orders)
-        self._agreed = {agreed.block_type.name: agreed for agreed in state.agreed}
+        self._agreed = {agreed.spec.name: agreed for agreed in state.agreed}
+        self.forward_order.restore(dict(state.orders), blocks, indices)
 
-    def add(self, digest: str, recording: Recording, profile: planner.Profile) -> BlockType:
-        """A new block type, with the policies that were agreed on other ranks' word if there are any."""
-        block_type = self.block_types[digest] = BlockType(recording, profile)
+    def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
+        """A new block type. If other ranks have met it before, what was agreed then is in force here too."""
+        known = self.block_types[digest] = KnownType(recording, profile)
         if digest in self._agreed:
-            agreed = self._agreed[digest]
-            block_type.agreed, block_type.policies = agreed.block_type, agreed.policies
-            block_type.capacity, block_type.correction = agreed.terms.capacity, agreed.terms.correction
-            block_type.count, block_type.calls_per_block = block_type.agreed.count, block_type.agreed.calls_per_block
-        return block_type
+            known.agreed = self._agreed[digest]
+            known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
+        return known
 
-    def arrange(self, seen: Pass) -> None:
-        """Learn from one forward and backward in what order the blocks run, and give each its place."""
-        block_types = frozenset(block_type for block_type, _ in seen.calls) & self.block_types.keys()
-        self._orders = {**self._orders, frozenset(block_types): seen.order}
-        for digest in block_types:
+    def arrange(self, seen: ForwardPass) -> None:
+        """Learn from one forward and backward in what order the blocks run, and how often each is called."""
+        self.forward_order.learn(seen, self.block_types.keys())
+        for digest in seen.block_types & self.block_types.keys():
             self.block_types[digest].calls_per_block = seen.calls_per_block(digest)
-            for place, block in enumerate(seen.blocks(digest)):
-                for record in block.records():
-                    if record.block_type == digest:
-                        record.place = place
+
+    def count(self, digest: str, alive: int, blocks: int) -> None:
+        """So many calls of a block type were seen alive at once, and so many blocks run it.
+
+        A type that has policies may have run before anybody looked: then its count never falls.
+        """
+        known = self.block_types[digest]
+        known.count = alive if alive and known.agreed is None else max(known.count, alive, blocks)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget the block types of all other blocks; a policy once agreed still stands for when they come back."""
@@ -126,28 +141,41 @@ class Coordinator:
         return tuple(digest for digest, block_type in self.block_types.items() if block_type.policies is None)
 
     def decide(
-        self, live_sets: Collection[LiveSet], device: torch.device | None, reason: str, must_fit: bool = True
+        self,
+        live_sets: Collection[LiveSet],
+        device: torch.device | None,
+        reason: str,
+        must_fit: bool = True,
+        capacity: Mapping[str, Mapping[int, int]] | None = None,
+        corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
-        """Agree on policies for the block types named, and those that hang together with them, and put them in force.
+        """Agree on policies for these live sets, and those that share block types with them, and put them in force.
 
-        Every rank must call, with what is `live_sets` on it. A budget that is a fraction or "auto" is taken at the
-        first decision, and stands from then on, in bytes. On a rank that has run no block yet `device` is None: others'
-        memory decides. All raise what the first rank raises: planner.InfeasibleBudget, and from the second decision on
-        planner.NoSolutionInTime, on every rank. With `must_fit` false neither is raised: policies in force then stay,
-        and what has none is recomputed, with a warning.
+        Every rank must call; each may name other live sets. `capacity` (the same on all ranks) and `corrections` (what
+        this rank has measured) are by block type, and replace what was agreed before. A budget that is a fraction or
+        "auto" is turned into bytes by the first plan, and stands from then on. On a rank that has run no block yet
+        `device` is None: the memory of the others decides.
+
+        Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
+        planner.NoSolutionInTime. Then nothing has changed. With `must_fit` false neither is raised: policies in force
+        stay, block types without one are recomputed where possible, and a warning says so.
         """
         new = {names for sets in self._ranks.gather(list(live_sets)) for names in sets}
         known = largest((*self._live_sets, *new))
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
-        rows_of_types = {digest: self._row(digest) for digest in sorted(touched & self.block_types.keys())}
+        mine = sorted(touched & self.block_types.keys())
+        reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
         available = None if device is None else available_bytes(device, self._recomputed(known))
-        told = self._ranks.gather((rows_of_types, self._orders, available))
+        told = self._ranks.gather((reports, self.forward_order.orders, available))
         everyone, orders, free = zip(*told, strict=True)
         present = frozenset(digest for given in everyone for digest in given)
         sets = largest(names & present for names in known)
-        self._orders = merge_orders(orders)
+        agreed_orders = merge_orders(orders)
         room = min(nbytes for nbytes in free if nbytes is not None)
-        plan, terms = self._ranks.on_first(lambda: self._attempt(everyone, sets, room, reason, must_fit))
+        plan, agreed = self._ranks.on_first(
+            lambda: self._attempt(everyone, PlanContext(sets, agreed_orders, room, reason, must_fit))
+        )
+        self.forward_order.orders = agreed_orders
         for group in plan.groups:
             if group.solution.out_of_time:
                 limit = self._config.solver.max_seconds
@@ -157,7 +185,7 @@ class Coordinator:
                 text = "nothing fits; what had no policy yet is recomputed if possible, with a planned peak of %s: %s"
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self._limit = plan.budget if self._limit is None else self._limit
-        self._put_in_force(plan, terms)
+        self._put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
 
@@ -168,29 +196,26 @@ class Coordinator:
         self._unfit = largest(names for names in (*self._unfit, *unfit) if names <= live)
         self._live_sets = largest(names & live for names in set(live_sets) - unfit)
 
-    def _put_in_force(self, plan: Plan, terms: Mapping[str, Terms]) -> None:
-        policies = plan.policies
-        for block_type in plan.block_types:
-            chosen, term = policies[block_type.name], terms[block_type.name]
-            self._agreed.pop(block_type.name, None)
-            self._agreed[block_type.name] = Agreed(block_type, chosen, term)
-            if block_type.name in self.block_types:
-                known = self.block_types[block_type.name]
-                known.agreed, known.policies = block_type, chosen
-                known.capacity, known.correction = term.capacity, term.correction
+    def _put_in_force(self, agreed: Iterable[AgreedType]) -> None:
+        for each in agreed:
+            name = each.spec.name
+            self._agreed.pop(name, None)  # the last planned are remembered longest
+            self._agreed[name] = each
+            if name in self.block_types:
+                self.block_types[name].agreed = each
         for oldest in list(self._agreed)[:-_REMEMBERED]:
             del self._agreed[oldest]
-        self._orders = {names: order for names, order in self._orders.items() if names <= self._agreed.keys()}
+        self.forward_order.keep(self._agreed)
 
     def is_planned(self, names: LiveSet) -> bool:
         """Whether these block types have been planned for together, or keep the budget together as it is."""
-        block_types = [self.block_types[name] for name in names]
-        if any(block_type.policies is None for block_type in block_types):
+        agreed = [self.block_types[name].agreed for name in names]
+        if None in agreed:
             return False
         if any(names <= known for known in (*self._live_sets, *self._unfit)):
             return True
-        problem = planner.Problem(tuple(block_type.agreed for block_type in block_types))
-        peak = planner.peak_bytes(problem, [block_type.policies for block_type in block_types])
+        problem = planner.Problem(tuple(each.spec for each in agreed))
+        peak = planner.peak_bytes(problem, [each.policies for each in agreed])
         return self._limit is not None and peak <= self._limit
 
     def partners(self, digests: Sequence[str]) -> list[LiveSet]:
@@ -202,27 +227,24 @@ class Coordinator:
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
     def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
-        """Bytes that so many calls of the block at each place of a block type hold by the policies in force."""
-        return sum(count * self.block_types[digest].held_bytes(place) for (digest, place), count in calls.items())
+        """Bytes that so many calls of the block with each index of a block type hold by the policies in force."""
+        return sum(count * self.block_types[digest].held_bytes(index) for (digest, index), count in calls.items())
 
-    def outlier_bytes(self, name: str, block_type: BlockType, index: int, capacity: int) -> int:
+    def outlier_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
         """Bytes of an outlier codec's payload for a value when so many channels are kept raw."""
-        value = block_type.recording.values[index]
+        value = known.recording.values[index]
         codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
         return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
 
-    def _row(self, digest: str) -> Row:
-        block_type = self.block_types[digest]
-        return Row(
-            self._counted(block_type).to_json(),
-            block_type.count,
-            block_type.calls_per_block,
-            block_type.capacity,
-            block_type.correction,
-        )
+    def _report(
+        self, digest: str, capacity: Mapping[str, Mapping[int, int]], corrections: Mapping[str, Correction]
+    ) -> RankReport:
+        known = self.block_types[digest]
+        channels = {**known.capacity, **capacity.get(digest, {})}
+        return RankReport(self._counted(known), known.count, known.calls_per_block, channels, corrections.get(digest))
 
-    def _counted(self, block_type: BlockType) -> planner.Profile:
-        return self.inputs.counted(block_type.profile, block_type.recording)
+    def _counted(self, known: KnownType) -> planner.Profile:
+        return with_held_inputs(known.profile, known.recording, self.inputs)
 
     def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
         """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
@@ -237,39 +259,39 @@ class Coordinator:
         )
 
     def _attempt(
-        self,
-        everyone: Sequence[Mapping[str, Row]],
-        live_sets: Sequence[LiveSet],
-        available: int,
-        reason: str,
-        must_fit: bool,
-    ) -> tuple[Plan, dict[str, Terms]]:
-        """The decision, and the terms agreed."""
-        block_types, terms = self._merge(everyone)
-        request = PlanRequest(block_types, live_sets, self._orders, self._config.max_gradient_error)
+        self, everyone: Sequence[Mapping[str, RankReport]], context: PlanContext
+    ) -> tuple[Plan, tuple[AgreedType, ...]]:
+        """The plan, and what it makes of each block type."""
+        merged = self._merge(everyone)
+        specs = {digest: each.spec for digest, each in merged.items()}
+        request = PlanRequest(specs, context.live_sets, context.orders, self._config.max_gradient_error)
         without = most_without(request)
-        budget = self._budget(without, available)
+        budget = self._budget(without, context.available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
-        if must_fit:
+        if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: agreed.policies for digest, agreed in self._agreed.items()}
         groups = decide(request, budget, self._config, settled, forgiven)
-        return Plan(groups, budget, without, reason, compare(groups, budget)), terms
+        plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
+        chosen = plan.policies
+        agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
+        return plan, tuple(agreed)
 
     def _budget(self, without: int, available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
             return _UNLIMITED
         return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
 
-    def _merge(self, everyone: Sequence[Mapping[str, Row]]) -> tuple[dict[str, planner.BlockType], dict[str, Terms]]:
-        """The ranks' block types as the planner sees them, and the terms, by digest."""
-        block_types, terms = {}, {}
-        for digest in sorted({digest for known in everyone for digest in known}):
-            given = [known[digest] for known in everyone if digest in known]
-            terms[digest] = merge_terms(given)
-            profile = self._resize(digest, merge_profiles(given), terms[digest].capacity)
-            block_types[digest] = merge_block_type(digest, terms[digest].correction.of(profile), given)
-        return block_types, terms
+    def _merge(self, everyone: Sequence[Mapping[str, RankReport]]) -> dict[str, AgreedType]:
+        """What the ranks tell of each block type, as one, still without policies; by digest."""
+        merged = {}
+        for digest in sorted({digest for told in everyone for digest in told}):
+            reports = [told[digest] for told in everyone if digest in told]
+            before = self._agreed[digest].correction if digest in self._agreed else Correction()
+            capacity, correction = merge_capacity(reports), merge_corrections(reports, before)
+            profile = correction.of(self._resize(digest, merge_profiles(reports), capacity))
+            merged[digest] = AgreedType(merge_block_type(digest, profile, reports), (), capacity, correction)
+        return merged
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
         """The profile with the outlier codecs' payloads at the capacities agreed."""

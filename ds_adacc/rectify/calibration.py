@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import BlockType
-from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.profile.block_graph import Gradients
@@ -48,31 +47,46 @@ class Seen:
         return asdict(self)
 
 
-class Calibration:
-    """Closes the loop after the first step under each plan; `reason` says why the plan is to be made anew, if it is.
+@dataclass(frozen=True)
+class Findings:
+    """What came of comparing: what was seen, and if the model was wrong, what to plan anew.
 
-    `corrected` counts how often the model was.
+    `corrections` are those of all block types that were measured here, by block type; `live_sets` are to be planned
+    anew with them.
     """
 
-    def __init__(self, coordinator: Coordinator, corrected: int = 0, reason: str = "") -> None:
+    seen: Seen
+    corrections: Mapping[str, Correction]
+    live_sets: frozenset[LiveSet] = frozenset()
+
+
+class Calibration:
+    """Compares after the first step under each plan; `reason` says why the plan is to be made anew, if it is.
+
+    `corrected` counts how often the model was corrected.
+    """
+
+    def __init__(self, corrected: int = 0, reason: str = "") -> None:
         self.reason = reason
         self.corrected = corrected
-        self._coordinator = coordinator
 
-    def close(self, plan: Plan, held: Pair, measured: Sequence[Measured]) -> tuple[Seen, set[LiveSet]]:
-        """What was seen, and the sets of block types to be planned for anew, by a model that has been corrected."""
-        excess = excesses(measured, self._coordinator.block_types)
-        for digest in excess:
-            block_type = self._coordinator.block_types[digest]
-            block_type.correction = block_type.correction or Correction()
+    def compare(
+        self, plan: Plan, held: Pair, measured: Sequence[Measured], block_types: Mapping[str, KnownType]
+    ) -> Findings:
+        """What a step under the plan showed, and by how much the model is to be corrected."""
+        excess = excesses(measured, block_types)
+        agreed = {digest: block_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
-        seen = Seen(held, found, observed_seconds(measured, self._coordinator.block_types))
+        seen = Seen(held, found, observed_seconds(measured, block_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         self.reason = ""
-        if found is None or not fitting or not self._matters(plan, found) or not self._correct(excess):
-            return seen, set()
+        more = self._to_correct(excess) if found is not None and fitting and self._matters(plan, found) else {}
+        if not more:
+            return Findings(seen, agreed)
+        self.corrected += 1
         self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
-        return seen, {names for group in fitting for names in group.live_sets}
+        corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
+        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets))
 
     def _matters(self, plan: Plan, found: Pair) -> bool:
         """Whether the budget was broken, or the prediction off where time could be gained."""
@@ -80,21 +94,16 @@ class Calibration:
             return False
         return found.observed > plan.budget or (found.is_off and plan.added_seconds > 0)
 
-    def _correct(self, excess: Mapping[str, Correction]) -> bool:
-        """Whether there was anything to correct."""
+    def _to_correct(self, excess: Mapping[str, Correction]) -> dict[str, Correction]:
+        """What is worth correcting, by block type; nothing after three corrections."""
+        if self.corrected == _MOST_CORRECTIONS:
+            return {}
         if self.corrected:  # policies differ in what they take beyond: only more is believed a second time
             excess = {digest: each.upward() for digest, each in excess.items()}
-        excess = {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
-        if not excess or self.corrected == _MOST_CORRECTIONS:
-            return False
-        self.corrected += 1
-        for digest, each in excess.items():
-            block_type = self._coordinator.block_types[digest]
-            block_type.correction = block_type.correction.plus(each)
-        return True
+        return {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
 
 
-def excesses(measured: Iterable[Measured], block_types: Mapping[str, BlockType]) -> dict[str, Correction]:
+def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType]) -> dict[str, Correction]:
     """By block type, what its calls took beyond the prediction at most, in forward and in backward.
 
     Block types of which no bytes were measured are left out.
@@ -128,13 +137,13 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 
-def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, BlockType]) -> Pair | None:
+def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, KnownType]) -> Pair | None:
     """Seconds of the calls measured in forward and, but for the last, in backward; None if there are none."""
     planned = observed = 0.0
     for call in measured:
         if call.block_type not in block_types or block_types[call.block_type].policies is None:
             continue
-        profile, policy = _planned(block_types[call.block_type], call.place)
+        profile, policy = _planned(block_types[call.block_type], call.block_index)
         forward, backward = profile.overlap_seconds
         compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
         planned += forward + compression
@@ -145,14 +154,14 @@ def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, Blo
     return Pair(planned, observed) if observed else None
 
 
-def _planned(block_type: BlockType, place: int | None) -> tuple[planner.Profile, planner.Policy]:
+def _planned(block_type: KnownType, block_index: int | None) -> tuple[planner.Profile, planner.Policy]:
     assert block_type.agreed is not None
-    return block_type.agreed.profile, block_type.policy(place)
+    return block_type.agreed.spec.profile, block_type.policy(block_index)
 
 
-def _excess(call: Measured, block_type: BlockType) -> Correction:
+def _excess(call: Measured, block_type: KnownType) -> Correction:
     """Bytes beyond the prediction, which may be negative."""
-    profile, policy = _planned(block_type, call.place)
+    profile, policy = _planned(block_type, call.block_index)
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,49 +12,21 @@ import torch
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
+from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.record.saved import UNPLANNED, Slot, ValueSlot
 from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The calls of one forward, by block type and block, that were alive when backward began.
-
-    `reversed`: backward took them last first, and no other call came between.
-    """
-
-    calls: tuple[tuple[str, Block], ...]
-    reversed: bool
-
-    @property
-    def block_types(self) -> frozenset[str]:
-        return frozenset(block_type for block_type, _ in self.calls)
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The block type of each call in forward order, if backward reversed it."""
-        return tuple(block_type for block_type, _ in self.calls) if self.reversed else ()
-
-    def blocks(self, block_type: str) -> list[Block]:
-        """The block type's blocks in the order of their first calls."""
-        return list(dict.fromkeys(block for name, block in self.calls if name == block_type))
-
-    def calls_per_block(self, block_type: str) -> int:
-        """How often each of the block type's blocks was called; all the calls, as if of one block, if that differs."""
-        each = Counter(id(block) for name, block in self.calls if name == block_type)
-        return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
 
 
 class Observer:
     """One step's count: calls alive at once by block type, and what is held when backward begins.
 
-    `held_bytes` and `held_calls` (by block type and place among the block type's blocks) are of that moment; None and
-    empty before. With a `meter`, the first forward and backward are `measured`.
+    `held_bytes` and `held_calls` (by block type and block index) are of that moment; None and empty before. With a
+    `profiler`, the first forward and backward are `measured`.
     """
 
-    def __init__(self, meter: StepProfiler | None = None) -> None:
+    def __init__(self, profiler: StepProfiler | None = None) -> None:
         self.measured: list[Measured] = []
-        self._meter = meter
+        self._profiler = profiler
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, int | None]] = Counter()
@@ -64,13 +35,13 @@ class Observer:
         self._begin_pass()
 
     def watch(
-        self, record: Record, block: Block, call: Call, pack: Callable[[torch.Tensor], Slot]
+        self, record: Record, block: Block, block_index: int | None, call: Call, pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
         """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
-        ticket = _Ticket(self, record.block_type, record.place, block)
-        meter = self._meter
-        if meter is not None:
-            ticket.moments = meter.forward_begins(record.block_type, record.place)
+        ticket = _Ticket(self, record.block_type, block_index, block)
+        profiler = self._profiler
+        if profiler is not None:
+            ticket.moments = profiler.forward_begins(record.block_type, block_index)
             ticket.moments.new_gradients = _without_gradient(call.bound.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
@@ -82,27 +53,27 @@ class Observer:
         def done() -> None:
             values = call.bound.recording.values
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
-            if meter is not None and ticket.moments is not None:
-                ticket.moments.ended = meter.now()
+            if profiler is not None and ticket.moments is not None:
+                ticket.moments.ended = profiler.now()
 
         return watched, done
 
-    def end_pass(self) -> Pass:
+    def end_pass(self) -> ForwardPass:
         """A forward and its backward have ended: what was seen of them."""
-        if self._meter is not None and self._forward:
-            self.measured = self._meter.stop()
-            self._meter = None
+        if self._profiler is not None and self._forward:
+            self.measured = self._profiler.stop()
+            self._profiler = None
         in_reverse = self._backward == list(reversed(range(len(self._forward))))
-        seen = Pass(tuple(self._forward), in_reverse and not self._interleaved)
+        seen = ForwardPass(tuple(self._forward), in_reverse and not self._interleaved)
         self._begin_pass()
         return seen
 
     def opened(self, ticket: _Ticket) -> None:
         if self._forward and not self._alive and not self._backward:  # a forward that no backward followed
             self._begin_pass()
-            if self._meter is not None:
-                self._meter.restart()
-        self._alive[id(ticket)] = ticket.block_type, ticket.place
+            if self._profiler is not None:
+                self._profiler.restart()
+        self._alive[id(ticket)] = ticket.block_type, ticket.block_index
         same = sum(block_type == ticket.block_type for block_type, _ in self._alive.values())
         self.most_alive[ticket.block_type] = max(self.most_alive[ticket.block_type], same)
         if not self._backward:
@@ -118,8 +89,8 @@ class Observer:
         """A call's backward begins. At the first, count the bytes of storage that holders hold, each storage once."""
         if ticket.number is not None:
             self._backward.append(ticket.number)
-        if self._meter is not None and ticket.moments is not None:
-            ticket.moments.backward = self._meter.now()
+        if self._profiler is not None and ticket.moments is not None:
+            ticket.moments.backward = self._profiler.now()
         if self.held_bytes is None:
             storages: dict[int, int] = {}
             for holder in self._holders:
@@ -131,19 +102,19 @@ class Observer:
 
     def restart(self) -> None:
         """A call has failed: what is being measured is of no use, and begins again with the next call."""
-        if self._meter is not None:
-            self._meter.restart()
+        if self._profiler is not None:
+            self._profiler.restart()
 
     @property
-    def is_metered(self) -> bool:
+    def is_profiled(self) -> bool:
         """Whether the next forward and backward will be, or are being, measured."""
-        return self._meter is not None
+        return self._profiler is not None
 
     def close(self) -> None:
         """Let go of what is being measured."""
-        if self._meter is not None:
-            self._meter.stop()
-            self._meter = None
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
 
     def _begin_pass(self) -> None:
         self._forward: list[tuple[str, Block]] = []
@@ -157,14 +128,14 @@ def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
 
 
 class _Ticket:
-    """Lives as long as any slot of one call; `number` is its place in the forward, None if backward had begun."""
+    """Lives as long as any slot of one call; `number` is its block_index in the forward, None if backward had begun."""
 
-    __slots__ = ("block", "block_type", "has_begun", "moments", "number", "observer", "place")
+    __slots__ = ("block", "block_index", "block_type", "has_begun", "moments", "number", "observer")
 
-    def __init__(self, observer: Observer, block_type: str, place: int | None, block: Block) -> None:
+    def __init__(self, observer: Observer, block_type: str, block_index: int | None, block: Block) -> None:
         self.observer = observer
         self.block_type = block_type
-        self.place = place
+        self.block_index = block_index
         self.block = block
         self.number: int | None = None
         self.has_begun = False

@@ -26,7 +26,7 @@ class CallMoments:
     """
 
     block_type: str
-    place: int | None
+    block_index: int | None
     began: Moment
     ended: Moment | None = None
     backward: Moment | None = None
@@ -35,7 +35,7 @@ class CallMoments:
 
 @dataclass(frozen=True)
 class Measured:
-    """One call of the block at `place` of a block type.
+    """One call of the block at `block_index` of a block type.
 
     `forward_growth` and `backward_growth` are the most bytes alive above the level at which forward and backward began,
     the latter with the `new_gradients` of parameters that had none; `forward_seconds` and `backward_seconds` are how
@@ -43,7 +43,7 @@ class Measured:
     """
 
     block_type: str
-    place: int | None
+    block_index: int | None
     forward_growth: int | None
     backward_growth: int | None
     new_gradients: int
@@ -59,11 +59,11 @@ class StepProfiler:
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
 
-    def forward_begins(self, block_type: str, place: int | None) -> CallMoments:
+    def forward_begins(self, block_type: str, block_index: int | None) -> CallMoments:
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
-        self._calls.append(CallMoments(block_type, place, self.now()))
+        self._calls.append(CallMoments(block_type, block_index, self.now()))
         return self._calls[-1]
 
     def restart(self) -> None:
@@ -103,7 +103,7 @@ class StepProfiler:
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
             call.block_type,
-            call.place,
+            call.block_index,
             forward,
             backward,
             call.new_gradients,

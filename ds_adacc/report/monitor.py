@@ -16,7 +16,7 @@ Value = tuple[str, float]
 Event = tuple[str, float, int]  # the name, the value, and engine.global_samples, as in DeepSpeed's own
 
 
-def events(adacc: Any, samples: int) -> list[Event]:
+def events(controller: Any, samples: int) -> list[Event]:
     """What is known of the plan in force at the end of an optimizer step; none before there is one.
 
     Bytes and seconds are of one forward and backward of this rank's blocks. `Adacc/held_bytes`, `peak_bytes` and
@@ -25,14 +25,13 @@ def events(adacc: Any, samples: int) -> list[Event]:
     the payload of what a codec holds over its raw bytes. `rectifier/replanned` (0 or 1) and `rectifier/changed` (values
     stored otherwise) come at tracking steps, `rectifier/interval` (steps to the next) at each.
     """
-    runtime = adacc.runtime
-    if runtime.plan is None:
+    if controller.plan is None:
         return []
     values = [
-        *_planned(runtime.plan),
-        *_observed(runtime.seen),
-        *_compression_ratios(runtime.plan, runtime.coordinator),
-        *(_rectifier(adacc.rectifier.interval, adacc.rectifier.review) if adacc.rectifier is not None else ()),
+        *_planned(controller.plan),
+        *_observed(controller.seen),
+        *_compression_ratios(controller.plan, controller.coordinator),
+        *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import Baseline, Plan, Policies
 from ds_adacc.planner import human_bytes
@@ -32,7 +32,7 @@ def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> s
     return "\n".join([*lines, *_summary(plan, seen), *_baselines(plan.baselines)])
 
 
-def block_type_rows(block_type: planner.BlockType, chosen: Policies, known: BlockType) -> list[Row]:
+def block_type_rows(block_type: planner.BlockType, chosen: Policies, known: KnownType) -> list[Row]:
     """The table of one block type: a column for each policy, headed by the blocks that run it, counted from 1."""
     columns = policy_columns(chosen)
     rows = [(*HEADER, *columns)]

@@ -10,7 +10,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
-from ds_adacc.plan.block_type import BlockType
+from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.measure import CodecMaker
 from ds_adacc.record.recording import Recording
 
@@ -23,9 +23,11 @@ class Binder:
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
 
-    def bind(self, record: Record, recording: Recording, block_type: BlockType, device: torch.device) -> None:
-        """Put the policy of the record's block in force for it, with the outlier channels last seen."""
-        policy = self.inputs.applied(self._permitted(block_type.policy(record.place), recording), recording)
+    def bind(
+        self, record: Record, recording: Recording, known: KnownType, block_index: int | None, device: torch.device
+    ) -> None:
+        """Put the policy of the block with this index in force for its record, with the outlier channels last seen."""
+        policy = self.inputs.applied(self._permitted(known.policy(block_index), recording), recording)
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
@@ -33,7 +35,7 @@ class Binder:
             elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
                 channels = None
                 if separates_outliers(choice):
-                    channels = record.outliers[index][0][: block_type.capacity[index]]
+                    channels = record.outliers[index][0][: known.capacity[index]]
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))

@@ -2,34 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from ds_adacc import planner
+from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.blocks import Registry
+from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
-from ds_adacc.plan.block_type import BlockType
+from ds_adacc.log import get_logger
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.ranks import Ranks
+from ds_adacc.profile.cache import ProfileCache
+from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal
-from ds_adacc.rectify.observer import Observer
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
-from ds_adacc.runtime.step_controller import Steps
+from ds_adacc.rectify.rectifier import Rectifier
+from ds_adacc.report.journal import Journal
+from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.step_controller import ControllerState, StepController
 
 
-class Runtime(Steps):
-    """The calls, in the steps that they belong to. `calls` and `recordings` count them."""
+@dataclass(frozen=True)
+class RuntimeState:
+    """What a checkpoint keeps of a `Runtime`; `profiles` are those of this rank, by block type."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    controller: ControllerState = field(default_factory=ControllerState)
+    profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
+
+
+class Runtime:
+    """Runs the blocks' calls, in the steps that its `controller` makes. `calls` and `recordings` count them.
+
+    With an engine attached (`stepped`), the engine tells when a step ends, and the rectifier is at work if the section
+    enables it.
+    """
+
+    def __init__(
+        self,
+        config: AdaccConfig,
+        ranks: Ranks | None = None,
+        stepped: bool = False,
+        cache: ProfileCache | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        ranks = ranks or Ranks()
+        self.config = config
+        self.codecs = CodecMaker(config)
+        self.profiler = Profiler(config, self.codecs, cache)
+        self.controller = StepController(
+            Coordinator(config, self.codecs, ranks),
+            Binder(self.codecs),
+            ranks,
+            journal or Journal(None),
+            stepped,
+            Rectifier(config.rectifier, ranks) if stepped and config.rectifier.enabled else None,
+        )
         self.calls = 0
         self.recordings = 0
         self._inside = False
         self._warned: set[tuple[str, str]] = set()
+        self._log = get_logger()
+
+    @property
+    def blocks(self) -> Registry:
+        """The blocks met so far."""
+        return self.controller.blocks
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The block types met so far, and what the ranks have agreed on for them."""
+        return self.controller.coordinator
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`; what its backward needs is held as the plan says."""
@@ -53,16 +107,13 @@ class Runtime(Steps):
         self.calls += 1
         self._inside = True
         try:
-            if not self._stepped:
-                self._advance()
+            self.controller.begin_call()
             record = block.find(signature, found.state)
             if record is None or self._is_to_verify(record):
                 return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
         except BaseException:
-            self._live_sets.clear()
-            if self.observer is not None:
-                self.observer.restart()
+            self.controller.step.drop_pass()
             raise
         finally:
             self._inside = False
@@ -78,11 +129,12 @@ class Runtime(Steps):
     ) -> Any:
         bound = record.bound
         if bound is not None:
-            self._note_call(record.block_type)
-        if bound is None or (bound.is_trivial and self.observer is None and not self.tracking):
+            self.controller.note_call(record.block_type)
+        step = self.controller.step
+        if bound is None or (bound.is_trivial and step.observer is None and not step.is_tracking):
             return function(*args, **kwargs)
-        call = Call(bound, tensors)
-        pack, done = self._hooks(block, record, call, tensors, self.tracking)
+        call = Call(bound, tensors, self._warn_of_divergence)
+        pack, done = self._hooks(block, record, call, tensors, step.is_tracking)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # where a compiled function's graph breaks, dynamo would compile it
         try:
@@ -101,7 +153,11 @@ class Runtime(Steps):
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
             pack = OutlierTracker(call, record, self.codecs, values, inputs)
-        return (pack, _nothing) if self.observer is None else self.observer.watch(record, block, call, pack)
+        observer = self.controller.step.observer
+        if observer is None:
+            return pack, _nothing
+        index = self.coordinator.forward_order.index(block, record.block_type)
+        return observer.watch(record, block, index, call, pack)
 
     def _first(
         self,
@@ -121,36 +177,25 @@ class Runtime(Steps):
         record = recalled or Record()
         record.state = found.state
         recording = self._learn(block, signature, record, captured.recording)
-        block_type = self._block_type(recording, captured)
+        known = self._known_type(recording, captured)
         record.block_type = recording.digest
-        if recalled is None:
-            record.place = block.place_in(record.block_type)
-        self._note_call(record.block_type)
-        self._note_device(captured.tensors)
-        is_proof = self.tracking and record.block_type not in self._tracked
-        self._note_outliers(record, block_type, captured.tensors, anew=is_proof)
-        self._binder.bind(record, recording, block_type, self._device)
+        step = self.controller.step
+        self.controller.note_call(record.block_type)
+        self.controller.note_device(captured.tensors)
+        is_verified_anew = step.is_tracking and record.block_type not in step.verified
+        self._note_outliers(record, known, captured.tensors, anew=is_verified_anew)
+        self.controller.bind(block, record, recording)
         block.add(signature, record)
-        self._tracked.add(record.block_type)
-        tracking = self.tracking and recalled is not None and not is_proof
+        step.verified.add(record.block_type)
+        tracking = step.is_tracking and recalled is not None and not is_verified_anew
         self._hand_over(block, record, captured, tensors, tracking)
         return captured.output
-
-    def _note_call(self, digest: str) -> None:
-        self._live_sets.add(digest)
-        if self.observer is None and self.coordinator.block_types[digest].policies is None:
-            self.observer = Observer()
-            self._began_late = not self._stepped
-
-    def _note_device(self, tensors: Sequence[torch.Tensor]) -> None:
-        if self._device is None or self._device.type == "cpu":
-            self._device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
     def _hand_over(
         self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor], tracking: bool
     ) -> None:
         assert record.bound is not None
-        call = Call(record.bound, inputs)
+        call = Call(record.bound, inputs, self._warn_of_divergence)
         pack, done = self._hooks(block, record, call, inputs, tracking)
         captured.hand_over(pack)
         done()
@@ -164,39 +209,60 @@ class Runtime(Steps):
             record.succeed(earlier, earlier.bound.recording, recording)
         return recording.refuse(record.volatile)
 
-    def _block_type(self, recording: Recording, captured: Capture) -> BlockType:
+    def _known_type(self, recording: Recording, captured: Capture) -> KnownType:
         digest = recording.digest
         if digest not in self.coordinator.block_types:
-            if self.observer is not None:
-                self.observer.close()  # operators are to be measured, not to be metered
+            self.controller.step.close()  # measuring operators would be counted as the step's own
             self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
-        block_type = self.coordinator.block_types[digest]
-        block_type.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
-        return block_type
+        known = self.coordinator.block_types[digest]
+        known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
+        return known
 
-    def _note_outliers(
-        self, record: Record, block_type: BlockType, tensors: Sequence[torch.Tensor], anew: bool
-    ) -> None:
+    def _note_outliers(self, record: Record, known: KnownType, tensors: Sequence[torch.Tensor], anew: bool) -> None:
         """The channels that the data shows; not where the record recalls some, unless they are wanted `anew`."""
-        for index in block_type.outlier_values:
-            value = block_type.recording.values[index]
+        for index in known.outlier_values:
             if index in record.outliers and not anew:
                 record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
                 continue
-            order, count = self.codecs.outliers(tensors[index], value)
+            order, count = self.codecs.outliers(tensors[index], known.recording.values[index])
             record.outliers[index] = order, count
-            if block_type.policies is None:
-                block_type.capacity[index] = max(int(count), block_type.capacity.get(index, 0))
+            if known.agreed is None:
+                known.note_outliers(index, int(count))
 
     def _is_to_verify(self, record: Record) -> bool:
         """At a tracking step the first block of each type is recorded and verified anew, while little else is held."""
-        return self.tracking and record.bound is not None and record.block_type not in self._tracked
+        step = self.controller.step
+        return step.is_tracking and record.bound is not None and record.block_type not in step.verified
 
     def _fall_back(self, block: Block, reason: str) -> None:
         name = block.name.split(" ")[-1]
         if (name, reason) not in self._warned:
             self._warned.add((name, reason))
             self._log.warning("block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
+        name = bound.recording.name
+        if (name, "diverged") not in self._warned:
+            self._warned.add((name, "diverged"))
+            self._log.warning(
+                "block %s saves other tensors than recorded, from saved tensor %d of %d on: in such calls these are "
+                "retained, and the memory budget may be exceeded",
+                name,
+                position,
+                len(bound.instructions),
+            )
+
+    # -- checkpoints
+
+    def state(self) -> RuntimeState:
+        """What outlives the process, after `controller.state_is_saved`."""
+        profiles = {digest: known.profile for digest, known in self.coordinator.block_types.items()}
+        return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles})
+
+    def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from there; `blocks` are `Registry.to_plain`'s."""
+        self.profiler.remembered = state.profiles
+        self.controller.restore(state.controller, blocks)
 
 
 def _nothing() -> None:

@@ -1,179 +1,269 @@
-"""What happens between steps: predictions are held against what was seen, and policies made for what is new."""
+"""What happens between steps: predictions are compared with what was seen, and policies are made for what is new.
+
+At the end of every optimizer step, in this order (`StepController.end_step`):
+
+1. The last forward and backward are over: their block types were alive together, as one live set.
+2. What was observed is compared with what was planned. If the model was wrong, it is corrected, and a new plan is due.
+3. Live sets that have no plan are planned for, by all ranks together.
+4. After a tracking step the rectifier judges the outliers. If they have drifted, a new plan is made.
+5. The next step gets its purpose (`next_purpose`).
+
+Plans change here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig
-from ds_adacc.engine.checkpoint_file import RuntimeState
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
-from ds_adacc.plan.coordinator import Coordinator
-from ds_adacc.plan.plan import LiveSet, Plan
+from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
+from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.plan import LiveSet, Plan, Policies
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.profile.cache import ProfileCache
-from ds_adacc.profile.measure import CodecMaker
-from ds_adacc.profile.profiler import Profiler
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
-from ds_adacc.rectify.observer import Observer, Pass
-from ds_adacc.rectify.step_profiler import StepProfiler
+from ds_adacc.rectify.rectifier import Rectifier, Review, Verdict
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 
 
-class Steps:
-    """The state of ds_adacc in one process: blocks, block types, the plan in force, the step's observation.
+@dataclass(frozen=True)
+class ControllerState:
+    """What a checkpoint keeps of a `StepController`.
 
-    With an engine attached (`stepped`), plans change at its step boundaries only. Without one, a forward that follows a
-    backward begins a new step, on all of `ranks` alike: the block types met by then are planned for. The step after
-    `meters_after` is metered.
+    `indices` are the blocks' places in the forward order, for the blocks as `Registry.every` lists them. `corrected`
+    and `reason` are the calibration's.
+    """
+
+    coordinator: CoordinatorState = field(default_factory=CoordinatorState)
+    indices: tuple[Mapping[str, int], ...] = ()
+    plan: Plan | None = None
+    seen: Seen | None = None
+    corrected: int = 0
+    reason: str = ""
+    schedule: StepSchedule = field(default_factory=StepSchedule)
+
+
+class StepController:
+    """Owns the step under way and the schedule of the next ones, and decides when a plan changes.
+
+    With an engine (`stepped`) plans change at its step boundaries only. Without one, a forward that follows a backward
+    begins a new step, on all of `ranks` alike. `seen` is what the first step under the plan has shown, None before;
+    `review` what came of the step that has just ended, None if that was no tracking step.
     """
 
     def __init__(
         self,
-        config: AdaccConfig,
-        ranks: Ranks | None = None,
+        coordinator: Coordinator,
+        binder: Binder,
+        ranks: Ranks,
+        journal: Journal,
         stepped: bool = False,
-        store: ProfileCache | None = None,
-        journal: Journal | None = None,
+        rectifier: Rectifier | None = None,
     ) -> None:
-        self.config = config
-        self.codecs = CodecMaker(config)
-        self.profiler = Profiler(config, self.codecs, store)
-        self.journal = journal or Journal(None)
-        self.ranks = ranks or Ranks()
         self.blocks = Registry()
-        self.coordinator = Coordinator(config, self.codecs, self.ranks)
-        self._calibration = Calibration(self.coordinator)
-        self.observer: Observer | None = Observer()
+        self.coordinator = coordinator
+        self.rectifier = rectifier
+        self.journal = journal
+        self.ranks = ranks
+        self.stepped = stepped
+        self.device: torch.device | None = None
         self.plan: Plan | None = None
         self.seen: Seen | None = None
-        self.tracking = False
-        self.steps = 0
-        self.meters_after: int | None = None
-        self._stepped = stepped
-        self._device: torch.device | None = None
-        self._binder = Binder(self.codecs)
-        self._live_sets: set[str] = set()
-        self._waiting: set[LiveSet] = set()
-        self._fitting: set[LiveSet] = set()
-        self._passes: dict[LiveSet, Pass] = {}
-        self._began_late = False
-        self._unmetered = False
-        self._postponed = False
-        self._untold = False
-        self._tracked: set[str] = set()
+        self.review: Review | None = None
+        self.schedule = StepSchedule()
+        self.step = Step(Purpose.RECORD)
+        self._binder = binder
+        self._calibration = Calibration()
+        self._waiting: set[LiveSet] = set()  # have run, and are not planned for
+        self._planned: set[LiveSet] = set()  # have run, and are
+        self._is_resumed = False
         self._log = get_logger()
 
-    def _advance(self) -> None:
-        """Without an engine's step boundary: a forward that follows a backward begins a new step."""
-        if self.observer is None:
-            self._live_sets.clear()
-        if self.observer is None or self.observer.held_bytes is None:
-            return
-        if self._began_late:
-            self._began_late, self.observer = False, Observer()
-            self._live_sets.clear()
-            return
-        self.end_backward()
-        self.end_step()
+    # -- while a step runs
 
-    def end_step(self) -> None:
-        """A step has ended: report what was observed, plan for what is new. Every rank must call."""
-        self.steps += 1
-        self._count_calls({digest for names in self._waiting for digest in names} & self.coordinator.block_types.keys())
-        self.report()
-        if self.ranks.any(bool(self._waiting)):
-            self.plan_waiting()
-        self._passes = {}
+    def begin_call(self) -> None:
+        """A block is about to run. Without an engine, a forward that follows a backward begins a new step."""
+        if self.stepped:
+            return
+        if self.step.observer is None:
+            self.step.live.clear()  # nobody ends the passes
+        if not self.step.was_observed:
+            return
+        if self.step.is_partly_observed:
+            self.step = Step(Purpose.RECORD)  # what ran before the new block was not counted: look at a whole step
+        else:
+            self.end_step()
+
+    def note_call(self, block_type: str) -> None:
+        """A block of this type is called."""
+        self.step.note_call(block_type, self.coordinator.block_types[block_type].agreed is not None)
+
+    def note_device(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The blocks run on the device of these tensors: an accelerator, if any of them lies on one."""
+        if self.device is None or self.device.type == "cpu":
+            self.device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
     def end_backward(self) -> None:
         """A forward and its backward have ended: the block types that ran were alive together."""
-        live_sets = frozenset(self._live_sets)
-        self._live_sets = set()
-        if self.observer is not None:
-            seen = self.observer.end_pass()
-            known = self._passes.get(live_sets)
-            if known is None or len(seen.calls) > len(known.calls):
-                self._passes[live_sets] = seen
-        if live_sets and live_sets not in self._fitting:
-            planned = self.coordinator.is_planned(live_sets)
-            (self._fitting if planned else self._waiting).add(live_sets)
-
-    @property
-    def held(self) -> Pair | None:
-        """Bytes held when backward began, as planned for the very calls of that step, and as seen."""
-        return self.seen and self.seen.held
-
-    @property
-    def waiting(self) -> bool:
-        """Whether block types have run together that are not planned for."""
-        return bool(self._waiting)
-
-    def plan_waiting(self) -> None:
-        """Have policies made for the block types that wait for one. The first must fit."""
-        first = self.plan is None
-        new = self._calibration.reason or "blocks ran together that had not before"
-        if self.coordinator.undecided:
-            new = "new shapes recorded"
-        waiting, self._waiting = self._waiting, set()
-        try:
-            self.decide(waiting, "first step recorded" if first else new, must_fit=first)
-        except planner.InfeasibleBudget:
-            self.observe()  # a smaller batch may follow
-            raise
-
-    def decide(self, live_sets: Collection[LiveSet], reason: str, must_fit: bool = True) -> Plan:
-        """Have policies made for these block types, with the other ranks, and put them in force here."""
-        self._count_calls({digest for names in live_sets for digest in names} & self.coordinator.block_types.keys())
-        for seen in self._passes.values():
-            for record in self.blocks.records():
-                if record.block_type in seen.block_types:
-                    record.place = None
-            self.coordinator.arrange(seen)
-        self._passes = {}
-        plan = self.coordinator.decide(live_sets, self._device, reason, must_fit)
-        self._fitting = set()
-        self.plan, self.meters_after = plan, self.steps
-        for block_type in plan.block_types:
-            self.rebind(block_type.name)
-        self.coordinator.keep({record.block_type for record in self.blocks.records()})
-        self._unmetered = self._postponed = False
-        self._meter()
-        self.seen = None
-        self.journal.write("plan", **told(plan, self.coordinator, self.steps))
-        return plan
+        live_set = self.step.end_pass()
+        if live_set and live_set not in self._planned:
+            (self._planned if self.coordinator.is_planned(live_set) else self._waiting).add(live_set)
 
     def abandon(self) -> None:
-        """A backward has failed, or the runtime is no longer used: look at nothing that is under way."""
-        self._live_sets.clear()
-        if self.observer is not None:
-            self.observe(StepProfiler(self._device) if self.observer.is_metered else None)
+        """A backward has failed, or the runtime is no longer used: what is under way is not looked at."""
+        self.step.close()
+        step, self.step = self.step, Step(self.step.purpose, self.device)
+        self.step.passes, self.step.verified = step.passes, step.verified
 
-    def _meter(self) -> None:
-        """Measure the next step."""
-        self.observe(StepProfiler(self._device) if self._device is not None else None)
+    # -- when a step ends
 
-    def observe(self, meter: StepProfiler | None = None) -> None:
-        """Look at the next step."""
-        if self.observer is not None:
-            self.observer.close()
-        self.observer = Observer(meter)
+    def end_step(self) -> None:
+        """A step has ended. Every rank must call. Raises what planning raises; the next step has begun all the same."""
+        self.end_backward()
+        self.schedule = self.schedule.with_step_ended()
+        self.review = None
+        try:
+            corrections = self.compare()
+            if self.ranks.any(self.is_waiting):
+                self.plan_waiting(corrections)
+            if self.step.is_tracking:
+                self.review = self._rectify()
+        finally:
+            self.step.close()
+            self.step = Step(self.next_purpose(), self.device)
 
-    def rebind(self, digest: str) -> None:
-        """Put the block type's policy in force for its records, with the outlier channels last seen."""
-        for record in self.blocks.records():
-            if record.block_type == digest and record.bound is not None:
-                self._binder.bind(record, record.bound.recording, self.coordinator.block_types[digest], self._device)
+    def next_purpose(self) -> Purpose:
+        """What the next step is for."""
+        schedule = self.schedule
+        if self.plan is not None and schedule.measure_in == 0:
+            return Purpose.MEASURE
+        is_unknown = self.plan is None or self.seen is None or self.is_waiting
+        if is_unknown or (not self.stepped and self.coordinator.undecided):
+            return Purpose.RECORD
+        return Purpose.TRACK if self.rectifier is not None and schedule.is_tracking_due else Purpose.RUN
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether block types have run together that no plan is for."""
+        return bool(self._waiting)
+
+    def compare(self) -> Mapping[str, Correction]:
+        """Compare the first step under a plan with it, and say so in one table.
+
+        Returns the corrections of the model. If they ask for a new plan, its live sets wait for one.
+        """
+        if self._is_resumed and self.coordinator.block_types:
+            self._report_resumed()
+        step, plan = self.step, self.plan
+        if plan is None or not step.was_observed:
+            return {}
+        is_deferred = self.schedule.measure_in == 1
+        self.schedule = self.schedule.after_look()
+        if is_deferred or self.seen is not None:
+            return {}
+        held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
+        findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
+        self.seen = findings.seen
+        self._waiting |= findings.live_sets
+        self._log.info("%s", self.describe())
+        self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
+        return findings.corrections
+
+    def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
+        """Have policies made for the live sets that wait for some. The first plan must fit."""
+        is_first = self.plan is None
+        reason = self._calibration.reason or "blocks ran together that had not before"
+        if self.coordinator.undecided:
+            reason = "new shapes recorded"
+        waiting, self._waiting = self._waiting, set()
+        self.decide(waiting, "first step recorded" if is_first else reason, is_first, corrections=corrections)
+
+    def decide(
+        self,
+        live_sets: Collection[LiveSet],
+        reason: str,
+        must_fit: bool = True,
+        capacity: Mapping[str, Mapping[int, int]] | None = None,
+        corrections: Mapping[str, Correction] | None = None,
+    ) -> Plan:
+        """Have policies made for these live sets, with the other ranks, and put them in force here."""
+        for digest in {digest for names in live_sets for digest in names} & self.coordinator.block_types.keys():
+            alive = self.step.observer.most_alive[digest] if self.step.observer else 0
+            self.coordinator.count(digest, alive, self.blocks.count(digest))
+        for seen in self.step.passes.values():
+            self.coordinator.arrange(seen)
+        self.step.passes = {}
+        plan = self.coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
+        self.plan, self.seen, self._planned = plan, None, set()
+        self.schedule = self.schedule.with_new_plan()
+        for block_type in plan.block_types:
+            self._rebind(block_type.name)
+        self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
+        self.journal.write("plan", **told(plan, self.coordinator, self.schedule.ended))
+        return plan
+
+    def _rebind(self, digest: str) -> None:
+        """Put the type's policies in force for its blocks, with the outlier channels last seen."""
+        for block, record in self.blocks.records():
+            if record.block_type == digest:
+                self.bind(block, record)
+
+    def bind(self, block: Block, record: Any, recording: Any = None) -> None:
+        """Put the policy that is in force for this block into its record."""
+        index = self.coordinator.forward_order.index(block, record.block_type)
+        known = self.coordinator.block_types[record.block_type]
+        self._binder.bind(record, recording or record.bound.recording, known, index, self.device)
+
+    # -- the rectifier's verdict
+
+    def _rectify(self) -> Review:
+        """Act on what the rectifier finds: re-plan if outliers have drifted, else keep the channels last seen."""
+        records = [record for _, record in self.blocks.records()]
+        verdict = self.rectifier.judge(records, self.coordinator)
+        if verdict.drifted:
+            review = self._replan(verdict)
+            self.journal.write("rectifier", step=self.schedule.ended, reason=verdict.reason, **asdict(review))
+        else:
+            review = Review()
+            for digest in self.coordinator.block_types:
+                self._rebind(digest)
+        longest = self.rectifier.config.max_interval
+        self.schedule = self.schedule.after_tracking(bool(review.changed), longest)
+        return review
+
+    def _replan(self, verdict: Verdict) -> Review:
+        step = self.schedule.ended
+        live_sets = self.coordinator.partners(verdict.drifted)
+        if not live_sets:
+            return self._stay(verdict, "nothing fits the budget")
+        digests = self.coordinator.block_types.keys() & {digest for names in live_sets for digest in names}
+        old = {digest: self.coordinator.block_types[digest].policies for digest in digests}
+        try:
+            plan = self.decide(live_sets, f"step {step}: {verdict.reason}", True, capacity=verdict.capacity)
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
+            return self._stay(verdict, error)
+        changed = sum(_differences(old[digest], plan.policies.get(digest)) for digest in digests)
+        self._log.info("step %d: %s: re-planned, %d values changed", step, verdict.reason, changed)
+        return Review(True, changed)
+
+    def _stay(self, verdict: Verdict, why: object) -> Review:
+        self._log.warning("step %d: %s, but the policy stays: %s", self.schedule.ended, verdict.reason, why)
+        return Review()
+
+    # -- what others ask for
 
     def hold_inputs(self, placement: InputPlacement) -> None:
-        """Hold the block inputs that policies retain so from the next call on, and plan for it at the next step's end.
+        """Hold retained block inputs so from the next call on, and plan for it at the end of the next step.
 
         Every rank must call, between two steps.
         """
@@ -181,105 +271,70 @@ class Steps:
             return
         self.coordinator.inputs = self._binder.inputs = placement
         for digest in self.coordinator.block_types:
-            self.rebind(digest)
+            self._rebind(digest)
         if self.plan is not None:
-            self._waiting, self._fitting = self._waiting | self._fitting, set()
-            self.observe()
-
-    def begin_tracking(self) -> None:
-        self.tracking = True
-        self._tracked = set()
-
-    def end_tracking(self) -> None:
-        self.tracking = False
-
-    def report(self) -> None:
-        """Once the first step under a new plan has been observed: say what was planned and what was seen.
-
-        If the model was wrong, it is corrected, and the plan to be made anew.
-        """
-        if self._untold and self.coordinator.block_types:
-            self._tell_again()
-        seen = self.observer
-        if self.plan is None or seen is None or seen.held_bytes is None:
-            return
-        if self._unmetered:
-            self._unmetered = False
-            self._meter()
-            return
-        # Without an engine, a block type that has yet to be planned for is looked out for.
-        self.observer = Observer() if self.coordinator.undecided and not self._stepped else None
-        if self.seen is None:
-            held = Pair(self.coordinator.held_bytes(seen.held_calls), seen.held_bytes)
-            self.seen, wrong = self._calibration.close(self.plan, held, seen.measured)
-            self._waiting |= wrong
-            self._log.info("%s", self.describe())
-            self.journal.write("observed", step=self.steps, **self.seen.to_json())
-
-    def _tell_again(self) -> None:
-        """The first step of a resumed run has shown the blocks of the plan that it took over."""
-        assert self.plan is not None
-        self._untold = False
-        if self.plan.policies.keys().isdisjoint(self.coordinator.block_types):
-            self._log.warning("the plan is made anew: no block runs a program that the checkpoint's plan is for")
-            return
-        self.journal.write("plan", **told(self.plan, self.coordinator, self.steps))
-        if self.seen is not None:
-            self._log.info("%s", self.describe())
+            self._waiting, self._planned = self._waiting | self._planned, set()
+            self.step.close()
+            self.step = Step(Purpose.RECORD)
 
     def describe(self) -> str:
-        """The table of the decision in force, with what was observed."""
+        """The table of the plan in force, with what was observed."""
         assert self.plan is not None
         return decision_table(self.plan, self.coordinator, self.seen)
 
     # -- checkpoints
 
-    def rest(self) -> None:
-        """A plan's first step is still to be looked at: measure the second, or none if this happens again.
+    def state_is_saved(self) -> None:
+        """The state is about to be saved, between two steps: a measurement that is due next is put off."""
+        schedule = self.schedule.with_state_saved()
+        if schedule != self.schedule:
+            self.schedule = schedule
+            self.step.close()
+            self.step = Step(Purpose.RECORD)
 
-        To be called when the state is saved: a resumed run records blocks in its first step, and can measure none.
-        """
-        if self.meters_after != self.steps:
-            return
-        self.meters_after = None if self._postponed else self.steps + 1
-        self._unmetered = self._postponed = not self._postponed
-        self.observe()
-
-    def state(self) -> RuntimeState:
-        """What outlives the process, after `rest`."""
-        profiles = {digest: block_type.profile for digest, block_type in self.coordinator.block_types.items()}
-        return RuntimeState(
+    def state(self) -> ControllerState:
+        """What outlives the process."""
+        return ControllerState(
             coordinator=self.coordinator.state(),
-            profiles={**self.profiler.remembered, **profiles},
+            indices=self.coordinator.forward_order.state(self.blocks.every()),
             plan=self.plan,
             seen=self.seen,
             corrected=self._calibration.corrected,
             reason=self._calibration.reason,
-            unmetered=self._unmetered,
-            postponed=self._postponed,
-            steps=self.steps,
-            meters_after=self.meters_after,
+            schedule=self.schedule,
         )
 
-    def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
+    def restore(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
         """Go on from there. All blocks are recorded anew, and those known to the state run by its policies at once."""
-        self.abandon()
+        self.step.close()
         self.blocks = Registry(blocks)
-        self.coordinator.restore(state.coordinator)
-        self.profiler.remembered = state.profiles
-        self._calibration = Calibration(self.coordinator, state.corrected, state.reason)
-        self.plan, self.seen = state.plan, state.seen
-        self.steps, self.meters_after = state.steps, state.meters_after
-        self._unmetered, self._postponed = state.unmetered, state.postponed
-        self.tracking, self._untold = False, state.plan is not None
-        self._live_sets, self._waiting, self._fitting = set(), set(), set(state.coordinator.live_sets)
-        self._passes, self._tracked, self._began_late = {}, set(), False
-        self.observer = Observer() if self.seen is None else None
+        self.coordinator.restore(state.coordinator, self.blocks.every(), state.indices)
+        self._calibration = Calibration(state.corrected, state.reason)
+        self.plan, self.seen, self.review = state.plan, state.seen, None
+        self.schedule = state.schedule
+        if self.rectifier is not None:
+            self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
+        self._waiting, self._planned = set(), set(state.coordinator.live_sets)
+        self._is_resumed = state.plan is not None
+        self.step = Step(self.next_purpose(), self.device)
 
-    def _count_calls(self, digests: Collection[str]) -> None:
-        for digest in digests:
-            block_type = self.coordinator.block_types[digest]
-            blocks = sum(any(record.block_type == digest for record in block.records()) for block in self.blocks.all())
-            seen = self.observer.most_alive[digest] if self.observer else 0
-            # A block type that has a policy may have run before the observation began.
-            block_type.count = seen if seen and block_type.policies is None else max(block_type.count, seen, blocks)
+    def _report_resumed(self) -> None:
+        """The first step of a resumed run has shown the blocks: say which plan they run."""
+        assert self.plan is not None
+        self._is_resumed = False
+        if self.plan.policies.keys().isdisjoint(self.coordinator.block_types):
+            self._log.warning("the plan is made anew: no recorded block matches the checkpoint's plan")
+            return
+        self.journal.write("plan", **told(self.plan, self.coordinator, self.schedule.ended))
+        if self.seen is not None:
+            self._log.info("%s", self.describe())
+
+
+def _differences(old: Policies | None, new: Policies | None) -> int:
+    """How many values of how many blocks are stored otherwise."""
+    if old is None or new is None or len(old) != len(new):
+        return sum(len(policy.stores) for policy in new or ())
+    stores = (
+        (a, b) for before, after in zip(old, new, strict=True) for a, b in zip(before.stores, after.stores, strict=True)
+    )
+    return sum(a != b for a, b in stores)

@@ -244,9 +244,9 @@ def test_closures_made_anew_train_as_without():
         plain = zoo.gradients(layers, (x,), {}, lambda x: forward(x, lambda function, x: function(x)))
         ours = zoo.gradients(layers, (x,), {}, lambda x: forward(x, checkpointing.checkpoint))
         zoo.assert_same_bits(plain, ours)
-    runtime = checkpointing._Face.runtime
-    assert runtime.recordings == 2 and runtime.plan is not None
-    assert any(policy.replays for chosen in runtime.plan.policies.values() for policy in chosen)
+    runtime = checkpointing._default.runtime
+    assert runtime.recordings == 2 and runtime.controller.plan is not None
+    assert any(policy.replays for chosen in runtime.controller.plan.policies.values() for policy in chosen)
 
 
 class Mpu:
@@ -285,7 +285,7 @@ def test_a_fork_of_random_states_within_a_block():
         assert_same(list(steps(lambda block, h: block(h))), list(steps(checkpointing.checkpoint)))
     finally:
         tracker.reset()
-    assert checkpointing._Face.runtime.plan is not None
+    assert checkpointing._default.runtime.controller.plan is not None
 
 
 def test_the_model_parallel_unit_is_known_to_deepspeeds_functions(monkeypatch):
@@ -294,7 +294,7 @@ def test_the_model_parallel_unit_is_known_to_deepspeeds_functions(monkeypatch):
     checkpointing.configure(unit, {"adacc": LOSSLESS})
     assert deepspeed.checkpointing.mpu is unit
     checkpointing.configure(None, {"adacc": LOSSLESS})
-    assert checkpointing._Face.mpu is unit
+    assert checkpointing._default.mpu is unit
 
 
 # -- configuration
@@ -313,7 +313,7 @@ def test_configured_by_a_file(tmp_path):
             plain, zoo.gradients(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
         )
     checkpointing.reset()
-    assert checkpointing.is_configured() and checkpointing._Face.runtime.plan is not None
+    assert checkpointing.is_configured() and checkpointing._default.runtime.controller.plan is not None
     checkpointing.use(None)
     assert not checkpointing.is_configured()
 
@@ -326,16 +326,16 @@ def test_without_a_section_the_defaults_are_in_force_and_one_line_says_so(config
         for _ in range(3):
             checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True)).sum().backward()
     assert checkpointing.is_configured() == (configure is not None)
-    assert checkpointing._Face.runtime.config == load({"adacc": {"codecs": "none"}})
+    assert checkpointing._default.runtime.config == load({"adacc": {"codecs": "none"}})
     assert len([r for r in caplog.records if 'no "adacc" section: its defaults are in force' in r.getMessage()]) == 1
 
 
 def test_a_disabled_section_just_calls():
     checkpointing.configure(None, {"adacc": {"enabled": False}})
-    assert checkpointing.is_configured() and checkpointing._Face.runtime is None
+    assert checkpointing.is_configured() and checkpointing._default.runtime is None
     assert checkpointing.checkpoint(lambda x: [x], 3) == 3
     checkpointing.partition_activations_in_checkpoint(True)
-    assert checkpointing._Face.runtime is None
+    assert checkpointing._default.runtime is None
 
 
 def test_arguments_come_before_the_section():
@@ -372,7 +372,7 @@ def test_an_engine_goes_on_serving():
     checkpointing.use(runtime)
     assert checkpointing.is_configured() and runtime.coordinator.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
-    assert checkpointing._Face.runtime is runtime and runtime.coordinator.inputs == InputPlacement()
+    assert checkpointing._default.runtime is runtime and runtime.coordinator.inputs == InputPlacement()
 
 
 def test_inputs_are_placed_by_what_they_are(monkeypatch):

@@ -53,7 +53,7 @@ def resumed(out):
     losses = [step(engine) for _ in range(engine.global_steps, STEPS)]
     uninterrupted = start()
     whole = [step(uninterrupted) for _ in range(STEPS)]
-    replays = any(p.replays for chosen in engine.adacc.runtime.plan.policies.values() for p in chosen)
+    replays = any(p.replays for chosen in engine.adacc.runtime.controller.plan.policies.values() for p in chosen)
     with open(os.path.join(out, f"rank{engine.global_rank}.json"), "w") as file:
         json.dump({"resumed": losses, "whole": whole, "replays": replays}, file)
 

@@ -198,12 +198,12 @@ def partitioned(mpu, rows, **options):
     checkpointing.configure(mpu, {"adacc": section}, **options)
     layers = stack()
     ours = train(layers, rows, checkpointing.checkpoint)
-    runtime = checkpointing._Face.runtime
+    runtime = checkpointing._default.runtime
     checkpointing._run(lambda x: x.exp(), (torch.ones(2, requires_grad=True),), {})  # the last step ends
     told = {
         "same": [same(a, b) for (a, _), (b, _) in zip(plain, ours, strict=True)],
         "gathers": [sum("allgather" in name for name in seen) for _, seen in ours],
-        "held": [runtime.held.planned, runtime.held.observed],
+        "held": [runtime.controller.seen.held.planned, runtime.controller.seen.held.observed],
         "inputs": [[plan.policy.stores[0], plan.recording.values[0].nbytes] for plan in plans(runtime)],
         "policies": [plan.policy.to_json() for plan in plans(runtime)],
     }
@@ -212,7 +212,7 @@ def partitioned(mpu, rows, **options):
 
 
 def plans(runtime):
-    return [record.bound for record in runtime.blocks.records() if len(record.bound.recording.ops) > 2]
+    return [record.bound for _, record in runtime.blocks.records() if len(record.bound.recording.ops) > 2]
 
 
 def engine(mpu, section):
@@ -244,7 +244,7 @@ def engine(mpu, section):
         runtime = engine.adacc.runtime
         told["inputs"] = [*inputs, [plan.policy.stores[0] for plan in plans(runtime)]]
         told["policies"] = [plan.policy.to_json() for plan in plans(runtime)]
-        told["ranks"] = runtime.ranks.size
+        told["ranks"] = runtime.controller.ranks.size
         told["held"] = [engine.adacc.planned_held_bytes, engine.adacc.observed_held_bytes]
         checkpointing.use(None)
     return told

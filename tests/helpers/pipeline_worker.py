@@ -69,7 +69,7 @@ def train(section=None, use_reentrant=True, configured=False, **arguments):
         losses.append(engine.train_batch(data).item())
     engine.eval_batch(data)
     told = {"losses": losses, "parameters": [p.double().sum().item() for p in model.parameters()]}
-    told["plan"] = account(engine.adacc.runtime if section else checkpointing._Face.runtime, engine)
+    told["plan"] = account(engine.adacc.runtime if section else checkpointing._default.runtime, engine)
     checkpointing.use(None)
     return told
 
@@ -82,11 +82,14 @@ def account(runtime, engine):
         "block_types": len(runtime.coordinator.block_types),
         "counts": sorted(block_type.count for block_type in runtime.coordinator.block_types.values()),
         "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
-        "replays": any(p.replays for chosen in runtime.plan.policies.values() for p in chosen),
-        "held": runtime.held and [runtime.held.planned, runtime.held.observed],
-        "peak": runtime.seen and runtime.seen.peak and [runtime.seen.peak.planned, runtime.seen.peak.observed],
-        "ranks": runtime.ranks.size,
-        "steps": runtime.steps,
+        "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
+        "held": runtime.controller.held
+        and [runtime.controller.seen.held.planned, runtime.controller.seen.held.observed],
+        "peak": runtime.controller.seen
+        and runtime.controller.seen.peak
+        and [runtime.controller.seen.peak.planned, runtime.controller.seen.peak.observed],
+        "ranks": runtime.controller.ranks.size,
+        "steps": runtime.controller.schedule.ended,
         "wrapped": sum("forward" in vars(module) for module in engine.module.modules()),
     }
 

@@ -39,8 +39,8 @@ def main(out):
             engine.module.blocks[0].register_forward_pre_hook(spike)
         engine.backward(engine(tokens))
         engine.step()
-        if engine.adacc.runtime.plan is not seen:
-            seen = engine.adacc.runtime.plan
+        if engine.adacc.runtime.controller.plan is not seen:
+            seen = engine.adacc.runtime.controller.plan
             steps.append(step)
     result = {
         "steps_of_decisions": steps,

@@ -63,10 +63,10 @@ def on_one_rank_only(folder, rank):
     torch.distributed.barrier()
     engine, heard = engine_of(0, "nearest"), Heard()
     engine.load_checkpoint(folder, tag="after5")
-    before = engine.adacc.runtime.plan is not None
+    before = engine.adacc.runtime.controller.plan is not None
     logging.getLogger("ds_adacc").addHandler(heard)
     engine.load_checkpoint(folder, tag="after1")
-    return {"said": heard.lines, "planned": [before, engine.adacc.runtime.plan is not None]}
+    return {"said": heard.lines, "planned": [before, engine.adacc.runtime.controller.plan is not None]}
 
 
 class Heard(logging.Handler):
@@ -108,8 +108,10 @@ def train(engine, begin, folder=None, saves=()):
             engine.step()
             seen["losses"].append(loss.item())
         runtime = engine.adacc.runtime
-        seen["plans"].append([[policy.to_json() for policy in chosen] for chosen in runtime.plan.policies.values()])
-        seen["rectifier"].append(vars(engine.adacc.rectifier.state()))
+        seen["plans"].append(
+            [[policy.to_json() for policy in chosen] for chosen in runtime.controller.plan.policies.values()]
+        )
+        seen["rectifier"].append(vars(engine.adacc.runtime.controller.rectifier.state()))
         if step + 1 in saves:
             engine.save_checkpoint(folder, tag=f"after{step + 1}", client_state={"mine": step})
     hook.remove()
@@ -135,7 +137,7 @@ def channels(runtime):
     """The first outlier channels of every block's values."""
     return [
         {index: (order[:4].tolist(), int(count)) for index, (order, count) in sorted(record.outliers.items())}
-        for record in runtime.blocks.records()
+        for _, record in runtime.blocks.records()
     ]
 
 

@@ -80,7 +80,7 @@ def account(engine):
     adacc = getattr(engine, "adacc", None)
     if adacc is None:
         return None
-    plan = adacc.runtime.plan
+    plan = adacc.runtime.controller.plan
     return {
         "policies": [policy.to_json() for chosen in plan.policies.values() for policy in chosen],
         "block_types": [block_type.name for block_type in plan.block_types],

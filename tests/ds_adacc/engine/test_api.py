@@ -13,7 +13,7 @@ import ds_adacc
 from ds_adacc import planner
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
-from ds_adacc.engine.api import Adacc
+from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
 
@@ -98,7 +98,7 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 9))
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
-    plan = adacc.runtime.plan
+    plan = adacc.runtime.controller.plan
     assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "dropout_mask", "peak: planned", "observed", "solved in"):
         assert word in table
@@ -117,14 +117,16 @@ def test_one_warning_when_no_block_was_run(caplog):
 def test_a_rank_that_runs_no_block_votes_with_the_others():
     adacc = stepped(nn.Linear(4, 4))
     votes = []
-    adacc.runtime.ranks.any = lambda flag: votes.append(flag) or True
-    adacc.runtime.plan_waiting = lambda: votes.append("planned")
+    adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
+    adacc.runtime.controller.plan_waiting = lambda: votes.append("planned")
     adacc.end_step()
     assert votes == [False, False, "planned"]
 
 
 def test_another_warning_when_blocks_were_found_but_not_run(caplog):
-    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime, ["layers.0", "layers.1"])
+    adacc = Adacc(
+        load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
+    )
     with caplog.at_level("WARNING", logger="ds_adacc"):
         adacc.end_step()
     assert "none of the 2 blocks found" in caplog.text
@@ -141,7 +143,7 @@ def test_policies_survive_json():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(2)))
     adacc = stepped(model)
     train(adacc, model, (9,))
-    (chosen,) = adacc.runtime.plan.policies.values()
+    (chosen,) = adacc.runtime.controller.plan.policies.values()
     assert len(chosen) == 2
     assert tuple(planner.Policy.from_json(json.loads(json.dumps(policy.to_json()))) for policy in chosen) == chosen
 
@@ -169,8 +171,8 @@ def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
     for time in (9, 9, 12, 12):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-        if adacc.runtime.plan not in decisions:
-            decisions.append(adacc.runtime.plan)
+        if adacc.runtime.controller.plan not in decisions:
+            decisions.append(adacc.runtime.controller.plan)
     first, second = decisions
     assert [len(plan.groups) for plan in decisions] == [1, 1]
     assert [[block_type.count for block_type in plan.block_types] for plan in decisions] == [[2, 2], [2, 2, 2]]
@@ -185,22 +187,22 @@ def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
     for time in (9, 9):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    before = adacc.runtime.plan.policies
+    before = adacc.runtime.controller.plan.policies
     with caplog.at_level("WARNING", logger="ds_adacc"):
         model(torch.randn(2, 64, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    after = (plan := adacc.runtime.plan).policies
+    after = (plan := adacc.runtime.controller.plan).policies
     assert "what had no policy yet is recomputed" in caplog.text
-    (new,) = (block_type for block_type in adacc.runtime.plan.block_types if block_type.name not in before)
+    (new,) = (block_type for block_type in adacc.runtime.controller.plan.block_types if block_type.name not in before)
     assert after == {**before, new.name: (planner.recompute_policy(new.profile),) * 2}
     for time in (64, 64):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
-    assert adacc.runtime.plan is plan
+    assert adacc.runtime.controller.plan is plan
     model(torch.randn(2, 12, zoo.WIDTH, requires_grad=True)).backward()
     adacc.end_step()
-    assert adacc.runtime.plan.peak <= adacc.runtime.plan.budget
-    assert not any(group.shortfall for group in adacc.runtime.plan.groups)
+    assert adacc.runtime.controller.plan.peak <= adacc.runtime.controller.plan.budget
+    assert not any(group.shortfall for group in adacc.runtime.controller.plan.groups)
 
 
 class Twins(nn.Module):
@@ -227,7 +229,7 @@ def test_kinds_that_meet_later_are_planned_for_together():
     for which in ("readers",), ("writers",), ("readers", "writers"), ("readers", "writers"), ("readers",):
         model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True), which).backward()
         adacc.end_step()
-        seen.append(adacc.runtime.plan)
+        seen.append(adacc.runtime.controller.plan)
     assert [len(plan.block_types) for plan in seen] == [1, 1, 2, 2, 2]
     assert seen[2] is seen[3] is seen[4]
     assert seen[2].peak <= seen[2].budget == seen[0].budget < sum(plan.peak for plan in seen[:2])
@@ -237,9 +239,9 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
     adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
     for time in (9, 12):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
-        adacc.runtime.end_backward()
+        adacc.runtime.controller.end_backward()
     adacc.end_step()
-    plan = adacc.runtime.plan
+    plan = adacc.runtime.controller.plan
     assert [[block_type.count for block_type in group.block_types] for group in plan.groups] == [[3], [3]]
     assert plan.without < sum(group.solution.peak for group in plan.groups)
 
@@ -248,7 +250,7 @@ def test_the_table_of_a_step_with_other_calls_says_so(caplog):
     adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 7, 9))
-    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.plan.held
+    assert adacc.observed_held_bytes == adacc.planned_held_bytes != adacc.runtime.controller.plan.held
     assert "was planned for the calls of that step" in caplog.text
 
 
@@ -264,11 +266,13 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     def late(*_, **__):
         raise planner.NoSolutionInTime("no policy found in 1 s")
 
-    monkeypatch.setattr(planner, "mix_isolated", late)
+    monkeypatch.setattr(planner, "solve_in_process", late)
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9))
     assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
-    (block_type,) = adacc.runtime.plan.block_types
-    assert adacc.runtime.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3
+    (block_type,) = adacc.runtime.controller.plan.block_types
+    assert (
+        adacc.runtime.controller.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3
+    )

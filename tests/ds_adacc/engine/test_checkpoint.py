@@ -13,8 +13,8 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine import checkpoint as resume
-from ds_adacc.engine.api import Adacc
-from ds_adacc.engine.checkpoint import Checkpoints
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime.runtime import Runtime
 
@@ -114,7 +114,8 @@ class Engine:
         self.adacc = Adacc(config, Runtime(config, stepped=True))
         self.global_steps = 0
         self.train_micro_batch_size_per_gpu = lambda: micro_batch
-        Checkpoints(self, config).attach()
+        self.save_checkpoint = saving(self, self.save_checkpoint)
+        self.load_checkpoint = loading(self, self.load_checkpoint)
 
     def save_checkpoint(self, save_dir, tag=None, client_state={}):  # noqa: B006, as DeepSpeed's
         return True
@@ -162,13 +163,13 @@ def resumed(saved, caplog, engine, **options):
 def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog):
     (said,) = resumed(saved, caplog, engine := Engine())
     assert said == f"the plan of the checkpoint {saved.folder / 'global_step3'} is in force again"
-    assert engine.adacc.runtime.plan == saved.engine.adacc.runtime.plan
+    assert engine.adacc.runtime.controller.plan == saved.engine.adacc.runtime.controller.plan
     assert engine.adacc.observed_held_bytes == saved.engine.adacc.observed_held_bytes > 0
     assert engine.adacc.state().rectifier == saved.engine.adacc.state().rectifier
-    before = engine.adacc.runtime.plan
+    before = engine.adacc.runtime.controller.plan
     with caplog.at_level("INFO", logger="ds_adacc"):
         engine.step()
-    assert engine.adacc.runtime.plan is before
+    assert engine.adacc.runtime.controller.plan is before
     assert "plan (first step recorded):" in caplog.text
     assert engine.adacc.runtime.state().coordinator == saved.engine.adacc.runtime.state().coordinator
 
@@ -184,25 +185,25 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
 def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     (said,) = resumed(saved, caplog, engine := Engine(**other))
     assert said.startswith(f"the plan is made anew: the checkpoint's {difference}")
-    assert engine.adacc.runtime.plan is None
+    assert engine.adacc.runtime.controller.plan is None
     engine.step()
-    assert engine.adacc.runtime.plan.reason == "first step recorded"
+    assert engine.adacc.runtime.controller.plan.reason == "first step recorded"
 
 
 def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
-    (engine := Engine()).adacc.runtime.hold_inputs(InputPlacement(on_host=True))
+    (engine := Engine()).adacc.runtime.controller.hold_inputs(InputPlacement(on_host=True))
     (said,) = resumed(saved, caplog, engine)
     assert said == "the plan is made anew: the checkpoint's cpu_checkpointing was False and is True"
 
 
 def test_block_inputs_held_otherwise_after_the_load_are_planned_for_anew_in_the_same_budget(saved, caplog):
     resumed(saved, caplog, engine := Engine())
-    before = engine.adacc.runtime.plan
-    engine.adacc.runtime.hold_inputs(InputPlacement(on_host=True))
-    assert engine.adacc.runtime.plan is before
+    before = engine.adacc.runtime.controller.plan
+    engine.adacc.runtime.controller.hold_inputs(InputPlacement(on_host=True))
+    assert engine.adacc.runtime.controller.plan is before
     engine.step()
-    assert engine.adacc.runtime.plan is not before
-    assert engine.adacc.runtime.plan.budget == before.budget
+    assert engine.adacc.runtime.controller.plan is not before
+    assert engine.adacc.runtime.controller.plan.budget == before.budget
 
 
 def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
@@ -211,12 +212,14 @@ def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     (said,) = resumed(saved, caplog, Engine())
     assert said.startswith("the plan is made anew: the checkpoint's version of ds_adacc was ") and said.endswith("9.9")
     monkeypatch.setattr(resume, "versions", ours)
-    (engine := Engine()).adacc.runtime.ranks = SimpleNamespace(size=3, gather=lambda told: [told], is_first=True)
+    (engine := Engine()).adacc.runtime.controller.ranks = SimpleNamespace(
+        size=3, gather=lambda told: [told], is_first=True
+    )
     (said,) = resumed(saved, caplog, engine)
     assert said == "the plan is made anew: the checkpoint's number of ranks that plan together was 1 and is 3"
-    monkeypatch.setattr(resume.states, "FORMAT", 2)
+    monkeypatch.setattr(resume.checkpoint_file, "FORMAT", 3)
     (said,) = resumed(saved, caplog, Engine())
-    assert said == "the plan is made anew: the checkpoint's state format was 1 and is 2"
+    assert said == "the plan is made anew: the checkpoint's state format was 2 and is 3"
 
 
 def test_a_file_of_another_save_is_of_no_use(saved, caplog):
@@ -252,19 +255,19 @@ def test_a_checkpoint_of_deepspeed_alone_is_told_of(saved, caplog):
 
 
 def test_weights_alone_leave_the_plan_as_it_is(saved, caplog):
-    before = saved.engine.adacc.runtime.plan
+    before = saved.engine.adacc.runtime.controller.plan
     assert resumed(saved, caplog, saved.engine, load_module_only=True) == []
-    assert saved.engine.adacc.runtime.plan is before
+    assert saved.engine.adacc.runtime.controller.plan is before
     assert saved.engine.adacc.runtime.blocks.records()
 
 
 def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budget(saved, caplog):
     resumed(saved, caplog, engine := Engine())
-    budget = engine.adacc.runtime.plan.budget
+    budget = engine.adacc.runtime.controller.plan.budget
     engine.step(time=7)
     assert "no block runs a program that the checkpoint's plan is for" in caplog.text
-    assert engine.adacc.runtime.plan.reason == "new shapes recorded"
-    assert engine.adacc.runtime.plan.budget == budget
+    assert engine.adacc.runtime.controller.plan.reason == "new shapes recorded"
+    assert engine.adacc.runtime.controller.plan.budget == budget
 
 
 def test_what_a_resumed_run_has_yet_to_meet_is_saved_again(saved, caplog):
@@ -282,9 +285,9 @@ def test_a_plan_that_is_yet_to_be_looked_at_is_looked_at_after_the_next_step(tmp
     (other := Engine()).load_checkpoint(tmp_path, "global_step1")
     for run in (engine, other):
         run.step()
-        assert run.adacc.runtime.seen is None
+        assert run.adacc.runtime.controller.seen is None
         run.step()
-        assert run.adacc.runtime.seen.peak is not None
+        assert run.adacc.runtime.controller.seen.peak is not None
 
 
 def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_same(tmp_path):
@@ -293,8 +296,8 @@ def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_s
     for _ in range(6):
         engine.step()
         engine.save_checkpoint(str(tmp_path))
-        tracked.append(engine.adacc.runtime.tracking)
-    assert engine.adacc.runtime.held.observed == engine.adacc.runtime.held.planned
+        tracked.append(engine.adacc.runtime.controller.step.is_tracking)
+    assert engine.adacc.runtime.controller.seen.held.observed == engine.adacc.runtime.controller.seen.held.planned
     assert tracked == [False, False, True, False, True, False]
 
 

@@ -11,7 +11,7 @@ import zoo
 from storages import Storages
 
 from ds_adacc.config import load
-from ds_adacc.engine.api import Adacc
+from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.gradient_checkpointing import take_over
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
@@ -42,7 +42,7 @@ def served(model):
     runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
-    return Adacc(runtime.config, runtime, list(blocks)), blocks
+    return Adacc(runtime.config, runtime, blocks), blocks
 
 
 @pytest.fixture

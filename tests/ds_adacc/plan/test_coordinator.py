@@ -11,8 +11,8 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.block_type import BlockType
-from ds_adacc.plan.consensus import Row, merge_block_type, merge_orders, merge_profiles
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.consensus import RankReport, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.record.recording import Op
 from ds_adacc.runtime.runtime import Runtime
@@ -76,8 +76,8 @@ def cost(name):
 def test_only_codecs_that_every_rank_offers_are_on_offer():
     graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
     profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
-    rows = [Row(profile.to_json(), 1, 1, {}) for profile in profiles]
-    assert [c.codec for c in merge_profiles(rows).codecs[0]] == ["token"]
+    reports = [RankReport(profile, 1, 1, {}) for profile in profiles]
+    assert [c.codec for c in merge_profiles(reports).codecs[0]] == ["token"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_only_codecs_that_every_rank_offers_are_on_offer():
 )
 def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
     profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())
-    block_type = merge_block_type("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
+    block_type = merge_block_type("k", profile, [RankReport(profile, count, each, {}) for count, each in counts])
     assert (block_type.count, block_type.blocks) == expected
 
 
@@ -97,7 +97,7 @@ def test_an_order_stands_that_all_ranks_agree_on():
 
 def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
     graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
-    block_type = BlockType(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
+    block_type = KnownType(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
     block_type.narrow([("token",)])
     assert [c.codec for c in block_type.profile.codecs[0]] == ["token"]
 
@@ -111,11 +111,7 @@ def step(runtime, blocks):
     for block in blocks:
         x = runtime.checkpoint(block, x)
     x.sum().backward()
-    runtime.end_backward()
-    if runtime.waiting:
-        runtime.plan_waiting()
-    else:
-        runtime.report()
+    runtime.controller.end_step()
 
 
 class Numbered(nn.Module):
@@ -128,15 +124,15 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.decide([frozenset(runtime.coordinator.block_types)], "again")
-    return runtime.plan.block_types[0].count
+    runtime.controller.decide([frozenset(runtime.coordinator.block_types)], "again")
+    return runtime.controller.plan.block_types[0].count
 
 
 def test_a_block_called_often_keeps_its_count():
     runs, block = runtime(), Numbered()
     for _ in range(3):
         step(runs, [block] * 6)
-    assert runs.plan.block_types[0].count == recount(runs) == 6
+    assert runs.controller.plan.block_types[0].count == recount(runs) == 6
 
 
 def test_a_block_recorded_often_counts_once():
@@ -151,9 +147,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.coordinator.block_types["stale"] = runs.coordinator.block_types[runs.blocks.records()[0].block_type]
+    runs.coordinator.block_types["stale"] = runs.coordinator.block_types[runs.blocks.records()[0][1].block_type]
     recount(runs)
-    assert set(runs.coordinator.block_types) == {runs.blocks.records()[0].block_type}
+    assert set(runs.coordinator.block_types) == {runs.blocks.records()[0][1].block_type}
 
 
 class Doubled(nn.Module):
@@ -177,8 +173,8 @@ def run(runtime, model, lengths):
     decisions = []
     for length in lengths:
         model(torch.randn(length, 4, requires_grad=True)).backward()
-        if runtime.plan is not None and runtime.plan not in decisions:
-            decisions.append(runtime.plan)
+        if runtime.controller.plan is not None and runtime.controller.plan not in decisions:
+            decisions.append(runtime.controller.plan)
     return decisions
 
 
@@ -226,7 +222,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
     step(runs, [block])
-    assert runs.held.planned == runs.held.observed == planned
+    assert runs.controller.seen.held.planned == runs.controller.seen.held.observed == planned
 
 
 def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
@@ -243,7 +239,8 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}
     assert block_type.outlier_codec(index) == "outlier"
     stores = tuple("outlier8" if i == index else None for i in range(len(block_type.profile.codecs)))
-    block_type.policies = (replace(block_type.policies[0], stores=stores),)
+    policies = (replace(block_type.policies[0], stores=stores),)
+    block_type.agreed = replace(block_type.agreed, policies=policies)
     assert block_type.outlier_codec(index) == "outlier8"
     assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 
@@ -252,7 +249,7 @@ def test_a_greedy_plan_is_told(monkeypatch, caplog):
     def hurried(problem, budget, *, max_seconds):
         return replace(planner.greedy(problem, budget, max_seconds=max_seconds), out_of_time=True)
 
-    monkeypatch.setattr(planner, "mix_isolated", hurried)
+    monkeypatch.setattr(planner, "solve_in_process", hurried)
     runs = runtime()
     step(runs, [Numbered()])
     assert "adacc.solver.max_seconds = 5.0: no plan was found in that time; a greedy one is in force" in caplog.text

@@ -23,7 +23,7 @@ def path(tmp_path):
 
 
 def start(path, **section):
-    return Runtime(load({"adacc": SECTION | section}), stepped=True, store=path and ProfileCache(path))
+    return Runtime(load({"adacc": SECTION | section}), stepped=True, cache=path and ProfileCache(path))
 
 
 def pass_through(runtime, blocks):
@@ -32,7 +32,7 @@ def pass_through(runtime, blocks):
     for block in blocks:
         x = runtime.checkpoint(block, x)
     zoo.loss_of(x).backward()
-    runtime.end_backward()
+    runtime.controller.end_backward()
 
 
 def meet(path, **section):
@@ -47,10 +47,10 @@ def train(path):
     """The runtime of a process that has planned for two blocks and run a step under the plan."""
     runtime, blocks = start(path), [zoo.GPTBlock() for _ in range(2)]
     pass_through(runtime, blocks)
-    runtime.plan_waiting()
+    runtime.controller.end_step()
     pass_through(runtime, blocks)
-    runtime.report()
-    assert runtime.held.observed == runtime.held.planned > 0
+    runtime.controller.end_step()
+    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned > 0
     return runtime
 
 
@@ -63,8 +63,8 @@ def stored(path):
 def test_a_run_that_need_not_measure_decides_the_same(path):
     first, second = train(path), train(path)
     assert (first.profiler.measured, second.profiler.measured) == (1, 0)
-    assert second.plan.block_types == first.plan.block_types
-    assert second.plan.policies == first.plan.policies
+    assert second.controller.plan.block_types == first.controller.plan.block_types
+    assert second.controller.plan.policies == first.controller.plan.policies
 
 
 def test_without_a_store_every_run_measures():

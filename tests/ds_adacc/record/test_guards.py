@@ -150,7 +150,7 @@ def test_modules_are_reached_as_arguments_attributes_and_globals(call):
         for layer in blocks:
             same_bits(work, layer, batch(), functools.partial(call, work, layer))
     assert work.recordings == 2
-    assert all(len(record.bound.recording.parameters) >= 2 for record in work.blocks.records())
+    assert all(len(record.bound.recording.parameters) >= 2 for _, record in work.blocks.records())
 
 
 class Tagged(torch.Tensor):

@@ -10,7 +10,7 @@ from stack import ALLOWANCE, WIDTH, Model
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.consensus import Row, merge_terms
+from ds_adacc.plan.consensus import RankReport, merge_corrections
 from ds_adacc.plan.correction import Correction
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
@@ -85,8 +85,8 @@ def trained(model, budget, steps=6):
     seen = []
     for _ in range(steps):
         model.step(runtime.checkpoint)
-        if runtime.seen is not None and runtime.seen not in seen:
-            seen.append(runtime.seen)
+        if runtime.controller.seen is not None and runtime.controller.seen not in seen:
+            seen.append(runtime.controller.seen)
     return runtime, seen
 
 
@@ -106,26 +106,28 @@ def forgetful(monkeypatch):
 def test_a_model_that_forgets_gradients_is_corrected():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime, seen = trained(model, "12MiB")
-    assert runtime.plan.reason.startswith("peak observed ")
-    assert runtime.plan.peak <= runtime.plan.budget
+    assert runtime.controller.plan.reason.startswith("peak observed ")
+    assert runtime.controller.plan.peak <= runtime.controller.plan.budget
     assert not seen[-1].peak.is_off
-    assert model.peak(runtime.checkpoint) <= runtime.plan.budget + ALLOWANCE
+    assert model.peak(runtime.checkpoint) <= runtime.controller.plan.budget + ALLOWANCE
 
 
 def test_a_model_that_is_right_is_left_alone():
     runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
-    assert runtime.plan.reason == "first step recorded"
+    assert runtime.controller.plan.reason == "first step recorded"
     assert len(seen) == 1
     assert not seen[0].peak.is_off
     assert seen[0].seconds.observed > 0
 
 
 def test_a_rank_that_measured_nothing_has_no_say_in_a_correction():
-    def terms(*corrections):
-        return merge_terms([Row({}, 1, 1, {}, correction) for correction in corrections]).correction
+    def merged(*corrections, agreed=Correction()):  # noqa: B008
+        return merge_corrections([RankReport(None, 1, 1, {}, correction) for correction in corrections], agreed)
 
-    assert terms(Correction(-5, -3), None) == Correction(-5, -3)
-    assert terms(Correction(-5, -3), Correction()) == terms(None, None) == Correction()
+    assert merged(Correction(-5, -3), None) == merged(Correction(-5, -3), None, agreed=Correction(7, 7))
+    assert merged(Correction(-5, -3), None) == Correction(-5, -3)
+    assert merged(Correction(-5, -3), Correction()) == merged(None, None) == Correction()
+    assert merged(None, None, agreed=Correction(7, 7)) == Correction(7, 7)
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -135,8 +137,8 @@ def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(cap
         trained(model, "1KiB")
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime, _ = trained(model, error.value.smallest)
-    (group,) = runtime.plan.groups
+    (group,) = runtime.controller.plan.groups
     with pytest.raises(planner.InfeasibleBudget) as error:
-        planner.solve_per_block(group.problem, runtime.plan.budget, max_seconds=30.0)
-    assert group.solution.peak == error.value.smallest > runtime.plan.budget
+        planner.solve_per_block(group.problem, runtime.controller.plan.budget, max_seconds=30.0)
+    assert group.solution.peak == error.value.smallest > runtime.controller.plan.budget
     assert "nothing fits; " in caplog.text

@@ -9,8 +9,8 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.engine.api import Adacc
-from ds_adacc.rectify.rectifier import Review
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.rectify.rectifier import Review, Verdict
 from ds_adacc.runtime.runtime import Runtime
 
 LOOSER = {**SECTION, "memory_budget": 0.6}
@@ -34,15 +34,15 @@ class Training:
         return next(iter(self.runtime.coordinator.block_types.values()))
 
     def step(self):
-        if self.runtime.tracking:
-            self.tracked.append(self.adacc.rectifier.steps + 1)
+        if self.runtime.controller.step.is_tracking:
+            self.tracked.append(self.runtime.controller.schedule.ended + 1)
         x = torch.randn(2, 64, zoo.WIDTH, requires_grad=True)
         for block in self.blocks:
             x = self.runtime.checkpoint(block, x)
         zoo.loss_of(x).backward()
         self.adacc.end_step()
-        if self.runtime.plan not in self.decisions:
-            self.decisions.append(self.runtime.plan)
+        if self.runtime.controller.plan not in self.decisions:
+            self.decisions.append(self.runtime.controller.plan)
 
     def run(self, steps):
         for _ in range(steps):
@@ -91,10 +91,12 @@ def test_injected_outliers_have_the_plan_made_anew():
 def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
     training = Training()
     training.run(8)
-    assert training.adacc.rectifier.interval == 4
-    monkeypatch.setattr(training.adacc.rectifier, "_review", lambda: Review(True, changed))
+    assert training.runtime.controller.schedule.interval == 4
+    controller = training.runtime.controller
+    monkeypatch.setattr(controller.rectifier, "judge", lambda *_: Verdict({}, ("drifted",), "a reason"))
+    monkeypatch.setattr(controller, "_replan", lambda _: Review(True, changed))
     training.run(1)
-    assert training.adacc.rectifier.interval == interval
+    assert training.runtime.controller.schedule.interval == interval
 
 
 def test_codecs_keep_the_channels_last_seen():
@@ -102,7 +104,7 @@ def test_codecs_keep_the_channels_last_seen():
     training.inject(40.0)
     training.run(3)
     (norm,) = training.norms()
-    record = training.runtime.blocks.records()[1]
+    record = training.runtime.blocks.records()[1][1]
     assert record.outliers[norm][0][0] == CHANNEL
     assert int(record.outliers[norm][1]) == 1
 
@@ -119,7 +121,7 @@ def test_roles_that_are_not_chosen_are_not_looked_at():
 def test_a_disabled_rectifier_never_tracks():
     training = Training(enabled=False)
     training.run(6)
-    assert training.adacc.rectifier is None
+    assert training.adacc.runtime.controller.rectifier is None
     assert training.tracked == []
 
 
@@ -131,7 +133,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     def refuse(*_, **__):
         raise planner.InfeasibleBudget(1, 2)
 
-    monkeypatch.setattr(planner, "mix_isolated", refuse)
+    monkeypatch.setattr(planner, "solve_in_process", refuse)
     training.inject(40.0)
     training.run(5)
     assert (training.block_type.policies, training.block_type.capacity) == before

@@ -9,7 +9,8 @@ from torch import nn
 import ds_adacc
 from ds_adacc import checkpointing
 from ds_adacc.config import load
-from ds_adacc.engine.api import Adacc, _blocks_first
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.engine.hooks import compiling_blocks_first
 from ds_adacc.runtime.compiled import compile_blocks, refuse
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
@@ -96,7 +97,7 @@ def stack(make=zoo.GPTBlock):
 
 
 def policies(runtime):
-    return [policy for chosen in runtime.plan.policies.values() for policy in chosen]
+    return [policy for chosen in runtime.controller.plan.policies.values() for policy in chosen]
 
 
 @pytest.mark.parametrize("prepare", [in_place, optimized], ids=lambda f: f.__name__)
@@ -104,10 +105,10 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
     plain, _ = train(stack(), prepare=prepare)
     seen, runtime = train(stack(), BITS, prepare=prepare)
     assert seen == plain
-    assert runtime.calls == 10 and all(record.bound.recording.runs_compiled for record in runtime.blocks.records())
+    assert runtime.calls == 10 and all(record.bound.recording.runs_compiled for _, record in runtime.blocks.records())
     assert any("bits" in policy.stores for policy in policies(runtime))
     assert not any(policy.replays for policy in policies(runtime))
-    assert runtime.held.observed == runtime.held.planned
+    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned
 
 
 def test_a_lossy_codec_applies_to_what_a_graph_saves():
@@ -115,7 +116,7 @@ def test_a_lossy_codec_applies_to_what_a_graph_saves():
     seen, runtime = train(stack(), "paper", 0.6, prepare=in_place)
     assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.1)
     assert any({"channel", "outlier"} & set(policy.stores) for policy in policies(runtime))
-    assert runtime.held.observed == runtime.held.planned
+    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned
 
 
 def test_kernels_that_the_dispatcher_does_not_see(caplog):
@@ -123,7 +124,7 @@ def test_kernels_that_the_dispatcher_does_not_see(caplog):
     seen, runtime = train(stack(), BITS, prepare=kernels)
     assert seen == plain
     assert "different course" not in caplog.text
-    values = [v for record in runtime.blocks.records() for v in record.bound.recording.values]
+    values = [v for _, record in runtime.blocks.records() for v in record.bound.recording.values]
     unseen = [value for value in values if value.name.startswith("kernel")]
     assert {value.role for value in unseen} >= {"statistic"}
     assert all(value.owned for value in unseen)
@@ -133,7 +134,7 @@ def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recompute
     plain, _ = train(stack(Activated))
     seen, runtime = train(stack(Activated), "none", 0.95)
     assert seen == plain
-    recording = runtime.blocks.records()[0].plan.recording
+    recording = runtime.blocks.records()[0][1].bound.recording
     reasons = {op.short_name: op.refusal for op in recording.ops}
     assert reasons["sigmoid"] == "runs compiled"
     assert reasons["tanh"] is not None
@@ -184,7 +185,7 @@ def test_a_graph_around_checkpoint_breaks_there(caplog):
         x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
         with caplog.at_level("WARNING", logger="ds_adacc"):
             assert torch.equal(compiled(x), block(x + 1) * 2)
-        assert checkpointing._Face.runtime.calls == 1
+        assert checkpointing._default.runtime.calls == 1
         assert "blocks Activated run uncompiled" in caplog.text
     finally:
         checkpointing.reset()
@@ -201,7 +202,8 @@ class Engine:
 
 
 def test_compiled_autograd_is_refused():
-    compile = _blocks_first(Engine(), {}, Runtime(load({"adacc": {}})))
+    engine = Engine()
+    compile = compiling_blocks_first(engine, engine.compile)
     with pytest.raises(ValueError, match="compiled_autograd_enabled takes over the backward of the blocks"):
         compile("aot_eager", compiled_autograd_enabled=True)
 

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import ds_adacc.record.replay
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.engine.api import Adacc, _then, _then_if_stepped
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.engine.hooks import ending_backward, ending_step
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.record.capture import capture
@@ -95,8 +96,8 @@ class Trainer:
             self.runtime = runtime = Runtime(config, stepped=True)
             wrap_blocks(find_blocks(self.model, "auto"), runtime)
             engine.adacc = Adacc(config, runtime)
-            engine.backward = _then(engine.backward, runtime.end_backward, runtime.abandon)
-            engine.step = _then_if_stepped(engine, engine.step)
+            engine.backward = ending_backward(engine, engine.backward)
+            engine.step = ending_step(engine, engine.step)
         elif section is not None:
             self.runtime = Runtime(load({"adacc": section}))
 
@@ -158,9 +159,9 @@ def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
             if with_engine or where == "forward":
                 assert not torch.autograd._profiler_enabled()
         assert_same(plain.step(number), ours.step(number))
-    held = ours.runtime.held
+    held = ours.runtime.controller.seen.held
     assert held is not None and held.planned == held.observed > 0
-    assert ours.runtime.plan.block_types[0].count == LAYERS
+    assert ours.runtime.controller.plan.block_types[0].count == LAYERS
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -181,15 +182,15 @@ def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
     ours.failing_step(1, "forward", RuntimeError, layer=2, time=64)
     ours.step(2)
     ours.step(3)
-    assert all(len(group.block_types) == 1 for group in ours.runtime.plan.groups)
-    assert ours.runtime.held.planned == ours.runtime.held.observed
+    assert all(len(group.block_types) == 1 for group in ours.runtime.controller.plan.groups)
+    assert ours.runtime.controller.seen.held.planned == ours.runtime.controller.seen.held.observed
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_profiler_can_be_started_after_a_fault_in_a_metered_step(where):
     ours = Trainer(SECTION, with_engine=True)
     ours.step(0)
-    assert ours.runtime.observer is not None  # the next step is metered
+    assert ours.runtime.controller.step.observer is not None  # the next step is metered
     ours.failing_step(1, where, RuntimeError, layer=2)
     with torch.profiler.profile() as profile:
         ours.step(2)
@@ -205,7 +206,7 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
             raise error("the data loader")
         assert_clean()
         assert_same(plain.step(number), ours.step(number))
-    held = ours.runtime.held
+    held = ours.runtime.controller.seen.held
     assert held.planned == held.observed
 
 

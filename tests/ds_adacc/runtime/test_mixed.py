@@ -10,6 +10,7 @@ from ds_adacc.config import load
 from ds_adacc.profile import measure
 from ds_adacc.profile.timer import Timer
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step import Purpose, Step
 
 
 class EqualSeconds(Timer):
@@ -39,12 +40,18 @@ class Training:
 
     @property
     def block_type(self):
-        (block_type,) = self.runtime.plan.block_types
+        (block_type,) = self.runtime.controller.plan.block_types
         return block_type
 
     @property
+    def indices(self):
+        """Each block's index in forward order."""
+        order = self.runtime.coordinator.forward_order
+        return [order.index(self.runtime.blocks.of(block), self.block_type.name) for block in self.blocks]
+
+    @property
     def policies(self):
-        return self.runtime.plan.policies[self.block_type.name]
+        return self.runtime.controller.plan.policies[self.block_type.name]
 
     def record(self, block):
         (record,) = self.runtime.blocks.of(block).records()
@@ -56,8 +63,7 @@ class Training:
         plain = self.gradients(x, lambda block, x: block(x))
         ours = self.gradients(x, self.runtime.checkpoint)
         assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
-        self.runtime.end_backward()
-        self.runtime.end_step()
+        self.runtime.controller.end_step()
 
     def gradients(self, x, call):
         self.blocks.zero_grad()
@@ -94,20 +100,20 @@ def test_blocks_of_one_kind_run_policies_of_their_own_and_hold_what_these_say():
     training = Training(through(0, 1, 2, 3)).run()
     assert (training.block_type.blocks, training.block_type.calls_per_block) == (4, 1)
     assert len(set(training.policies)) >= 2
-    (group,) = training.runtime.plan.groups
+    (group,) = training.runtime.controller.plan.groups
     assert group.problem.order == (training.block_type.name,) * 4
-    assert group.solution.peak <= training.runtime.plan.budget
+    assert group.solution.peak <= training.runtime.controller.plan.budget
     each = [policy.held_bytes(training.block_type.profile) for policy in training.policies]
-    held = training.runtime.held
-    assert held.observed == held.planned == training.runtime.plan.held == sum(each) > 0
+    held = training.runtime.controller.seen.held
+    assert held.observed == held.planned == training.runtime.controller.plan.held == sum(each) > 0
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])
 def test_a_blocks_place_is_that_of_its_call_not_of_its_registration(order):
     training = Training(through(*order)).run()
-    places = [training.record(block).place for block in training.blocks]
+    places = training.indices
     assert [order[place] for place in places] == [0, 1, 2, 3]
-    in_force = [training.record(training.blocks[number]).plan.policy for number in order]
+    in_force = [training.record(training.blocks[number]).bound.policy for number in order]
     assert tuple(in_force) == training.policies
     assert len(set(in_force)) >= 2
 
@@ -116,43 +122,42 @@ def test_a_blocks_place_is_that_of_its_call_not_of_its_registration(order):
 def test_a_block_called_twice_has_one_policy_for_both_calls(order):
     training = Training(through(*order), layers=2, budget=0.92).run()
     assert (training.block_type.count, training.block_type.calls_per_block) == (4, 2)
-    assert training.runtime.plan.groups[0].problem.order == ()
-    assert [training.record(block).place for block in training.blocks] == [0, 1]
+    assert training.runtime.controller.plan.groups[0].problem.order == ()
+    assert training.indices == [0, 1]
     first, second = training.policies
     assert first != second
     each = [2 * policy.held_bytes(training.block_type.profile) for policy in (first, second)]
-    held = training.runtime.held
-    assert held.observed == held.planned == training.runtime.plan.held == sum(each) > 0
+    held = training.runtime.controller.seen.held
+    assert held.observed == held.planned == training.runtime.controller.plan.held == sum(each) > 0
 
 
 def test_blocks_called_unequally_often_share_one_policy():
     training = Training(through(0, 1, 0), layers=2).run()
     assert (training.block_type.count, training.block_type.calls_per_block) == (3, 3)
     (policy,) = training.policies
-    assert [training.record(block).plan.policy for block in training.blocks] == [policy, policy]
-    held = training.runtime.held
+    assert [training.record(block).bound.policy for block in training.blocks] == [policy, policy]
+    held = training.runtime.controller.seen.held
     assert held.observed == held.planned == 3 * policy.held_bytes(training.block_type.profile) > 0
 
 
 def test_where_backward_does_not_reverse_the_forward_the_budget_holds_for_any_order():
     training = Training(branches, budget=0.8).run()
-    plan = training.runtime.plan
+    plan = training.runtime.controller.plan
     assert len(set(training.policies)) >= 2
     assert plan.groups[0].problem.order == ()
-    assert [training.record(block).place for block in training.blocks] == [0, 1, 2, 3]
+    assert training.indices == [0, 1, 2, 3]
     for chosen in (training.policies, training.policies[::-1]):
         assert planner.peak_bytes(planner.Problem((training.block_type,)), [chosen]) <= plan.budget
-    held = training.runtime.held
+    held = training.runtime.controller.seen.held
     assert held.observed == held.planned == plan.held > 0
 
 
 def test_a_block_recorded_anew_keeps_its_place_and_policy():
     training = Training(through(0, 1, 2, 3)).run()
     before = [training.record(block) for block in training.blocks]
-    training.runtime.begin_tracking()
+    training.runtime.controller.step = Step(Purpose.TRACK)
     training.step()
-    training.runtime.end_tracking()
     after = [training.record(block) for block in training.blocks]
     assert [new is old for new, old in zip(after, before, strict=True)] == [False, True, True, True]
     assert tuple(record.bound.policy for record in after) == training.policies
-    assert [record.place for record in after] == [0, 1, 2, 3]
+    assert training.indices == [0, 1, 2, 3]

@@ -40,7 +40,7 @@ def smallest(model, codecs):
 @pytest.mark.parametrize("budget", [1.0, 0.6, 0.4, "smallest"])
 def test_measured_peak_is_within_the_budget(model, codecs, budget):
     runtime = planned(model, codecs, smallest(model, codecs) if budget == "smallest" else budget)
-    plan = runtime.plan
+    plan = runtime.controller.plan
     assert plan.peak <= plan.budget
     assert model.peak(runtime.checkpoint) <= plan.budget + ALLOWANCE
 
@@ -48,13 +48,13 @@ def test_measured_peak_is_within_the_budget(model, codecs, budget):
 def test_predicted_peak_without_checkpointing_is_what_is_measured(model):
     runtime = planned(model, "none", 1.0)
     measured = model.peak(lambda block, x: block(x))
-    assert runtime.plan.without == pytest.approx(measured, rel=0.02)
+    assert runtime.controller.plan.without == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 def test_observed_bytes_are_the_planned_ones(model, codecs):
     runtime = planned(model, codecs, 0.5)
-    assert runtime.held.observed == runtime.held.planned == runtime.plan.held
+    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned == runtime.controller.plan.held
 
 
 def test_memory_is_flat_over_many_steps():

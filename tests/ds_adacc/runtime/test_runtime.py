@@ -50,8 +50,8 @@ def test_steps_before_and_after_planning_have_the_same_bits():
     work, blocks = runtime(), stack()
     for _ in range(4):
         compare(blocks, batch(), work.checkpoint)
-    assert work.plan is not None
-    assert work.plan.block_types[0].count == 3
+    assert work.controller.plan is not None
+    assert work.controller.plan.block_types[0].count == 3
     assert len(work.coordinator.block_types) == 1
 
 
@@ -185,7 +185,7 @@ def test_tied_blocks_count_once_for_every_call_alive():
         plain = zoo.gradients(block, (x,), {}, lambda x: four(x, lambda b, x: b(x)))
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: four(x, work.checkpoint)))
     assert work.recordings == 1
-    assert [block_type.count for block_type in work.plan.block_types] == [4]
+    assert [block_type.count for block_type in work.controller.plan.block_types] == [4]
 
 
 def test_eval_and_no_grad_are_left_alone():

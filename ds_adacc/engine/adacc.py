@@ -1,0 +1,70 @@
+"""What `engine.adacc` is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from ds_adacc.config import AdaccConfig
+from ds_adacc.engine.checkpoint_file import State
+from ds_adacc.log import get_logger
+from ds_adacc.runtime.runtime import Runtime
+
+
+class Adacc:
+    """The section in force, the blocks found by their names, the runtime that runs them, and what it did.
+
+    `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
+    the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
+    """
+
+    def __init__(self, config: AdaccConfig, runtime: Runtime, blocks: Mapping[str, nn.Module] | None = None) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.blocks = dict(blocks or {})
+        self._has_served = False
+        self._has_warned = False
+
+    @property
+    def planned_held_bytes(self) -> int | None:
+        seen = self.runtime.controller.seen
+        return seen and seen.held.planned
+
+    @property
+    def observed_held_bytes(self) -> int | None:
+        seen = self.runtime.controller.seen
+        return seen and seen.held.observed
+
+    def end_step(self) -> None:
+        """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
+        self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
+        if self._has_served:
+            self.runtime.controller.end_step()
+        elif not self._has_warned:
+            self._has_warned = True
+            self._warn_of_no_calls()
+
+    def state(self) -> State:
+        """What a checkpoint keeps, between two steps."""
+        return State(self.runtime.state(), self.runtime.blocks.to_plain(), self.runtime.codecs.generator.get_state())
+
+    def restore(self, state: State) -> None:
+        """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
+        self.runtime.restore(state.runtime, state.blocks)
+        if state.seeds is not None:
+            self.runtime.codecs.generator.set_state(state.seeds)
+
+    def _warn_of_no_calls(self) -> None:
+        if self.blocks:
+            get_logger().warning(
+                "adacc is enabled but does nothing: none of the %d blocks found (the first: %s) has run in training; "
+                "name the classes of those that do in adacc.blocks",
+                len(self.blocks),
+                next(iter(self.blocks)),
+            )
+        else:
+            get_logger().warning(
+                "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
+                "through ds_adacc.checkpointing; name the blocks' classes in adacc.blocks"
+            )

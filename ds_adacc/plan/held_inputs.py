@@ -1,0 +1,29 @@
+"""Count block inputs that are held as shares, or in host memory, with the bytes that they take there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ds_adacc import planner
+from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.plan.correction import Correction
+from ds_adacc.record.recording import Recording
+
+
+def with_held_inputs(profile: planner.Profile, recording: Recording, placement: InputPlacement) -> planner.Profile:
+    """The profile in which a retained block input counts with the bytes that `placement` holds of it.
+
+    The whole input still counts in forward, where it is an argument, and throughout the call's backward, which restores
+    it at some point.
+    """
+    values, forward, backward = list(profile.graph.values), 0, 0
+    for value in recording.values:
+        if placement.store(value) != planner.RETAIN:
+            held = placement.held_bytes(value)
+            values[value.index] = replace(values[value.index], nbytes=held)
+            forward += value.nbytes - held
+            backward += value.nbytes
+    if not backward:
+        return profile
+    counted = replace(profile, graph=replace(profile.graph, values=tuple(values)))
+    return Correction(forward, backward).of(counted)
