@@ -20,6 +20,7 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 clean:
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache build dist runs *.egg-info

@@ -1,0 +1,13 @@
+"""From profiles to policies that all ranks run: the plan.
+
+In come the block types that this process has met, with their profiles and the order in which their blocks run, and a
+memory budget. Out comes a `Plan`: a policy for each block, the same on every rank.
+
+* `block_type`: what this process knows of a block type, and what all ranks have agreed on for it;
+* `forward_order`: which block comes when, the one owner of a block's index;
+* `budget`: the bytes that activations may take;
+* `coordinator`: has the ranks agree on a plan, and keeps what was agreed;
+* `consensus`: merges what the ranks have measured, and `ranks` is how they exchange it;
+* `plan`: asks the planner for policies, live set by live set, and holds its answer;
+* `correction`, `held_inputs`: bytes that a profile does not tell, counted in.
+"""

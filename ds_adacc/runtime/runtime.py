@@ -92,6 +92,7 @@ class Runtime:
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The same for a block already known, whose tensors and numbers `owner` reaches."""
+        # Rule 3
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
@@ -131,6 +132,7 @@ class Runtime:
         if bound is not None:
             self.controller.note_call(record.block_type)
         step = self.controller.step
+        # Rule 4
         if bound is None or (bound.is_trivial and step.observer is None and not step.is_tracking):
             return function(*args, **kwargs)
         call = Call(bound, tensors, self._warn_of_divergence)
@@ -234,6 +236,7 @@ class Runtime:
         step = self.controller.step
         return step.is_tracking and record.bound is not None and record.block_type not in step.verified
 
+    # Rule 2
     def _fall_back(self, block: Block, reason: str) -> None:
         name = block.name.split(" ")[-1]
         if (name, reason) not in self._warned:

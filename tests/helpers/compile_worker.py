@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import deepspeed
 import torch
@@ -50,7 +51,7 @@ def account(engine):
     runtime = engine.adacc.runtime
     return {
         "compiled": [block_type.recording.runs_compiled for block_type in runtime.coordinator.block_types.values()],
-        "policies": [policy.to_json() for chosen in runtime.controller.plan.policies.values() for policy in chosen],
+        "policies": [asdict(policy) for chosen in runtime.controller.plan.policies.values() for policy in chosen],
         "planned": engine.adacc.planned_held_bytes,
         "observed": engine.adacc.observed_held_bytes,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import deepspeed
 import torch
@@ -44,7 +45,7 @@ def main(out):
             steps.append(step)
     result = {
         "steps_of_decisions": steps,
-        "policies": [[policy.to_json() for policy in chosen] for chosen in seen.policies.values()],
+        "policies": [[asdict(policy) for policy in chosen] for chosen in seen.policies.values()],
         "capacity": capacities(coordinator),
         "capacity_before": before,
     }

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import deepspeed
@@ -97,7 +98,7 @@ def monitors(out):
 
 def train(engine, begin, folder=None, saves=()):
     """All that must be the same in a resumed run, by step; the blocks' inputs get a heavy channel at one."""
-    hook, seen = None, {"losses": [], "plans": [], "rectifier": []}
+    hook, seen = None, {"losses": [], "plans": [], "schedule": []}
     for step in range(begin, STEPS):
         if step == SPIKE_AT:
             hook = engine.module.blocks[1].register_forward_pre_hook(spike)
@@ -109,9 +110,9 @@ def train(engine, begin, folder=None, saves=()):
             seen["losses"].append(loss.item())
         runtime = engine.adacc.runtime
         seen["plans"].append(
-            [[policy.to_json() for policy in chosen] for chosen in runtime.controller.plan.policies.values()]
+            [[asdict(policy) for policy in chosen] for chosen in runtime.controller.plan.policies.values()]
         )
-        seen["rectifier"].append(vars(engine.adacc.runtime.controller.rectifier.state()))
+        seen["schedule"].append(vars(engine.adacc.runtime.controller.schedule))
         if step + 1 in saves:
             engine.save_checkpoint(folder, tag=f"after{step + 1}", client_state={"mine": step})
     hook.remove()

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import asdict
 
 import deepspeed
 import torch
@@ -53,7 +54,7 @@ def train(section):
 def told(engine):
     """The policies in force, and for how many block types this rank has them."""
     coordinator = engine.adacc.runtime.coordinator
-    policies = {digest: [p.to_json() for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
+    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
     return {"policies": policies, "own": sorted(coordinator.block_types), "undecided": list(coordinator.undecided)}
 
 

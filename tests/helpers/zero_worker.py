@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import deepspeed
 import torch
@@ -82,12 +83,12 @@ def account(engine):
         return None
     plan = adacc.runtime.controller.plan
     return {
-        "policies": [policy.to_json() for chosen in plan.policies.values() for policy in chosen],
+        "policies": [asdict(policy) for chosen in plan.policies.values() for policy in chosen],
         "block_types": [block_type.name for block_type in plan.block_types],
         "counts": [block_type.count for block_type in plan.block_types],
         "planned": adacc.planned_held_bytes,
         "observed": adacc.observed_held_bytes,
-        "tracked_to": adacc.rectifier.interval,
+        "tracked_to": adacc.runtime.controller.schedule.interval,
     }
 
 

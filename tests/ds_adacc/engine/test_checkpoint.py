@@ -48,7 +48,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(ranks, case, after):
         assert part["losses"] == whole["losses"][-2 * steps :]
         assert part["parameters"] == whole["parameters"]
         assert part["plans"] == whole["plans"][-steps:]
-        assert part["rectifier"] == whole["rectifier"][-steps:]
+        assert part["schedule"] == whole["schedule"][-steps:]
         assert part["channels"] == whole["channels"]
         assert part["measured"] == 0
         assert part["client_state"] == int(after) - 1
@@ -61,7 +61,7 @@ def test_the_run_that_was_resumed_compresses_with_loss_and_plans_anew_later(rank
         whole = rank[case]["whole"]
         stores = {store for chosen in whole["plans"][0] for policy in chosen for store in policy["stores"]}
         assert "outlier" in stores
-        assert [state["interval"] for state in whole["rectifier"]] == INTERVALS[case]
+        assert [state["interval"] for state in whole["schedule"]] == INTERVALS[case]
 
 
 @pytest.mark.ranks
@@ -165,19 +165,21 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
     assert said == f"the plan of the checkpoint {saved.folder / 'global_step3'} is in force again"
     assert engine.adacc.runtime.controller.plan == saved.engine.adacc.runtime.controller.plan
     assert engine.adacc.observed_held_bytes == saved.engine.adacc.observed_held_bytes > 0
-    assert engine.adacc.state().rectifier == saved.engine.adacc.state().rectifier
+    assert engine.adacc.runtime.controller.schedule == saved.engine.adacc.runtime.controller.schedule
     before = engine.adacc.runtime.controller.plan
     with caplog.at_level("INFO", logger="ds_adacc"):
         engine.step()
     assert engine.adacc.runtime.controller.plan is before
     assert "plan (first step recorded):" in caplog.text
-    assert engine.adacc.runtime.state().coordinator == saved.engine.adacc.runtime.state().coordinator
+    assert (
+        engine.adacc.runtime.state().controller.coordinator == saved.engine.adacc.runtime.state().controller.coordinator
+    )
 
 
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({"memory_budget": 0.7}, "adacc.memory_budget was {'block type': 'fraction', 'amount': 0.8} and is"),
+        ({"memory_budget": 0.7}, "adacc.memory_budget was {'kind': 'fraction', 'amount': 0.8} and is"),
         ({"layers": 3}, "model was ModuleList "),
         ({"micro_batch": 4}, "micro-batch size was 2 and is 4"),
     ],
@@ -240,7 +242,7 @@ def test_a_cut_off_file_is_no_reason_not_to_resume(saved, caplog, length):
 
 def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
     document = torch.load(saved.file)
-    for agreed in document["runtime"]["portfolio"]["agreed"]:
+    for agreed in document["runtime"]["controller"]["coordinator"]["agreed"]:
         for policy in agreed["policies"]:
             policy["replays"] = [999]
     torch.save(document, saved.file)
@@ -265,7 +267,7 @@ def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budge
     resumed(saved, caplog, engine := Engine())
     budget = engine.adacc.runtime.controller.plan.budget
     engine.step(time=7)
-    assert "no block runs a program that the checkpoint's plan is for" in caplog.text
+    assert "no recorded block matches the checkpoint's plan" in caplog.text
     assert engine.adacc.runtime.controller.plan.reason == "new shapes recorded"
     assert engine.adacc.runtime.controller.plan.budget == budget
 
@@ -274,7 +276,10 @@ def test_what_a_resumed_run_has_yet_to_meet_is_saved_again(saved, caplog):
     resumed(saved, caplog, engine := Engine())
     again = engine.adacc.state()
     before = saved.engine.adacc.state()
-    assert again.runtime.coordinator == before.runtime.coordinator and again.runtime.profiles == before.runtime.profiles
+    assert (
+        again.runtime.controller.coordinator == before.runtime.controller.coordinator
+        and again.runtime.profiles == before.runtime.profiles
+    )
     assert [block["name"] for block in again.blocks] == [block["name"] for block in before.blocks]
     assert [len(block["records"]) for block in again.blocks] == [1, 1]
 

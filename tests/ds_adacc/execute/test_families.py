@@ -12,7 +12,7 @@ from storages import Storages
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.gradient_checkpointing import take_over
+from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
@@ -76,8 +76,8 @@ def test_gradient_checkpointing_is_taken_over(name, no_warnings, monkeypatch, ca
     model.gradient_checkpointing_enable()
     adacc, blocks = served(model)
     with caplog.at_level("INFO", logger="ds_adacc"):
-        take_over(model, blocks)
-        take_over(model, blocks)
+        replace_gradient_checkpointing(model, blocks)
+        replace_gradient_checkpointing(model, blocks)
     assert len([r for r in caplog.records if "gradient checkpointing is taken over" in r.getMessage()]) == 1
     for seed in range(2):
         zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
@@ -89,7 +89,7 @@ def test_modules_apart_from_the_blocks_keep_their_checkpointing():
     model, _ = families.example("t5")
     model.gradient_checkpointing_enable()
     own = model.encoder.block[0]._gradient_checkpointing_func
-    take_over(model, ["decoder.block.0.layer.2"])
+    replace_gradient_checkpointing(model, ["decoder.block.0.layer.2"])
     assert model.encoder.block[0]._gradient_checkpointing_func is own
     assert model.decoder.block[1]._gradient_checkpointing_func is own
     assert model.decoder.block[0]._gradient_checkpointing_func is not own
