@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "ds_adacc"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 import zoo
 from recorded import record

@@ -19,7 +19,6 @@ from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_gro
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.record.closure import name_of
-from ds_adacc.runtime.compiled import warn_of_graph_around
 from ds_adacc.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     breaks here.
     """
     if torch.compiler.is_compiling():
-        warn_of_graph_around(name_of(function))
+        _warn_of_graph_around(name_of(function))
     return _in_deepspeeds_form(_run(function, args, kwargs))
 
 
@@ -219,6 +218,12 @@ class CheckpointFunction:
 def use(runtime: Runtime | None) -> None:
     """Serve `checkpoint` by the runtime of an engine; None: as before any `configure`."""
     _default.borrow(runtime)
+
+
+@torch._disable_dynamo
+def _warn_of_graph_around(name: str) -> None:
+    if _default.runtime is not None:
+        _default.runtime.warn_of_graph_around(name)
 
 
 @torch._disable_dynamo

@@ -6,14 +6,11 @@ no graph may be compiled around it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-
-from ds_adacc.log import get_logger
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
@@ -43,17 +40,6 @@ def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -
                 f"adacc: the block {name} is compiled in place, and the hooks of ZeRO-3 with it; put "
                 "torch.compile(block) in its place, or call engine.compile() after ds_adacc.initialize"
             )
-
-
-@torch._disable_dynamo
-@functools.cache
-def warn_of_graph_around(block_type: str) -> None:
-    """Say, once a block type, that the forward of one is met by a graph that is being compiled around it."""
-    get_logger().warning(
-        "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
-        "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
-        block_type,
-    )
 
 
 def compile_blocks(blocks: Mapping[str, nn.Module], backend: Any, options: Mapping[str, Any]) -> None:

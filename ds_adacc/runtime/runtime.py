@@ -236,24 +236,38 @@ class Runtime:
         step = self.controller.step
         return step.is_tracking and record.bound is not None and record.block_type not in step.verified
 
-    # Rule 2
+    # -- warnings, each once
+
     def _fall_back(self, block: Block, reason: str) -> None:
+        """Rule 2."""
         name = block.name.split(" ")[-1]
-        if (name, reason) not in self._warned:
-            self._warned.add((name, reason))
-            self._log.warning("block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+        self._warn_once((name, reason), "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 
     def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
         name = bound.recording.name
-        if (name, "diverged") not in self._warned:
-            self._warned.add((name, "diverged"))
-            self._log.warning(
-                "block %s saves other tensors than recorded, from saved tensor %d of %d on: in such calls these are "
-                "retained, and the memory budget may be exceeded",
-                name,
-                position,
-                len(bound.instructions),
-            )
+        self._warn_once(
+            (name, "diverged"),
+            "block %s saves other tensors than recorded, from saved tensor %d of %d on: in such calls these are "
+            "retained, and the memory budget may be exceeded",
+            name,
+            position,
+            len(bound.instructions),
+        )
+
+    @torch._disable_dynamo
+    def warn_of_graph_around(self, name: str) -> None:
+        """A graph is being compiled around the forward of such a block."""
+        self._warn_once(
+            (name, "compiled around"),
+            "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
+            "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
+            name,
+        )
+
+    def _warn_once(self, what: tuple[str, str], text: str, *args: object) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._log.warning(text, *args)
 
     # -- checkpoints
 

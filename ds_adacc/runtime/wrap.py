@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ds_adacc.config import ConfigError
-from ds_adacc.runtime.compiled import class_name, is_compiled, warn_of_graph_around
+from ds_adacc.runtime.compiled import class_name, is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -85,7 +85,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     @functools.wraps(original, updated=())  # dynamo would follow the original's own marks, past the runtime
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not by_itself:
-            warn_of_graph_around(class_name(module))
+            runtime.warn_of_graph_around(class_name(module))
         return run(self, args, kwargs)
 
     forward.covered = (own,)  # type: ignore[attr-defined]
