@@ -11,7 +11,7 @@ import torch
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
-from ds_adacc.record.recording import Op, Recording
+from ds_adacc.record.recording import RecordedOp, Recording
 
 _RECORDS = 8
 _DISTINCT_NUMBERS = 3
@@ -141,7 +141,7 @@ def _covers(record: Record, other: Record) -> bool:
     return other.state is None or record.holds(other.state)
 
 
-def _holds_scalar(op: Op) -> bool:
+def _holds_scalar(op: RecordedOp) -> bool:
     """Whether the operator has a Python number as a constant; integers count where a scalar or a tensor may stand."""
     schema = getattr(op.func, "_schema", None)
     if schema is None:
@@ -167,5 +167,5 @@ def _differing_constants(old: Recording, new: Recording) -> list[int] | None:
     return differing
 
 
-def _shape(op: Op) -> tuple[object, ...]:
+def _shape(op: RecordedOp) -> tuple[object, ...]:
     return op.name, op.outputs, tuple(op.references)

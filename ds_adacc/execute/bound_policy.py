@@ -12,7 +12,7 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, Policy
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Op, ParameterRef, Recording, Value, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
 from ds_adacc.record.replay import Rerun
 
 
@@ -103,7 +103,7 @@ def bind(
     )
 
 
-def rows(value: Value) -> tuple[int, int]:
+def rows(value: RecordedValue) -> tuple[int, int]:
     """The shape (tokens, channels) in which codecs see the value's memory."""
     count = value.geometry.numel
     return count // value.channels if value.channels else 0, value.channels
@@ -129,7 +129,7 @@ def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
     return uses
 
 
-def _rerun(recording: Recording, op: Op, policy: Policy, uses: Mapping[int, int]) -> Rerun:
+def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int]) -> Rerun:
     """Outputs that are stored are not asked for."""
     parameters = dict.fromkeys(ref.index for ref in op.references if isinstance(ref, ParameterRef))
     return Rerun(
@@ -208,6 +208,6 @@ def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: 
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
         else:
-            op: Op = recording.ops[value.producer or 0]
+            op: RecordedOp = recording.ops[value.producer or 0]
             saved_at[index] = ready[index] = max((saved_at[i] for i in op.reads), default=-1)
     return ready

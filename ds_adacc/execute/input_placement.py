@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ds_adacc import planner
 from ds_adacc.kernels import Codec
 from ds_adacc.plan.correction import Correction
-from ds_adacc.record.recording import Recording, Value
+from ds_adacc.record.recording import RecordedValue, Recording
 
 PARTITION = "partition"
 
@@ -78,7 +78,7 @@ class InputPlacement:
         sharing = 1 if self.group is None else dist.get_world_size(self.group)
         return {"number of ranks that share block inputs": sharing, "cpu_checkpointing": self.on_host}
 
-    def store(self, value: Value) -> str:
+    def store(self, value: RecordedValue) -> str:
         """What stands in for retaining `value`; `planner.RETAIN` itself for all but floating-point inputs."""
         dense = value.geometry.is_dense and not (value.overwritten or value.dynamic or value.is_parameter)
         if value.origin != "input" or not value.owned or not dense or value.geometry.dtype not in Partition.dtypes:
@@ -116,7 +116,7 @@ class InputPlacement:
         counted = replace(profile, graph=replace(profile.graph, values=tuple(values)))
         return Correction(forward, backward).of(counted)
 
-    def _held_bytes(self, value: Value) -> int:
+    def _held_bytes(self, value: RecordedValue) -> int:
         if self.on_host and value.device == "cuda":
             return 0
         return self.codec(torch.device("cpu")).payload_bytes(value.geometry.size, value.geometry.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.record.recording import Op, Recording, ValueRef
+from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 
 _SUMS = ("add", "add_", "sub", "sub_")
 
@@ -72,7 +72,7 @@ def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[plan
             unpacked.setdefault(done, {})[index] = None
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
-    gradients = Gradients(recording)
+    gradients = GradientLifetimes(recording)
     taken = [*(workspace.backward for workspace in workspaces), 0]  # after the last operator there may be a view
     return tuple(
         planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.alive(op) + taken[op])
@@ -84,7 +84,7 @@ def _event_name(recording: Recording, op: int) -> str:
     return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
 
 
-class Gradients:
+class GradientLifetimes:
     """Which gradients are alive at each backward step: from the last reader's step to the producer's.
 
     `required`: the values that get one.
@@ -123,12 +123,12 @@ class Gradients:
         op = self.recording.ops[index]
         return total + self._parts(op) + self._sums(op) + self._parameters(op)
 
-    def made(self, op: Op) -> int:
+    def made(self, op: RecordedOp) -> int:
         """Bytes of the gradients that the step of `op` itself makes."""
         wholes = sum(self.recording.values[index].nbytes for index in op.reads if index in self.required)
         return wholes + self._parts(op) + self._parameters(op)
 
-    def _parts(self, op: Op) -> int:
+    def _parts(self, op: RecordedOp) -> int:
         """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
         total = 0
         for ref in op.references:
@@ -138,12 +138,12 @@ class Gradients:
                     total += geometry.numel * geometry.dtype.itemsize
         return total
 
-    def _sums(self, op: Op) -> int:
+    def _sums(self, op: RecordedOp) -> int:
         """A value with a later reader has its gradient already; this step's share is made beside it and then added."""
         shared = [index for index in op.reads if index in self.required and self._last[index] > op.index]
         return sum(self.recording.values[index].nbytes for index in shared)
 
-    def _parameters(self, op: Op) -> int:
+    def _parameters(self, op: RecordedOp) -> int:
         """The gradients of the parameters read, before they are added to what has accumulated."""
         read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
         parameters = [self.recording.parameters[index] for index in read]

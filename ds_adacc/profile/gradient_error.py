@@ -15,13 +15,13 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.measure import CodecMaker, empty_holder
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
-from ds_adacc.record.recording import Op, Recording, ValueRef
+from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay
 from ds_adacc.record.saved import keep
 from ds_adacc.record.signature import flatten
 
 _SEED = 0
-Gradients = Sequence[torch.Tensor | None]
+GradientTensors = Sequence[torch.Tensor | None]
 
 
 def gradient_errors(
@@ -61,7 +61,7 @@ def random_gradients(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.randn(o.shape, generator=generators[o.device], dtype=o.dtype, device=o.device) for o in outputs]
 
 
-def relative_error(gradient: Gradients, exact: Gradients) -> float:
+def relative_error(gradient: GradientTensors, exact: GradientTensors) -> float:
     """‖g − g₀‖ / ‖g₀‖ over all tensors together; None is a gradient of zeros."""
     pairs = zip(gradient, exact, strict=True)
     off = _norm(a - b if a is not None and b is not None else a if b is None else b for a, b in pairs)
@@ -97,7 +97,7 @@ class _Probe:
                 return f"its backward runs {node.name()}, which may hold a collective"
         return None
 
-    def gradient(self, roots: Mapping[int, torch.Tensor]) -> Gradients:
+    def gradient(self, roots: Mapping[int, torch.Tensor]) -> GradientTensors:
         """The gradients of parameters and inputs when the values with these indices are `roots`."""
         with self._substituted(roots):
             return torch.autograd.grad(self._ends, self._starts, self._random, retain_graph=True, allow_unused=True)
@@ -127,7 +127,7 @@ class _Probe:
 
 
 def _with_error(
-    cost: planner.CodecCost, index: int, probe: _Probe, exact: Gradients, codecs: CodecMaker
+    cost: planner.CodecCost, index: int, probe: _Probe, exact: GradientTensors, codecs: CodecMaker
 ) -> planner.CodecCost | None:
     """The cost with its gradient error; None if that is not finite."""
     if cost.error == 0:
@@ -139,10 +139,10 @@ def _with_error(
     return replace(cost, gradient_error=error) if math.isfinite(error) else None
 
 
-def children(recording: Recording) -> dict[int, list[Op]]:
+def children(recording: Recording) -> dict[int, list[RecordedOp]]:
     """By value: the replayable operators whose other inputs are at hand exactly, parameters or what can be stored."""
     storable = [value.storable for value in block_graph(recording).values]
-    readers: dict[int, list[Op]] = {}
+    readers: dict[int, list[RecordedOp]] = {}
     for op in recording.ops:
         for index in op.reads if op.replayable else ():
             if all(storable[other] for other in op.reads if other != index):

@@ -16,7 +16,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.timer import Timer, device_of
 from ds_adacc.profile.workspace import workspaces
-from ds_adacc.record.recording import Recording, Value
+from ds_adacc.record.recording import RecordedValue, Recording
 from ds_adacc.record.replay import replay
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ class CodecMaker:
         self._backends: dict[torch.device, str] = {}
         self._byte_seconds: dict[torch.device, tuple[float, float]] = {}
 
-    def on_offer(self, value: Value, recording: Recording) -> tuple[str, ...]:
+    def on_offer(self, value: RecordedValue, recording: Recording) -> tuple[str, ...]:
         """Names of the codecs that may hold `value`, the offload among them.
 
         Data that holds Inf or NaN by design is never quantised. What lies on the CPU, or is small, is never offloaded.
@@ -66,7 +66,7 @@ class CodecMaker:
             generator=self.generator,
         )
 
-    def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:
+    def outliers(self, root: torch.Tensor, value: RecordedValue) -> tuple[torch.Tensor, torch.Tensor]:
         """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
         flat = root.as_strided(rows(value), (value.channels, 1))
         return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
@@ -109,14 +109,14 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
     return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
 
 
-def _cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
     if name == planner.OFFLOAD:
         out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
         return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0)
     return _codec_cost(name, value, tensor, codecs, timer)
 
 
-def empty_holder(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
+def empty_holder(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
     """A holder for `value` with the codec `name`; outlier channels are those that `tensor` shows."""
     channels = None
     if separates_outliers(name):
@@ -126,7 +126,9 @@ def empty_holder(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMak
     return Compressed(value.name, codec, value.geometry, rows(value), uses=1)
 
 
-def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+def _codec_cost(
+    name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer
+) -> planner.CodecCost:
     holder = empty_holder(name, value, tensor, codecs)
     codec, shape, dtype = holder.codec, torch.Size(rows(value)), value.geometry.dtype
     compress = timer(lambda: holder.fill(tensor))

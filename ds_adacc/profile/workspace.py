@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from ds_adacc.profile.block_graph import Gradients, Workspace
+from ds_adacc.profile.block_graph import GradientLifetimes, Workspace
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer, device_of
-from ds_adacc.record.recording import Op, ParameterRef, Recording, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay, run, view_of
 
 
@@ -23,14 +23,14 @@ class Backward(NamedTuple):
 
 def workspaces(recording: Recording, tensors: Sequence[torch.Tensor]) -> tuple[Workspace, ...]:
     """What each operator takes besides its results. `tensors` are the recorded values, by index, still alive."""
-    gradients = Gradients(recording)
+    gradients = GradientLifetimes(recording)
     return tuple(
         Workspace(replay_workspace(op, tensors, recording.parameters), *backward_workspace(op, tensors, gradients))
         for op in recording.ops
     )
 
 
-def replay_workspace(op: Op, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
+def replay_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
     """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if it is not replayed, or unknown."""
     if not op.replayable:
         return 0
@@ -40,7 +40,7 @@ def replay_workspace(op: Op, tensors: Sequence[torch.Tensor], parameters: Sequen
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients) -> Backward:
+def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes) -> Backward:
     """Run `op` and its backward step once, apart from the block's own graph, on gradients of ones.
 
     Nothing is measured of an operator that is not replayed, or has no derivative. Memory that stays allocated (a
@@ -66,7 +66,7 @@ def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradi
 
 
 def _apart(
-    op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients
+    op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """A graph of `op` alone: leaves that require a gradient, as in the block, and outputs that get one."""
     parameters = gradients.recording.parameters

@@ -12,7 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.geometry import Geometry, span
-from ds_adacc.record.recording import COLLECTIVE, COMPILED, Op, ParameterRef, Position, Recording, Value, ValueRef
+from ds_adacc.record.recording import (
+    COLLECTIVE,
+    COMPILED,
+    ParameterRef,
+    Position,
+    RecordedOp,
+    RecordedValue,
+    Recording,
+    ValueRef,
+)
 
 _OPAQUE = "not a plain operator"
 _MASKS = (torch.bool, torch.uint8)
@@ -50,8 +59,8 @@ class Recorder(TorchDispatchMode):
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[Any, str]] = []
         self._closure = found
-        self._values: list[Value] = []
-        self._ops: list[Op] = []
+        self._values: list[RecordedValue] = []
+        self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
         self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
@@ -148,7 +157,7 @@ class Recorder(TorchDispatchMode):
         if not self._tainted and _reveals(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        op = Op(index, func, *encoded, (), refusal)
+        op = RecordedOp(index, func, *encoded, (), refusal)
         dynamic = _dynamic(func, given)
         if dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in _MASKS and type(r) is ValueRef)
@@ -176,7 +185,7 @@ class Recorder(TorchDispatchMode):
         if self._turn is None:
             self._turn = len(self._positions)
 
-    def _made(self, tensor: Any, op: Op, output: int, dynamic: bool, known: set[int]) -> int | None:
+    def _made(self, tensor: Any, op: RecordedOp, output: int, dynamic: bool, known: set[int]) -> int | None:
         """A new value for an operator's output, or None if it is no tensor or a view of one of its arguments."""
         if not isinstance(tensor, torch.Tensor):
             return None
@@ -185,7 +194,7 @@ class Recorder(TorchDispatchMode):
             return None
         index = len(self._values)
         name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
-        self._add(tensor, Value(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
+        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
         return index
 
     def _external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
@@ -195,10 +204,12 @@ class Recorder(TorchDispatchMode):
             return known
         index = len(self._values)
         facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
-        self._add(tensor, Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts))
+        self._add(
+            tensor, RecordedValue(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts)
+        )
         return index
 
-    def _add(self, tensor: torch.Tensor, value: Value) -> None:
+    def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self._values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
             self.tensors.append(tensor.detach())
@@ -257,11 +268,11 @@ class Recorder(TorchDispatchMode):
     def _made_unseen(self, tensor: torch.Tensor) -> int:
         """A new value for what a compiled kernel has made that the dispatcher did not see."""
         op, index = len(self._ops), len(self._values)
-        self._ops.append(Op(op, KERNEL, (), (), (index,), COMPILED))
-        self._add(tensor, Value(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
+        self._ops.append(RecordedOp(op, KERNEL, (), (), (index,), COMPILED))
+        self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
         return index
 
-    def _overwrite(self, tensor: torch.Tensor, op: Op) -> list[int]:
+    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp) -> list[int]:
         """The values of the storage that `op` has written to are gone; returns the new ones in their place."""
         storage = tensor.untyped_storage()._cdata
         old = self._roots.pop(storage, [])
@@ -274,7 +285,9 @@ class Recorder(TorchDispatchMode):
             new.append(len(self._values))
             name = f"{op.short_name}{op.index}"
             dynamic = value.dynamic
-            self._add(self.tensors[index], Value(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic))
+            self._add(
+                self.tensors[index], RecordedValue(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic)
+            )
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

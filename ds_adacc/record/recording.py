@@ -33,7 +33,7 @@ class ParameterRef:
 
 
 @dataclass(frozen=True)
-class Value:
+class RecordedValue:
     """One storage's content at one time; views of it are geometries, in-place writes make a new value.
 
     `origin` is "made" (by an operator of the block), "input" (an argument), "buffer" (a tensor held by the
@@ -70,7 +70,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Op:
+class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program."""
 
     index: int
@@ -124,8 +124,8 @@ class Recording:
     """One block's program, free of tensors but for its parameters and the owners of its buffers."""
 
     name: str
-    values: tuple[Value, ...]
-    ops: tuple[Op, ...]
+    values: tuple[RecordedValue, ...]
+    ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
     buffers: tuple[tuple[Any, str], ...] = field(repr=False)
@@ -168,11 +168,11 @@ def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
             yield from _references(item)
 
 
-def _portable(op: Op) -> tuple[Any, ...]:
+def _portable(op: RecordedOp) -> tuple[Any, ...]:
     return (op.name, op.args, op.kwargs, op.outputs, op.refusal)
 
 
-def _structure(value: Value) -> tuple[Any, ...]:
+def _structure(value: RecordedValue) -> tuple[Any, ...]:
     """The role is left out too: it follows from the program, but for a mask's, which its data tells."""
     layout = None if value.dynamic else (value.geometry, value.channels)
     flags = value.requires_grad, value.overwritten, value.dynamic

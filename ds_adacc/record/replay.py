@@ -8,21 +8,23 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.recording import Op, ParameterRef, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
     """One operator that backward replays: the values and the parameters it reads, and how often each output is used."""
 
-    op: Op
+    op: RecordedOp
     reads: tuple[int, ...]
     parameters: Sequence[torch.Tensor]
     read_parameters: tuple[torch.Tensor, ...]
     uses: tuple[int, ...]
 
 
-def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def replay(
+    op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
 
     The program lies below autograd and autocast (casts are operators of it), so both are off while it runs.
@@ -31,7 +33,7 @@ def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[tor
         return run(op, lambda ref: view_of(ref, root, parameters))
 
 
-def run(op: Op, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
     args = _resolve(op.args, tensor_of)
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ds_adacc.record.geometry import same_bits
-from ds_adacc.record.recording import Op, Recording
+from ds_adacc.record.recording import RecordedOp, Recording
 from ds_adacc.record.replay import replay
 
 
@@ -26,7 +26,7 @@ def verify(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
     return recording.refuse(reasons)
 
 
-def _inaccessible(op: Op, recording: Recording) -> str | None:
+def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
     for index in op.reads:
         value = recording.values[index]
         if value.overwritten:
@@ -39,7 +39,7 @@ def _inaccessible(op: Op, recording: Recording) -> str | None:
     return None
 
 
-def _differs(op: Op, recording: Recording, tensors: Sequence[torch.Tensor]) -> str | None:
+def _differs(op: RecordedOp, recording: Recording, tensors: Sequence[torch.Tensor]) -> str | None:
     random = torch.Tag.nondeterministic_seeded in getattr(op.func, "tags", ())
     before = _random_state(tensors) if random else []
     try:

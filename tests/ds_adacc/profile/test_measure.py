@@ -14,7 +14,7 @@ from ds_adacc.profile import measure
 from ds_adacc.profile.block_graph import Workspace
 from ds_adacc.profile.measure import CodecMaker
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Position, Recording, Value, ValueRef
+from ds_adacc.record.recording import Position, RecordedValue, Recording, ValueRef
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -26,7 +26,7 @@ def maker(**section):
 def saved(**changes):
     """A saved value of 1 MiB on a CUDA device, and its recording."""
     geometry = Geometry((512, 512), (512, 1), torch.float32, 0)
-    value = Value(0, "gelu0", "made", geometry, channels=512, role="gelu", device="cuda")
+    value = RecordedValue(0, "gelu0", "made", geometry, channels=512, role="gelu", device="cuda")
     value = replace(value, **changes)
     return value, Recording("block", (value,), (), (Position(ValueRef(0, value.geometry), 1, True),), (), ())
 
