@@ -41,7 +41,7 @@ def default_path() -> Path:
 
 
 def open_default() -> ProfileCache | None:
-    """The store at `default_path`; None, with a warning, for a user without a home."""
+    """The cache at `default_path`; None, with a warning, for a user without a home."""
     try:
         return ProfileCache(default_path())
     except RuntimeError as error:
@@ -70,7 +70,7 @@ class ProfileCache:
     """Profiles by key, in an SQLite file that any number of processes may use at once.
 
     It never stops a run. A disk or a lock that fails is one warning, and nothing is read or written from then on. A
-    file that is damaged, or not of this store and version, is moved aside and begun anew. A connection lives for one
+    file that is damaged, or not of this cache and version, is moved aside and begun anew. A connection lives for one
     operation, so that none crosses a fork.
     """
 
@@ -100,7 +100,7 @@ class ProfileCache:
             return connection.execute("SELECT count(*) FROM profiles").fetchone()[0]
 
     def _attempt(self, operation: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """What the operation gives; None, with a warning the first time, if the store cannot be used."""
+        """What the operation gives; None, with a warning the first time, if the cache cannot be used."""
         if self._failed:
             return None
         try:
@@ -154,7 +154,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Make the table in a new file. Raises sqlite3.DatabaseError for a database that is not of this store."""
+    """Make the table in a new file. Raises sqlite3.DatabaseError for a database that is not of this cache."""
     if _identity(connection) == _NEW:
         connection.execute("BEGIN IMMEDIATE")
         if _identity(connection) == _NEW:

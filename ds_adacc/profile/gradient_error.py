@@ -12,7 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.log import get_logger
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.profile.measure import CodecMaker, empty_holder
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.recording import RecordedOp, Recording, ValueRef

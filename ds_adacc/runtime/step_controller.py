@@ -17,7 +17,7 @@ from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
-from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.observer import Observer, Pass

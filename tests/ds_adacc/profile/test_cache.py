@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_worker import profile, save_many
+from cache_worker import profile, save_many
 
 from ds_adacc import environment
 from ds_adacc.config import load
-from ds_adacc.profile import cache as store
+from ds_adacc.profile import cache
 from ds_adacc.profile.cache import APPLICATION_ID, SCHEMA_VERSION, ProfileCache, default_path, describe, profile_key
 
 CPU = torch.device("cpu")
@@ -40,14 +40,14 @@ def execute(path, *statements):
 
 def refuse(monkeypatch, statement):
     """Every connection begins with a statement that makes a disk of it that fails."""
-    connect = store._connect
+    connect = cache._connect
 
     def connected(path):
         connection = connect(path)
         connection.execute(statement)
         return connection
 
-    monkeypatch.setattr(store, "_connect", connected)
+    monkeypatch.setattr(cache, "_connect", connected)
 
 
 def test_a_profile_comes_back_equal(path, warnings):
@@ -281,7 +281,7 @@ def large_profile():
 
 def test_a_lock_that_does_not_come_free_is_one_warning(path, warnings, monkeypatch):
     ProfileCache(path).save("key", profile())
-    monkeypatch.setattr(store, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "BUSY_SECONDS", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         kept = ProfileCache(path)
@@ -292,7 +292,7 @@ def test_a_lock_that_does_not_come_free_is_one_warning(path, warnings, monkeypat
 
 
 def test_a_lock_is_waited_for_ten_seconds():
-    assert store.BUSY_SECONDS == 10
+    assert cache.BUSY_SECONDS == 10
 
 
 @pytest.mark.ranks
@@ -336,6 +336,6 @@ def test_a_file_rebuilt_by_another_process_stays(path, warnings, monkeypatch):
 
 
 def test_there_is_no_pickle():
-    tree = ast.parse(Path(store.__file__).read_text())
+    tree = ast.parse(Path(cache.__file__).read_text())
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert "json" in imports and not imports & {"pickle", "dill", "marshal", "shelve"}

@@ -10,8 +10,9 @@ from recorded import tensors_of, under
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.gradient_error import children, gradient_errors, random_gradients, relative_error
-from ds_adacc.profile.measure import CodecMaker, empty_holder, measure
+from ds_adacc.profile.measure import measure
 from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import closure_of
 from ds_adacc.record.recording import COLLECTIVE
