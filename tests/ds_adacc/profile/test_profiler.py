@@ -82,7 +82,8 @@ def test_a_damaged_cache_is_begun_anew_with_a_warning_and_the_run_goes_on(path, 
         assert train(path).profiler.measured == 1
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == (
-        f"{path} cannot hold profiles (file is not a database); it is now {path}.bad, and a new file takes its place"
+        f"the profile cache {path} is damaged, or another version wrote it (file is not a database): it was renamed to "
+        f"{path}.bad, which you may delete; a new file takes its place, and blocks are measured again"
     )
     assert meet(path)[1] == 0
 
