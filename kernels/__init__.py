@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .codec import FORMS, Codec, Payload
+from .codec import FORMS, Codec, Payload, make
 from .reference import channel_scores, is_two_valued
 
 __all__ = [
@@ -62,7 +62,7 @@ def make_codec(
     if separates_outliers(name) != (channels is not None):
         valid = " and ".join(map(repr, _SEPARATING))
         raise ValueError(f"channels are for the codecs {valid}, which need them; got {channels} for {name!r}")
-    codec = _backend(backend).make(name, group_size, channels, scale, rounding)
+    codec = make(_backend(backend).CLASSES, name, group_size, channels, scale, rounding)
     codec.generator = generator
     return codec
 
@@ -103,6 +103,7 @@ def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") ->
 
 
 def _backend(name: str) -> ModuleType:
+    """Return the package of a backend. Raises as `rank_outliers` does."""
     _check_choice("backend", name, BACKENDS)
     if name == "cpu":
         from . import cpu
@@ -111,6 +112,8 @@ def _backend(name: str) -> ModuleType:
     if name == "cuda":
         from . import cuda
 
+        if reason := cuda.missing():
+            raise RuntimeError(reason)
         return cuda
     return reference
 

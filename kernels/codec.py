@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -93,8 +93,13 @@ def draw_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
+def by_form(*classes: type[Codec]) -> dict[str, type[Codec]]:
+    """Return a backend's codec classes by their form, as `make` wants them."""
+    return {codec.form: codec for codec in classes}
+
+
 def make(
-    classes: Mapping[str, Callable[..., Codec]],
+    classes: Mapping[str, type[Codec]],
     name: str,
     group_size: int,
     channels: Tensor | None,
@@ -102,9 +107,9 @@ def make(
     rounding: str,
     **others: object,
 ) -> Codec:
-    """Return the codec `name` of the backend that has these `classes`, by form; `others` are all its classes' own.
+    """Return the codec `name` of the backend whose classes, by form, are `classes`.
 
-    Only a codec that separates outliers takes, and needs, `channels`.
+    The other arguments are those of `ds_adacc.kernels.make_codec`; `others` go to the backend's classes as they are.
     """
     form, width = FORMS[name]
     if width is None:

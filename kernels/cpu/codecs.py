@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,6 @@ from torch import Tensor
 from .. import reference
 from ..codec import Codec, Payload, draw_seed, rows_and_channels
 from ..reference.bits import patterns
-from ..width import INT4, Width
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .openmp import OPENMP
@@ -132,17 +132,10 @@ class AsymmetricCodec(CompiledGroups, reference.AsymmetricCodec):
 class OutlierCodec(CompiledGroups, reference.OutlierCodec):
     """See `reference.OutlierCodec`. Raises IndexError if a tensor does not have the channels."""
 
-    def __init__(
-        self,
-        group_size: int,
-        channels: Tensor,
-        scale: str = "extreme",
-        rounding: str = "nearest",
-        width: Width = INT4,
-    ) -> None:
-        super().__init__(group_size, channels, scale, rounding, width)
-        self._check_device(channels)
-        self.channels = channels.contiguous()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._check_device(self.channels)
+        self.channels = self.channels.contiguous()  # kernels read them by address, without strides
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return super().workspace_bytes(shape, dtype) + 8 * self.channels.numel()

@@ -39,7 +39,7 @@ class Planned:
 
     LIMIT = 256  # of plans kept: shapes that never come back must not pile up
 
-    def __init__(self, *args: Any, kernels: Kernels | None) -> None:
+    def __init__(self, *args: Any, kernels: Kernels | None = None) -> None:
         super().__init__(*args)
         self._kernels = kernels
         self._plans: dict[tuple, Any] = {}
