@@ -17,15 +17,15 @@ from ds_adacc.profile.timer import Timer
 from ds_adacc.record.recording import RecordedValue, Recording
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LEAST_OFFLOADED = 1 << 20  # bytes, at least: a small copy takes as long
-_SAMPLE = 64 << 20
+_LEAST_OFFLOADED = 1 << 20  # bytes; a smaller copy takes as long as this one
+_SAMPLE = 64 << 20  # bytes that are copied to time the link to the host
 
 
 class CodecMaker:
-    """Makes the codecs that the section asks for, of the backend for the device.
+    """Makes the codecs that the section asks for, of the backend that suits the device.
 
-    Stochastic rounding draws from a `generator` of its own, seeded as torch's is: what the program draws (its dropout
-    masks, say) does not depend on what is compressed.
+    Rule 3: stochastic rounding draws from a `generator` of its own, with the seed of torch's. What the program draws
+    (its dropout masks, say) does not depend on what is compressed.
     """
 
     def __init__(self, config: AdaccConfig) -> None:
@@ -36,9 +36,10 @@ class CodecMaker:
         self._byte_seconds: dict[torch.device, tuple[float, float]] = {}
 
     def on_offer(self, value: RecordedValue, recording: Recording) -> tuple[str, ...]:
-        """Names of the codecs that may hold `value`, the offload among them.
+        """The names of the codecs that may hold `value`, among them `planner.OFFLOAD`.
 
-        Data that holds Inf or NaN by design is never quantised. What lies on the CPU, or is small, is never offloaded.
+        A value that holds Inf or NaN (an attention mask, say) is never quantised. A small value, or one on the CPU, is
+        never offloaded.
         """
         saved = value.index in recording.saved or value.origin == "input"
         if not saved or not value.owned or value.dynamic or value.overwritten or not value.geometry.is_dense:
@@ -64,12 +65,12 @@ class CodecMaker:
         )
 
     def outliers(self, root: torch.Tensor, value: RecordedValue) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
+        """Channels by falling Z-score, and how many exceed the threshold (Adacc paper, equation 1); on the device."""
         flat = root.as_strided(rows(value), (value.channels, 1))
         return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
 
     def byte_seconds(self, device: torch.device) -> tuple[float, float]:
-        """Seconds a byte that a copy to the host takes, and one back: timed once a device, on 64 MiB."""
+        """Seconds for each byte of a copy to the host, and of one back. Timed once for each device."""
         if device not in self._byte_seconds:
             timer, here = Timer(device), torch.empty(_SAMPLE, dtype=torch.uint8, device=device)
             host = pinned(here)
@@ -81,13 +82,13 @@ class CodecMaker:
         if device not in self._backends:
             backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
             if reason:
-                get_logger().warning("codecs on %s are slower than need be: %s", device, reason)
+                get_logger().warning("codecs on %s run slower than they could: %s", device, reason)
             self._backends[device] = backend
         return self._backends[device]
 
 
 def empty_holder(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
-    """A holder for `value` with the codec `name`; outlier channels are those that `tensor` shows."""
+    """A holder for `value` with the codec `name`. Outlier channels are those of `tensor`, the recorded value."""
     channels = None
     if separates_outliers(name):
         order, count = codecs.outliers(tensor, value)

@@ -1,4 +1,4 @@
-"""Time every operator's replay and every codec on offer, and see what they allocate: at the block's real shapes."""
+"""Time every operator's replay and every codec on offer, on the block's own tensors (Rule 1)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
         for value, costs in zip(recording.values, offers, strict=True)
     )
     taken = workspaces(recording, tensors)
+    # What a copy to the host, and one back, may hide behind.
     overlap = sum(seconds), sum(each.backward_seconds for each in taken)
     return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
 

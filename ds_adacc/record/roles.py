@@ -1,4 +1,5 @@
-"""Which layer a value belongs to, read off the recorded operators; roles choose the codecs on offer (section 3.2)."""
+"""Which layer a value belongs to, read off the recorded operators. The role decides which codecs are offered for it
+(section 3.2 of the Adacc paper)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _ATTENTION = "scaled_dot_product"
 
 
 def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
-    """The recording with every value's role, channel count and what its data shows (two-valued, finite)."""
+    """The recording with each value's role and channels, and with what its data shows: `two_valued` and `finite`."""
     readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
     for op in recording.ops:
         for slot, ref in enumerate(op.references):
@@ -85,7 +86,7 @@ def _attention_part(
 
 
 def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6) -> bool:
-    """Whether a score becomes a softmax through at most `steps` pointwise operators (scale, mask)."""
+    """Whether `value` is a score: a softmax follows after at most `steps` pointwise operators (scale, mask)."""
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
@@ -99,7 +100,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
 
 
 def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
-    """Whether the first factor of a batched product is a softmax, or its dropout."""
+    """Whether the first factor of a batched product is a softmax's output, or that after dropout."""
     factor = op.reads[0] if op.reads else None
     for _ in range(4):
         producer = recording.values[factor].producer if factor is not None else None
@@ -113,13 +114,13 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
 
 
 def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:
-    """Whether `value` is the largest output of its operator: the others are its statistics."""
+    """Whether `value` is the largest output of its operator; the smaller ones are statistics."""
     sizes = [recording.values[index].nbytes for index in producer.outputs if index is not None]
     return value.nbytes == max(sizes)
 
 
 def _is_small(value: RecordedValue, recording: Recording) -> bool:
-    """Whether it has fewer elements than the block's largest input: no more is known of what a kernel made."""
+    """Whether it has fewer elements than the block's largest input. Of what a compiled kernel made no more is known."""
     sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
     return value.geometry.numel < max(sizes, default=math.inf)
 
@@ -132,10 +133,11 @@ def _is_mask(value: RecordedValue, recording: Recording, tensor: torch.Tensor) -
         return True
     if not tensor.is_floating_point() or not value.geometry.is_dense or not _is_random(value, recording):
         return False
-    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # as it lies in memory: it may be transposed
+    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # in memory order, as it may be transposed
 
 
 def _is_random(value: RecordedValue, recording: Recording) -> bool:
+    """Whether a random operator made it, or what it was made from: scaling dropout's noise takes an operator or two."""
     for _ in range(4):
         if value.producer is None:
             return False

@@ -138,8 +138,9 @@ def test_parameters_are_not_retained_and_it_is_said_once(monkeypatch, caplog):
         assert slot.parameter is block.g.weight
         assert torch.equal(slot.unpack(), block.g.weight.t())
     assert [r.getMessage() for r in caplog.records if r.name == "ds_adacc"] == [
-        f"block block runs a different course than recorded from saved tensor 1 of {len(bound.instructions)} on: what "
-        "the plan does not know is retained"
+        f"block block: from saved tensor 1 of {len(bound.instructions)} on, a call differs from the recorded one; the "
+        "rest is retained. Gradients are right, but the call takes more memory than planned. Blocks that branch on "
+        "their data do this; if memory runs out, lower adacc.memory_budget"
     ]
 
 
