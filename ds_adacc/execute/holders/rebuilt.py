@@ -33,7 +33,7 @@ class Replay:
 
     def _run(self) -> tuple[torch.Tensor, ...]:
         for parameter, version in zip(self.rerun.read_parameters, self.versions, strict=True):
-            if parameter._version != version:
+            if parameter._version != version:  # Rule 7
                 raise modified("a parameter", parameter, version)
         roots = {index: holder.get() for index, holder in self.inputs.items()}
         return replay(self.rerun.op, roots.__getitem__, self.rerun.parameters)

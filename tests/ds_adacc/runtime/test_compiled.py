@@ -133,7 +133,7 @@ def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recompute
     plain, _ = train(stack(Activated))
     seen, runtime = train(stack(Activated), "none", 0.95)
     assert seen == plain
-    recording = runtime.blocks.records()[0].plan.recording
+    recording = runtime.blocks.records()[0].bound.recording
     reasons = {op.short_name: op.refusal for op in recording.ops}
     assert reasons["sigmoid"] == "runs compiled"
     assert reasons["tanh"] is not None
