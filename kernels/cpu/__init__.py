@@ -1,4 +1,4 @@
-"""Codecs compiled for the CPU by Numba: the payloads and results of the reference codecs, at the speed of memory."""
+"""Codecs compiled for the CPU by Numba: the reference's payloads and results, nearly as fast as memory allows."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
-"""The codecs of the reference, with its payloads to the bit, as fused kernels: one pass over the tensor each way.
+"""The reference's codecs as fused kernels, with the same payloads to the bit: each way reads the tensor once.
 
-Exceptions, which read the tensor twice, are tokens of an odd length and channels whose rows do not begin at
-16-byte boundaries ("blocks.cu"), and groups longer than 4096 elements and runs longer than 128 rows, whose second
-reading is served by the cache.
+Two cases read it twice when they compress: tokens of an odd length, and channels whose rows do not begin at 16-byte
+boundaries ("blocks.cu"). Groups of more than 4096 elements and runs of more than 128 rows are read twice too, but the
+second time from the cache.
 """
 
 import math
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 class _Quantized(Planned):
-    """What the kernels of INT4 and INT8 codecs have in common, beside the reference's codec."""
+    """What the INT4 and INT8 codecs share, besides what the reference's codecs have."""
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
