@@ -35,6 +35,7 @@ class Call:
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
+        # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index in bound.inputs:
             value = bound.recording.values[index]
             if value.origin == "input":
@@ -44,7 +45,7 @@ class Call:
                 if not _looks_like(tensor, value.geometry):
                     self._diverge()
                     return
-            self._seen[index] = tensor.data_ptr(), None
+            self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             self.holders[index].fill(tensor.detach())
 
     def pack(self, tensor: torch.Tensor) -> Slot:
@@ -65,7 +66,7 @@ class Call:
         else:
             slot = self._keep(tensor)
         for index in instruction.release:
-            self.holders[index].pending = None
+            self.holders[index].pending = None  # Rule 4: all its sources are saved now
         return slot
 
     @property
@@ -80,7 +81,7 @@ class Call:
 
     def _is_expected(self, instruction: Instruction, tensor: torch.Tensor) -> bool:
         if instruction.dtype is None:
-            return True
+            return True  # nothing is planned for this position
         if (
             tensor.shape != instruction.size
             or tensor.stride() != instruction.stride

@@ -102,7 +102,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
 def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
     """Whether the first factor of a batched product is a softmax's output, or that after dropout."""
     factor = op.reads[0] if op.reads else None
-    for _ in range(4):
+    for _ in range(4):  # dropout and casts may lie between
         producer = recording.values[factor].producer if factor is not None else None
         if producer is None:
             return False
