@@ -1,4 +1,4 @@
-"""Where this process runs: its device, the versions of what it runs on, and the user's cache folder."""
+"""Where this process runs: its device, the installed versions, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None if it is not installed; imports nothing."""
+    """The version of a distribution; None if it is not installed. Imports nothing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -29,14 +29,14 @@ def installed(name: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of ds_adacc and of what its speed depends on, of all that is installed."""
+    """The versions of ds_adacc and of the packages that its speed depends on, as far as they are installed."""
     found = ((name, installed(name)) for name in _PACKAGES)
     return {name: version for name, version in found if version is not None}
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a CUDA device; else that of the processor, with the number of torch's threads."""
-    import torch  # what reads a journal has no need of it
+    """The model of a CUDA device; for any other, that of the processor and the number of torch's threads."""
+    import torch  # imported here: commands that only read a journal must not wait for it
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -44,7 +44,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _processor() -> str:
-    """The model name in /proc/cpuinfo; what the platform says, where there is none."""
+    """The model name in /proc/cpuinfo; without such a file, what Python's `platform` says."""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else ():
         key, _, value = line.partition(":")

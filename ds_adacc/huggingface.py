@@ -14,11 +14,11 @@ from ds_adacc.runtime.wrap import has_wrapped_blocks
 
 
 class AdaccCallback(TrainerCallback):
-    """Has the Trainer's model run as the "adacc" section of its ds_config says, under any ZeRO stage.
+    """Makes the Trainer's model run as the "adacc" section of its ds_config says, under any ZeRO stage.
 
-    The Trainer calls `deepspeed.initialize` only after its construction, and under ZeRO-3 blocks must be known by
-    then: so from the construction on it is `ds_adacc.initialize`, for every engine of this process. Gradient
-    checkpointing that the TrainingArguments ask for is taken over.
+    From the construction of the Trainer on, `deepspeed.initialize` is `ds_adacc.initialize`, for every engine of this
+    process: the Trainer calls it later, and under ZeRO-3 the blocks must be known by then. Gradient checkpointing that
+    the TrainingArguments ask for is done by ds_adacc.
     """
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -32,13 +32,14 @@ class AdaccCallback(TrainerCallback):
     ) -> None:
         if not has_wrapped_blocks(model):
             get_logger().warning(
-                'adacc does nothing in this Trainer: it needs TrainingArguments(deepspeed="ds_config.json") with an '
-                '"adacc" section, and a model with blocks'
+                "adacc does nothing in this Trainer, as no block of the model is wrapped: pass "
+                'TrainingArguments(deepspeed="ds_config.json") with an "adacc" section; if you do, name the classes of '
+                "the model's blocks in adacc.blocks"
             )
 
 
 def _leave_out_auto(section: Any) -> None:
-    """Every "auto" is the Trainer's to fill in, and an error if it cannot; ours are defaults, and may be left out."""
+    """Remove each "auto" of the section. The Trainer would try to fill it in, and fail; here it is the default."""
     if isinstance(section, dict):
         for key in [key for key, value in section.items() if value == "auto"]:
             del section[key]

@@ -1,4 +1,4 @@
-"""The package's logger: it speaks on the first rank even where the program has not configured logging."""
+"""The package's logger. It prints on the first rank even if the program has not configured logging."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import sys
 
 
 def get_logger() -> logging.Logger:
-    """The logger "ds_adacc"; INFO reaches stderr unless the program gave it handlers or a level of its own."""
+    """The logger "ds_adacc".
+
+    Handlers and a level that the program has set stay. Otherwise messages go to stderr: from INFO on in rank 0, and
+    only errors in all other ranks.
+    """
     logger = logging.getLogger("ds_adacc")
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,10 +1,10 @@
-"""Run a training script unchanged, with `deepspeed.initialize` being `ds_adacc.initialize`.
+"""Run a training script unchanged; its `deepspeed.initialize` is `ds_adacc.initialize`.
 
     deepspeed --module ds_adacc.run train.py ...
     deepspeed --module ds_adacc.run -m package.train ...
     accelerate launch --module ds_adacc.run train.py ...
 
-Exit code 2 if there is no such script; else the script's own.
+The exit code is the script's own, or 2 if there is no such script.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the script that `arguments` name, as `__main__` and with the rest of them as its own.
+    """Run the script or module that `arguments` name as `__main__`, with the rest of them as its arguments.
 
-    A `--local_rank=N` before its name is the launcher's, which puts it behind the name of what it starts: so it is
-    handed on there.
+    A `--local_rank=N` before its name comes from the launcher, which puts it after the name of what it starts. It
+    becomes the script's first argument.
     """
     given = list(arguments)
     handed_on = [given.pop(0)] if given and given[0].startswith(_OF_THE_LAUNCHER) else []
@@ -58,7 +58,7 @@ def _run_module(name: str) -> None:
 def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a parent package
+    except ModuleNotFoundError:  # raised if its parent package does not exist
         return False
 
 

@@ -1,4 +1,14 @@
-"""Codecs that shrink activations. This package knows nothing of blocks, plans or DeepSpeed."""
+"""Codecs that shrink activations. This package knows nothing of blocks, plans or DeepSpeed.
+
+In comes a tensor; out comes a payload, and later the tensor again. There are three backends with the same payloads and
+results, to the bit, each in a room of its own:
+
+* `reference`: plain torch, on any device; the readable definition that the others are tested against.
+* `cpu`: compiled by Numba, on torch's own threads.
+* `cuda`: CUDA sources, compiled by NVRTC and launched through CuPy.
+
+`codec` has what all codecs offer, and `width` the number of bits of a code.
+"""
 
 import difflib
 from types import ModuleType
@@ -7,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .codec import FORMS, Codec, Payload
+from .codec import FORMS, Codec, Payload, make
 from .reference import channel_scores, is_two_valued
 
 __all__ = [
@@ -45,13 +55,14 @@ def make_codec(
     """Return the codec `name` of `backend`. The backends' payloads and results are the same to the bit.
 
     "group", "token", "channel", "asymmetric" and "outlier" quantize to INT4; "group8" and so on are the same in INT8.
+    "bits" is lossless, for tensors of two values.
 
-    `group_size`: elements (for "channel": rows) that share a scale; even; "token" and "bits" have no use for it.
+    `group_size`: elements (for "channel": rows) that share a scale; even. "token" and "bits" ignore it.
     `channels`: the outlier channels, int64 (capacity,), for codecs that separate them and for no other.
-    `scale`: "extreme" anchors it at the signed extreme of the group, "paper" is max|x| / 8 (equation 2 of the
-    Adacc paper), max|x| / 128 in INT8; "asymmetric" and "bits" have no use for it.
-    `rounding`: to the "nearest" code, or "stochastic", which is unbiased; "bits" has no use for it.
-    `generator`: a CPU one that stochastic rounding draws its seeds from; None: torch's default one.
+    `scale`: "extreme" anchors it at the signed extreme of the group; "paper" is max|x| / 8 (equation 2 of the Adacc
+    paper), max|x| / 128 in INT8. "asymmetric" and "bits" ignore it.
+    `rounding`: to the "nearest" code, or "stochastic", which is unbiased. "bits" ignores it.
+    `generator`: the CPU generator from which stochastic rounding draws its seeds; None: torch's default one.
 
     Raises ValueError for a name, backend, scale or rounding that does not exist, an odd group size, or channels
     that are missing or out of place; RuntimeError if the backend cannot run here.
@@ -62,7 +73,7 @@ def make_codec(
     if separates_outliers(name) != (channels is not None):
         valid = " and ".join(map(repr, _SEPARATING))
         raise ValueError(f"channels are for the codecs {valid}, which need them; got {channels} for {name!r}")
-    codec = _backend(backend).make(name, group_size, channels, scale, rounding)
+    codec = make(_backend(backend).CLASSES, name, group_size, channels, scale, rounding)
     codec.generator = generator
     return codec
 
@@ -73,9 +84,9 @@ def separates_outliers(name: str | None) -> bool:
 
 
 def choose_backend(device: torch.device) -> tuple[str, str]:
-    """Return the fastest backend for tensors on `device`, ready to run, and what keeps a faster one from it, or "".
+    """Return the fastest backend that runs on `device`, and why a faster one does not run there, or "".
 
-    On a CUDA device the kernels are compiled, or taken from the disk, before it returns.
+    On a CUDA device this first compiles all kernels, or loads them from the disk.
     """
     if device.type == "cpu":
         from .cpu.openmp import OPENMP
@@ -94,8 +105,8 @@ def choose_backend(device: torch.device) -> tuple[str, str]:
 def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") -> tuple[Tensor, Tensor]:
     """Return (order, count): channels of `x` by falling score, int64 (channels,), and how many exceed `threshold`.
 
-    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 (), on the device:
-    nothing waits for it.
+    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 () on the device, so
+    that the host need not wait for it.
 
     Raises ValueError for a backend that does not exist, RuntimeError if it cannot run here.
     """
@@ -103,6 +114,7 @@ def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") ->
 
 
 def _backend(name: str) -> ModuleType:
+    """Return the package of a backend. Raises as `rank_outliers` does."""
     _check_choice("backend", name, BACKENDS)
     if name == "cpu":
         from . import cpu
@@ -111,6 +123,8 @@ def _backend(name: str) -> ModuleType:
     if name == "cuda":
         from . import cuda
 
+        if reason := cuda.missing():
+            raise RuntimeError(reason)
         return cuda
     return reference
 

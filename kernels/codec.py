@@ -1,8 +1,8 @@
-"""What every codec of every backend offers: compress, decompress, and their cost in bytes, known beforehand."""
+"""What every codec of every backend offers: compress, decompress, and what they cost in bytes, known beforehand."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from .width import INT4, INT8, Width
 
 Payload = tuple[Tensor, ...]
 
-# By name: what is done with a tensor, and in how many bits if it is quantized.
+# By codec name: the form (what is done with a tensor), and the width of a code if the tensor is quantized.
 FORMS: dict[str, tuple[str, Width | None]] = {
     **{
         form + width.suffix: (form, width)
@@ -26,11 +26,12 @@ FORMS: dict[str, tuple[str, Width | None]] = {
 class Codec(ABC):
     """A pair of functions that shrink a tensor and restore it.
 
-    A codec keeps no tensors between calls, allocates with plain torch on the tensor's device, and never makes the
-    host wait for the device. Autograd is left out: no payload and no result requires a gradient. Channels are a
-    tensor's last dimension, rows all the others; a 0-dimensional tensor is one row of one channel.
+    A codec keeps no tensors between calls, allocates with plain torch on the tensor's device, and never makes the host
+    wait for the device. No payload and no result requires a gradient. A tensor's channels are its last dimension, its
+    rows all the others; a 0-dimensional tensor is one row of one channel.
 
-    `generator` is what stochastic rounding draws its seeds from, on the CPU; None: torch's default one.
+    `generator`: the CPU generator from which stochastic rounding draws its seeds; None: torch's default one.
+    `form`: what the codec does, without the width. `dtypes`: those that it takes.
     """
 
     generator: torch.Generator | None = None
@@ -40,11 +41,11 @@ class Codec(ABC):
 
     @property
     def name(self) -> str:
-        """The name that `ds_adacc.kernels.make_codec` knows it by."""
+        """The codec's name, as for `ds_adacc.kernels.make_codec`."""
         return self.form
 
     def compress(self, x: Tensor) -> Payload:
-        """Return the payload of `x`: contiguous, any shape, of a dtype in `dtypes`; `x` is left as it is.
+        """Return the payload of `x`: contiguous, of any shape, of a dtype in `dtypes`. `x` does not change.
 
         Raises TypeError for another dtype, ValueError if `x` is not contiguous.
         """
@@ -69,7 +70,7 @@ class Codec(ABC):
 
     @abstractmethod
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return a bound on the bytes alive during either call, beside the tensor and its payload."""
+        """Return a bound on the bytes that either call takes besides the tensor and its payload."""
 
     @abstractmethod
     def _compress(self, x: Tensor) -> Payload: ...
@@ -89,12 +90,17 @@ def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return the seed of one stochastic compression, in [0, 2^63); None: from torch's default CPU generator."""
+    """Draw the seed of one stochastic compression, in [0, 2^63), from `generator`; None: torch's default CPU one."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
+def by_form(*classes: type[Codec]) -> dict[str, type[Codec]]:
+    """Return a backend's codec classes by their form, as `make` wants them."""
+    return {codec.form: codec for codec in classes}
+
+
 def make(
-    classes: Mapping[str, Callable[..., Codec]],
+    classes: Mapping[str, type[Codec]],
     name: str,
     group_size: int,
     channels: Tensor | None,
@@ -102,9 +108,9 @@ def make(
     rounding: str,
     **others: object,
 ) -> Codec:
-    """Return the codec `name` of the backend that has these `classes`, by form; `others` are all its classes' own.
+    """Return the codec `name` of the backend whose classes, by form, are `classes`.
 
-    Only a codec that separates outliers takes, and needs, `channels`.
+    The other arguments are those of `ds_adacc.kernels.make_codec`; `others` go to the backend's classes as they are.
     """
     form, width = FORMS[name]
     if width is None:

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 
 class Width(NamedTuple):
-    """Codes of so many `bits`, 4 or 8: integers in [-half, half - 1], in memory with `half` added.
+    """Codes of `bits` bits, 4 or 8: integers in [-half, half - 1], stored plus `half`.
 
-    `suffix` is what the names of such codecs end with.
+    `suffix`: how the names of codecs with such codes end.
     """
 
     bits: int
@@ -14,15 +14,15 @@ class Width(NamedTuple):
 
     @property
     def half(self) -> int:
-        """Half of how many codes there are."""
+        """Half the number of codes."""
         return 1 << (self.bits - 1)
 
     def code_bytes(self, numel: int) -> int:
-        """Return how many bytes so many codes take."""
+        """Return how many bytes `numel` codes take."""
         return (numel * self.bits + 7) // 8
 
     def code_slice(self, elements: slice) -> slice:
-        """Return where the codes of a range of elements lie, which begins at a whole byte."""
+        """Return the bytes that hold the codes of a range of elements. The range must begin at a whole byte."""
         return slice(elements.start * self.bits // 8, self.code_bytes(elements.stop))
 
 

@@ -47,28 +47,28 @@ def findings() -> list[Finding]:
         _finding("backend reference", partial(_backend, "reference"), required=True),
         _finding("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
         _finding("backend cuda", partial(_backend, "cuda"), cuda if _has_cuda_device() else ""),
-        _finding("profile store", _store),
+        _finding("profile cache", _cache),
     ]
 
 
 @dataclass(frozen=True)
-class StoreSize:
-    """The profile store: its file, the file's bytes and how many profiles it holds."""
+class CacheSize:
+    """The profile cache: its file, the file's bytes and how many profiles it holds."""
 
     path: Path
     nbytes: int
     profiles: int
 
 
-def store_size() -> StoreSize:
-    """Of the store at its default path.
+def cache_size() -> CacheSize:
+    """Of the cache at its default path.
 
     Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
     """
     from ds_adacc.profile.cache import ProfileCache, default_path
 
     path = default_path()
-    return StoreSize(path, path.stat().st_size if path.exists() else 0, ProfileCache(path).count())
+    return CacheSize(path, path.stat().st_size if path.exists() else 0, ProfileCache(path).count())
 
 
 def _finding(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
@@ -192,8 +192,8 @@ def _backend(name: str) -> str:
     return "runs here"
 
 
-def _store() -> str:
+def _cache() -> str:
     from ds_adacc.planner import human_bytes
 
-    size = store_size()
+    size = cache_size()
     return f"{size.path}, {human_bytes(size.nbytes)}, {size.profiles} profiles"

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc.cli.answer import Answer, table
-from ds_adacc.cli.checks import Finding, findings, store_size
+from ds_adacc.cli.checks import Finding, cache_size, findings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +23,13 @@ def run(arguments: argparse.Namespace) -> Answer:
     """What was found; no, if something is missing that ds_adacc requires."""
     found = findings()
     fine = all(finding.fine for finding in found if finding.required)
-    return Answer({"fine": fine, "findings": [asdict(f) for f in found], "store": _store()}, _view(found, fine), fine)
+    return Answer({"fine": fine, "findings": [asdict(f) for f in found], "cache": _cache()}, _view(found, fine), fine)
 
 
-def _store() -> dict[str, Any] | None:
+def _cache() -> dict[str, Any] | None:
     """None for a file that cannot be read; then a finding says why."""
     try:
-        size = store_size()
+        size = cache_size()
     except (sqlite3.Error, OSError, RuntimeError):
         return None
     return {"path": str(size.path), "bytes": size.nbytes, "profiles": size.profiles}

@@ -1,9 +1,14 @@
 """The "adacc" section of ds_config: the only room where its keys and defaults live.
 
-In comes a ds_config (a path, a dict, or base64); out go a checked `AdaccConfig` and, for `ds_adacc.checkpointing`, the
+In comes a ds_config: a path, a dict, or base64. Out go a checked `AdaccConfig` and, for `ds_adacc.checkpointing`, the
 options of DeepSpeed's "activation_checkpointing" section. DeepSpeed ignores top-level keys that it does not know, and
-so it ignores misspelt ones too. This section is therefore strict: every key, type and value is checked, and one
-ConfigError reports all that is wrong, each with the nearest valid name.
+with them misspelt ones. The section is therefore strict: every key, type and value is checked, and one ConfigError
+names everything that is wrong, each with the nearest valid name.
+
+* `reader`: reads ds_config as DeepSpeed does, and turns what is wrong into messages.
+* `section`: the keys, types, defaults and checks of the section.
+* `presets`: the roles of values, and the codecs that each preset offers for them.
+* `activation_checkpointing`: the keys of DeepSpeed's own section.
 """
 
 from ds_adacc.config.reader import load, read

@@ -1,4 +1,4 @@
-"""What DeepSpeed's "activation_checkpointing" section, or its `configure`, asks for."""
+"""The options of DeepSpeed's "activation_checkpointing" section and of its `configure`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTION = "activation_checkpointing"
 
 @dataclass(frozen=True)
 class Options:
-    """The section's keys, with DeepSpeed's defaults."""
+    """The section's keys, with DeepSpeed's defaults and meanings."""
 
     partition_activations: bool = False
     contiguous_memory_optimization: bool = False
@@ -25,9 +25,9 @@ class Options:
 
     @classmethod
     def of(cls, ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Options:
-        """Those of `ds_config` (a path or a dict); DeepSpeed passes over keys it does not know, and so does this.
+        """The options of `ds_config`, a path or a dict. Unknown keys are ignored, as DeepSpeed ignores them.
 
-        Raises ConfigError if it cannot be read, or its section is not an object.
+        Raises ConfigError if `ds_config` cannot be read, or the section is not an object.
         """
         section = read(ds_config).get(SECTION, {})
         if not isinstance(section, Mapping):
@@ -35,10 +35,10 @@ class Options:
         return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
 
     def overridden(self, **given: object) -> Options:
-        """With all that is not None in place of the section's.
+        """These options, with whatever in `given` is not None in place of the section's.
 
-        Raises AssertionError, as DeepSpeed does, for contiguous buffers that are not of partitions, or not of a known
-        number of layers.
+        Raises AssertionError, as DeepSpeed does, if `contiguous_memory_optimization` is set without
+        `partition_activations` or without `number_checkpoints`.
         """
         options = replace(self, **{name: value for name, value in given.items() if value is not None})
         if options.contiguous_memory_optimization and not options.partition_activations:
@@ -49,6 +49,6 @@ class Options:
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """The keys that are set and mean nothing here."""
+        """The keys that are set but have no effect in ds_adacc."""
         idle = ("contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile")
         return tuple(name for name in idle if getattr(self, name))

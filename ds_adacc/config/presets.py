@@ -1,4 +1,4 @@
-"""Roles of values, and which codecs the presets of "codecs" offer for each."""
+"""The roles of values, and the codecs that each preset of "codecs" offers for them."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ _WITHOUT_OUTLIERS = {
     "dropout_mask": ("bits",),
 }
 
-# The same codecs, and others that suit the same data.
+# For each codec, itself and the others that suit the same data.
 _CANDIDATES = {
     "group": ("outlier", "group", "asymmetric", "outlier8", "group8", "asymmetric8"),
     "channel": ("channel", "group", "channel8", "group8"),
@@ -34,8 +34,8 @@ _CANDIDATES = {
 }
 BY_ERROR = "by-error"
 
-# Section 3.2 of the Adacc paper, its ablation, its "Quantization" baseline, and all that may be chosen among by their
-# errors; roles not named are never compressed.
+# In this order: section 3.2 of the Adacc paper, its ablation, its baseline "Quantization", every codec, of which
+# one is chosen by its measured error, and none. A role that a preset does not name is never compressed.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
     "paper-no-outliers": _WITHOUT_OUTLIERS,

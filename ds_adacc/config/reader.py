@@ -16,8 +16,8 @@ from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location,
 def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
     """Return the "adacc" section of `ds_config`, or None if it is absent or `"enabled": false`.
 
-    `ds_config` is what `read` takes. A disabled section is checked all the same.
-    Raises ConfigError.
+    `ds_config` is as for `read`. A disabled section is checked as well.
+    Raises ConfigError, with one line for each thing that is wrong.
     """
     document = read(ds_config)
     problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
@@ -80,12 +80,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _resembles_section(key: Any) -> bool:
-    """Whether a top-level key is a misspelt "adacc"; no key of DeepSpeed's is so near."""
+    """Whether a top-level key looks like a misspelt "adacc". No key of DeepSpeed's is as similar."""
     return key != SECTION and difflib.SequenceMatcher(None, str(key).lower(), SECTION).ratio() > 0.76
 
 
 def _lines(detail: Mapping[str, Any]) -> list[str]:
-    """The message lines of one pydantic error."""
+    """The lines of the message for one error of pydantic."""
     location, value = detail["loc"], detail["input"]
     if detail["type"] == "problems":
         problems = detail["ctx"]["problems"]
@@ -99,7 +99,7 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
 
 
 def _keys(location: Location) -> Iterable[str]:
-    """The keys of the section, or of the part of it at `location`."""
+    """The valid keys of the section, or of its part at `location`."""
     part: type[BaseModel] = AdaccConfig
     for key in location:
         part = part.model_fields[key].annotation

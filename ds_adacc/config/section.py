@@ -34,15 +34,15 @@ Problem = tuple[Location, Any, str]
 
 
 class ConfigError(ValueError):
-    """ds_config cannot be read, or its "adacc" section is wrong; one line for each problem, with its key path."""
+    """ds_config cannot be read, or its "adacc" section is wrong. Each line has the path of a key and what is wrong."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What the activations of all blocks may take.
+    """How much memory the activations of all blocks may take.
 
-    "auto": what the device has left; "bytes": `amount` bytes; "fraction": `amount`, in (0, 1], of their peak without
-    checkpointing.
+    "auto": what the device has left. "bytes": `amount` bytes. "fraction": `amount`, in (0, 1], of the activations' peak
+    without checkpointing.
     """
 
     kind: Literal["auto", "bytes", "fraction"]
@@ -50,7 +50,7 @@ class MemoryBudget:
 
 
 def _invalid(*problems: Problem) -> PydanticCustomError:
-    """The error of a validator: each problem with its location below the validated key."""
+    """The error that a validator raises. The location of each problem is relative to the validated key."""
     return PydanticCustomError("problems", "invalid", {"problems": problems})
 
 
@@ -128,7 +128,7 @@ def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
         if name not in CODECS:
             yield where, name, f"unknown codec{nearest(name, CODECS)}"
         elif name == "bits" and role != "dropout_mask":
-            yield where, name, "holds values of two kinds only, whose role is 'dropout_mask'; name it there"
+            yield where, name, "codec 'bits' is valid for role 'dropout_mask' only"
     if len(set(map(str, named.values()))) < len(named):
         yield (role,), names, "names a codec twice"
 
@@ -156,10 +156,10 @@ class _Part(BaseModel):
 
 
 class RectifierConfig(_Part):
-    """When outliers are looked at again (section 3.4 of the Adacc paper).
+    """When outliers are measured again (section 3.4 of the Adacc paper).
 
-    `max_interval`: iterations, the longest between two tracking steps. `drift`: relative change of a compression rate
-    that makes for a new plan. `roles`: which values are looked at.
+    `max_interval`: the most iterations between two tracking steps. `drift`: the relative change of a compression rate
+    from which on a new plan is made. `roles`: the roles of the values that are measured.
     """
 
     enabled: bool = True
@@ -170,12 +170,12 @@ class RectifierConfig(_Part):
     @model_validator(mode="after")
     def _has_something_to_look_at(self) -> "RectifierConfig":
         if self.enabled and not self.roles:
-            raise _invalid((("roles",), [], "must name a role, or set 'enabled' to false"))
+            raise _invalid((("roles",), [], "must name at least one role; to track none, set 'enabled' to false"))
         return self
 
 
 class SolverConfig(_Part):
-    """`max_seconds`: how long one search for a plan may take."""
+    """`max_seconds`: how long the solver may search for one plan."""
 
     max_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 5.0
 
@@ -183,12 +183,18 @@ class SolverConfig(_Part):
 class AdaccConfig(_Part):
     """The "adacc" section.
 
-    `blocks`: "auto" or the class names of the modules to wrap. `codecs`: a name in PRESETS, or a mapping of roles to
-    codecs. `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
-    `offload`: whether values on a CUDA device may wait in host memory. `group_size`: elements that share a scale; even,
-    as two codes share a byte. `scale`: what it is anchored at, the signed extreme of its group, or as in the paper
-    max|x| / 8 (equation 2), which clips the extreme. `rounding`: to the nearest code, or stochastic.
-    `zscore_threshold`: above it a channel is an outlier (equation 1).
+    `blocks`: "auto", or the class names of the modules to wrap.
+    `memory_budget`: see `MemoryBudget`.
+    `codecs`: a name in PRESETS, or a mapping of roles to codecs.
+    `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
+    `offload`: whether values on a CUDA device may wait in host memory.
+    `group_size`: elements that share a scale; even, as two codes share a byte.
+    `scale`: "extreme" anchors it at the signed extreme of its group; "paper" is max|x| / 8 (equation 2), which clips
+    it.
+    `rounding`: to the "nearest" code, or "stochastic".
+    `zscore_threshold`: a channel with a higher score is an outlier (equation 1).
+    `rectifier`, `solver`: see their classes.
+    `backend`: the codecs' implementation; "auto": the fastest that the device has.
     """
 
     enabled: bool = True
@@ -208,22 +214,23 @@ class AdaccConfig(_Part):
     @model_validator(mode="after")
     def _has_a_bound_to_choose_by(self) -> "AdaccConfig":
         if self.codecs == BY_ERROR and self.max_gradient_error is None:
-            raise _invalid((("codecs",), BY_ERROR, "chooses by 'max_gradient_error', which is not set: 0.05, say"))
+            raise _invalid((("codecs",), BY_ERROR, "needs 'max_gradient_error', which is not set; 0.05, for example"))
         return self
 
     @property
     def forces_compression(self) -> bool:
-        """Whether all that can be compressed must be, at any cost: the paper's baseline "Quantization"."""
+        """Whether everything that can be compressed must be, whatever it costs: the paper's baseline "Quantization"."""
         return self.codecs == "quantization"
 
 
 def codecs_for(config: AdaccConfig) -> dict[str, tuple[str, ...]]:
-    """Return the names of the codecs on offer for every role; none for roles that are never compressed."""
+    """Return the names of the codecs on offer for each role; an empty tuple for a role that is never compressed."""
     chosen = PRESETS[config.codecs] if isinstance(config.codecs, str) else config.codecs
     return {role: chosen.get(role, ()) for role in ROLES}
 
 
 def nearest(value: Any, valid: Iterable[str]) -> str:
+    """Return the end of a message: the name in `valid` that is most like `value`, if any is, and all valid names."""
     valid = tuple(valid)
     near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
     return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"

@@ -1,0 +1,42 @@
+"""Run the calls of a block by its policy: retain, compress, offload or rebuild each tensor that autograd saves.
+
+In come a recorded block, the policy that the planner chose for it, and then call after call. Out goes the block's
+output, as plain autograd gives it. What autograd keeps for backward is a slot for each saved tensor; a slot unpacks to
+the tensor when backward asks for it.
+
+The files, in the order in which a tensor meets them:
+
+* `blocks`: finds the block that a callable is.
+* `block`: what is known of a block, one record for each signature and state of its modules.
+* `bound_policy`: ties a policy to a recording: what to do at each call of the pack hook, what to replay in backward.
+* `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
+* `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
+* `holders/`: what stands for a value until backward, one file for each choice.
+* `host_offload`: the copies to host memory and back, and when they start.
+
+Rules of this room, cited where they are obeyed:
+
+1. The forward runs once. Backward replays operators, never modules, so module hooks fire once and no random number is
+   drawn twice.
+2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`. A policy
+   that retains everything installs not even these.
+3. A saved tensor is known by its position: autograd packs in the same order at every call. Size, stride and dtype must
+   be those recorded; so must the address, once the value has been seen in this call.
+4. A call that leaves the recorded course retains every tensor from there on. What it has dropped before must be
+   rebuildable from what it has saved before: a rebuilt value is therefore kept until all its sources are saved.
+5. Slots refer to holders, and holders to the holders that they are rebuilt from; nothing refers back. Without a
+   reference cycle, what only one node of the autograd graph needs is freed with that node, not when Python's collector
+   comes.
+6. `get` may be called any number of times, in any order, so `retain_graph`, partial and repeated backward passes work.
+   The count of uses decides only how long a restored tensor stays cached.
+7. A retained or offloaded value or a parameter that was written to after the forward raises when backward needs it, as
+   in plain autograd: its gradient would be wrong. A compressed value is a copy, which the write does not reach.
+8. A parameter is read where it lies when backward asks, and is never held: ZeRO-3 frees and moves it between the two.
+9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has set
+   does not hold there.
+10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
+11. A number that keeps changing is guarded for three values. Then the operators whose constants may follow it are
+    refused for replay: guarding it longer would record the block at every step.
+
+To add a choice: write its holder in `holders/`, open it in `_open` of `call.py`, and offer it in `profile/codecs.py`.
+"""

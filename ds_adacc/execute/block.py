@@ -1,4 +1,4 @@
-"""One block of the model and the records of its calls, one for each signature and set of Python numbers."""
+"""One block of the model, and a record for each signature and state in which it has been called."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
-from ds_adacc.record.recording import Op, Recording
+from ds_adacc.record.recording import RecordedOp, Recording
 
-_RECORDS = 8
+_RECORDS = 8  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
 
 
@@ -21,11 +21,13 @@ _DISTINCT_NUMBERS = 3
 class Record:
     """What is known of one block under one signature.
 
-    `bound` is None where the block could not be recorded: it then runs under plain autograd. `outliers` holds, for each
-    value that the outlier codec may hold, the channels by falling Z-score and the count above the threshold, both on
-    the device. `state` is that of the modules when it was recorded (None: any). `changes` counts how often each number
-    in it was found changed; those in `settled` are guarded no longer, and the operators in `volatile`, which may follow
-    them, are never replayed.
+    `state`: the guards of the block's modules when it was recorded; None: any state will do.
+    `block_type`: the digest of its recording.
+    `bound`: its policy; None if the block could not be recorded, and then it runs under plain autograd.
+    `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
+    the threshold, both on the device.
+    `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
+    `volatile`: the operators that may follow those, with a reason; they are never replayed (Rule 11).
     """
 
     state: Guards | None = None
@@ -37,7 +39,7 @@ class Record:
     volatile: dict[int, str] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """What outlives the process, as Python's plain containers, numbers, and tensors on the host."""
+        """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host."""
         outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
         return {
             "block_type": self.block_type,
@@ -49,23 +51,23 @@ class Record:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Record:
-        """The record of a `to_plain` dict, which is yet to be given a plan."""
+        """The record that `to_plain` made `data` of; it has no policy yet."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
         changes, settled = Counter(data["changes"]), frozenset(data["settled"])
         return cls(None, data["block_type"], None, outliers, changes, settled, dict(data["volatile"]))
 
     def holds(self, state: Guards) -> bool:
-        """Whether the block's program is the recorded one when its modules are in `state`."""
+        """Whether the block runs the recorded program when its modules are in `state`."""
         if self.state is None or self.state == state:
             return True
         return bool(self.settled) and (moved(self.state, state) or {""}) <= self.settled
 
     def succeed(self, earlier: Record, old: Recording, new: Recording) -> None:
-        """Learn from the earlier record of the same signature, one of whose numbers has changed.
+        """Learn from the earlier record of the same signature, one of whose numbers has changed (Rule 11).
 
-        A number on a schedule would have the block recorded anew at every step. Once it has been seen with three
-        values and only constants of the program differed, it is guarded no longer, and all operators whose constants
-        may follow it are refused for replay: a constant that has not moved yet may do so after a warm-up.
+        A number on a schedule would have the block recorded at every step. Once it has been seen with three values and
+        only constants of the program differed, it is guarded no longer. All operators with a constant that may follow
+        it are then refused for replay, also where the constant has not changed yet: it may do so after a warm-up.
         """
         differing = _differing_constants(old, new)
         changed = None if earlier.state is None or self.state is None else moved(earlier.state, self.state)
@@ -82,9 +84,9 @@ class Record:
 
 
 class Block:
-    """A block and its records; the oldest of more than eight is forgotten.
+    """A block and its records, at most eight; the least recently used is forgotten.
 
-    `past` are records of the run that this one resumes, the last used first.
+    `past`: its records in the run that this one resumes, the last used first.
     """
 
     def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
@@ -106,7 +108,7 @@ class Block:
         return next((record for known, record in self._records if known == signature), None)
 
     def add(self, signature: Hashable, record: Record) -> None:
-        """Keep a new record, in the place of one that holds for the same calls."""
+        """Keep a new record, in place of those that held for the same calls."""
         others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
 
@@ -114,20 +116,20 @@ class Block:
         return [record for _, record in self._records]
 
     def recall(self, recording: Recording) -> Record | None:
-        """The record that the run before had of this program, once; None if it had none."""
+        """The record that the resumed run had of this program, which is handed out once; None if it had none."""
         for position, record in enumerate(self._past):
             if recording.refuse(record.volatile).digest == record.block_type:
                 return self._past.pop(position)
         return None
 
     def to_plain(self) -> dict[str, Any]:
-        """The name and all records with a plan, also those yet to be recalled."""
+        """The name and all records with a policy, with those of the resumed run that were not recalled yet."""
         known = [*(record for record in self.records() if record.bound is not None), *self._past]
         return {"name": self.name, "records": [record.to_plain() for record in known]}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Block:
-        """The block of a `to_plain` dict, its records in the past."""
+        """The block that `to_plain` made `data` of, with its records as the past."""
         return cls(data["name"], [Record.from_plain(record) for record in data["records"]])
 
 
@@ -135,8 +137,8 @@ def _covers(record: Record, other: Record) -> bool:
     return other.state is None or record.holds(other.state)
 
 
-def _holds_scalar(op: Op) -> bool:
-    """Whether the operator has a Python number as a constant; integers count where a scalar or a tensor may stand."""
+def _holds_scalar(op: RecordedOp) -> bool:
+    """Whether a constant of the operator is a Python number: a float, or an integer in place of a scalar or tensor."""
     schema = getattr(op.func, "_schema", None)
     if schema is None:
         return True
@@ -149,7 +151,7 @@ def _holds_scalar(op: Op) -> bool:
 
 
 def _differing_constants(old: Recording, new: Recording) -> list[int] | None:
-    """Operators that differ in constants alone, or None if the programs differ in more than that."""
+    """The operators that differ in their constants; None if the programs differ in anything else."""
     if len(old.ops) != len(new.ops) or old.positions != new.positions:
         return None
     differing = []
@@ -161,5 +163,5 @@ def _differing_constants(old: Recording, new: Recording) -> list[int] | None:
     return differing
 
 
-def _shape(op: Op) -> tuple[object, ...]:
+def _shape(op: RecordedOp) -> tuple[object, ...]:
     return op.name, op.outputs, tuple(op.references)

@@ -1,4 +1,4 @@
-"""The blocks met so far: modules for as long as they live, other functions while they are among the latest."""
+"""The blocks met so far: modules while they live, other functions while they are among the last thousand or so used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.record.closure import identity, name_of
 
-_FUNCTIONS = 1024
+_FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
 
 
 class Registry:
-    """Knows the block that a callable is.
+    """Finds the block that a callable is.
 
-    `past` are the blocks of the run that this one resumes, as `to_plain` tells of them. Of several with one name, each
-    is the next that is met: forward takes them in the same order.
+    `past`: the blocks of the run that this one resumes, as `to_plain` gave them. Blocks of one name are matched in the
+    order in which they are met, which is the same in both runs: that of the forward.
     """
 
     def __init__(self, past: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -28,7 +28,7 @@ class Registry:
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
 
     def of(self, function: Callable[..., Any]) -> Block:
-        """The block of a module, or of any function that has this code over the same closure cells."""
+        """The block of a module, or of a function: the same code over the same closure cells is the same block."""
         if isinstance(function, nn.Module):
             return self.of_module(function, type(function).__name__)
         key = identity(function)
@@ -42,7 +42,7 @@ class Registry:
         return block
 
     def of_module(self, module: nn.Module, name: str) -> Block:
-        """The block that `module` is, named `name` if it is new."""
+        """The block of `module`; a new one is named `name`."""
         block = self._modules.get(module)
         if block is None:
             block = self._modules[module] = self._meet(name)

@@ -1,4 +1,4 @@
-"""A policy bound to one block: what to do at each call of the pack hook, and how to rebuild what is dropped."""
+"""A policy bound to one block: what the pack hook does at each call, and how backward rebuilds what was dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, Policy
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Op, ParameterRef, Recording, Value, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
 from ds_adacc.record.replay import Rerun
 
 
@@ -20,11 +20,13 @@ from ds_adacc.record.replay import Rerun
 class Instruction:
     """What the pack hook expects at one position, and what it does with it.
 
-    `value` is the value's index, `parameter` the parameter; with neither, the tensor is retained as it comes.
-    `size`, `stride` and `dtype` are what the tensor must look like; `view` is its place in the value (None: all of
-    it) or in the parameter, `start` its distance in bytes from there. `again` marks the first of several positions of
-    a value, `fill` the position at which its holder is filled, `hold` one at which a rebuilt value must be kept for
-    now; `release` names the rebuilt values whose sources have all been saved then.
+    `value`: the index of the value that is saved; or `parameter`: the parameter. With neither, the tensor is retained.
+    `size`, `stride`, `dtype`: what the tensor must look like (Rule 3).
+    `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
+    in bytes from the first byte there. `root`: the value's own geometry, at its first position only.
+    `again`: this is the first of several positions of the value. `fill`: the holder is filled here.
+    `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
+    kept any longer, since all their sources are saved (Rule 4).
     """
 
     value: int | None = None
@@ -42,15 +44,15 @@ class Instruction:
 
     @property
     def is_first(self) -> bool:
-        """Whether the value is seen here for the first time in a call."""
+        """Whether a call sees the value here for the first time."""
         return self.root is not None
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The value of which `tensor` is the part seen at this position."""
+        """The whole value, of which `tensor` is the part saved at this position."""
         return tensor if self.view is None else self.view.root(tensor, self.root)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the value of which `tensor` is to be a part lies within its storage."""
+        """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
         if self.view is None or self.root is None:
             return True
         first = tensor.storage_offset() * tensor.element_size() - self.start
@@ -61,8 +63,10 @@ class Instruction:
 class BoundPolicy:
     """How to execute one block's calls under a policy.
 
-    `order` lists the values that have a holder, sources before what is rebuilt from them. `prefetcher` is there if
-    any of them is offloaded.
+    `codecs`: by compressed value. `instructions`: by position of the pack hook.
+    `order`: the values with a holder, sources first (Rule 10). `inputs`: those of them that exist before the forward.
+    `replays`: by operator that backward replays. `uses`: how often backward asks for each value.
+    `prefetcher`: None unless a value is offloaded.
     """
 
     recording: Recording
@@ -77,14 +81,14 @@ class BoundPolicy:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether everything is retained, so that plain autograd does the same without hooks."""
+        """Whether everything is retained: plain autograd does the same without hooks (Rule 2)."""
         return not self.replays and not self.codecs and self.prefetcher is None
 
 
 def bind(
     recording: Recording, policy: Policy, codecs: Mapping[int, Codec], prefetcher: Prefetcher | None = None
 ) -> BoundPolicy:
-    """The plan of `policy` for the recorded block; `codecs` holds the codec of each compressed value.
+    """Bind `policy` to the recorded block. `codecs` has the codec of each compressed value.
 
     Raises ValueError if a value is offloaded and there is no `prefetcher`.
     """
@@ -97,20 +101,20 @@ def bind(
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
     offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
     if offloaded and prefetcher is None:
-        raise ValueError(f"value {offloaded[0]} is to be offloaded; bind the plan with a prefetcher")
+        raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
     return BoundPolicy(
         recording, policy, used_codecs, instructions, order, reruns, uses, inputs, prefetcher if offloaded else None
     )
 
 
-def rows(value: Value) -> tuple[int, int]:
-    """The shape (tokens, channels) in which codecs see the value's memory."""
+def rows(value: RecordedValue) -> tuple[int, int]:
+    """The shape (rows, channels) in which codecs see the value's memory."""
     count = value.geometry.numel
     return count // value.channels if value.channels else 0, value.channels
 
 
 def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
-    """Operators that really run in backward: those whose outputs are asked for and not stored."""
+    """The operators that backward runs: those with an output that is needed and not stored. A policy may allow more."""
     needed: set[int] = set()
     wanted = sorted(recording.saved)
     while wanted:
@@ -129,8 +133,8 @@ def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
     return uses
 
 
-def _rerun(recording: Recording, op: Op, policy: Policy, uses: Mapping[int, int]) -> Rerun:
-    """Outputs that are stored are not asked for."""
+def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int]) -> Rerun:
+    """The replay of `op`. An output that is stored is never asked of it."""
     parameters = dict.fromkeys(ref.index for ref in op.references if isinstance(ref, ParameterRef))
     return Rerun(
         op,
@@ -142,7 +146,7 @@ def _rerun(recording: Recording, op: Op, policy: Policy, uses: Mapping[int, int]
 
 
 def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
-    """Values with a holder, in topological order: inputs have the lowest indices, operators make values in order."""
+    """The values with a holder, sources first (Rule 10): inputs have the lowest indices, then come outputs in order."""
     return tuple(
         value.index
         for value in recording.values
@@ -200,7 +204,7 @@ def _instruction(
 
 
 def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
-    """For each rebuilt value, the position after which everything it is rebuilt from has been saved."""
+    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule 4)."""
     ready: dict[int, int] = {}
     saved_at: dict[int, int] = {}
     for index in order:
@@ -208,6 +212,6 @@ def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: 
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
         else:
-            op: Op = recording.ops[value.producer or 0]
+            op: RecordedOp = recording.ops[value.producer or 0]
             saved_at[index] = ready[index] = max((saved_at[i] for i in op.reads), default=-1)
     return ready

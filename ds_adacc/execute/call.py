@@ -1,4 +1,4 @@
-"""The state of one call of a block: its holders, filled position by position by the pack hook."""
+"""The state of one call of a block: its holders, which the pack hook fills position by position."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ds_adacc.record.saved import ParameterSlot, Slot, ValueSlot, keep
 
 
 class Call:
-    """Lives through the forward of one call; afterwards the slots alone keep the holders they need.
+    """The pack hook of one call, and all its state. After the forward only the slots keep the holders that they need.
 
-    A position that does not look as recorded (other routing of a mixture of experts) is retained as it comes, and
-    so are all that follow: what was dropped before it can be rebuilt from what was saved before it. A value seen
-    again must lie where it was first seen. The first sighting is known by its looks alone: what decides a block's
-    course is guarded, and the recorder refuses to rebuild what is first saved after Python has read data.
+    Rule 3: the first time, a value is known only by its position and its looks. That suffices: whatever decides a
+    block's course is guarded, and the recorder lets nothing be rebuilt that is first saved after Python reads data.
+
+    Rule 4: where a tensor does not look as recorded (a mixture of experts routes otherwise, say), this call diverges:
+    it and all that follow are retained.
     """
 
     __slots__ = ("_on_divergence", "_position", "_seen", "bound", "diverged", "holders")
@@ -38,6 +39,7 @@ class Call:
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
+        # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index in bound.inputs:
             value = bound.recording.values[index]
             if value.origin == "input":
@@ -47,7 +49,7 @@ class Call:
                 if not _looks_like(tensor, value.geometry):
                     self._diverge()
                     return
-            self._seen[index] = tensor.data_ptr(), None
+            self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             self.holders[index].fill(tensor.detach())
 
     def pack(self, tensor: torch.Tensor) -> Slot:
@@ -68,22 +70,22 @@ class Call:
         else:
             slot = self._keep(tensor)
         for index in instruction.release:
-            self.holders[index].pending = None
+            self.holders[index].pending = None  # Rule 4: all its sources are saved now
         return slot
 
     @property
     def next_instruction(self) -> Instruction | None:
-        """What the plan says of the next position, if the call still goes as recorded."""
+        """What the plan expects next; None if the call has diverged, or the plan expects no more."""
         instructions = self.bound.instructions
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
     def close(self) -> None:
-        """Let go of the holders, at the end of the forward."""
+        """Let go of the holders at the end of the forward (Rule 5)."""
         self.holders = {}
 
     def _is_expected(self, instruction: Instruction, tensor: torch.Tensor) -> bool:
         if instruction.dtype is None:
-            return True
+            return True  # nothing is planned for this position
         if (
             tensor.shape != instruction.size
             or tensor.stride() != instruction.stride
@@ -99,7 +101,7 @@ class Call:
 
     def _save(self, instruction: Instruction, tensor: torch.Tensor) -> ValueSlot:
         holder = self.holders[instruction.value]
-        if instruction.again:  # by then its memory may have been freed and given to another tensor
+        if instruction.again:  # the storage too: freed in between, its address may belong to another tensor
             self._seen[instruction.value] = (
                 tensor.data_ptr() - instruction.start,
                 StorageWeakRef(tensor.untyped_storage()),
@@ -111,7 +113,7 @@ class Call:
         return ValueSlot(holder, instruction.view)
 
     def _keep(self, tensor: torch.Tensor) -> Slot:
-        """A slot for a tensor that the plan does not know; a parameter's alias would keep a gathered one alive."""
+        """A slot for a tensor that the plan does not know. Rule 8: that of a parameter must not hold it."""
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
             start, stop = span(tensor)
             for parameter in self.bound.recording.parameters:
@@ -127,7 +129,7 @@ class Call:
 
 
 def _open(bound: BoundPolicy) -> dict[int, Holder]:
-    """Empty holders for one call, linked to what they are rebuilt from."""
+    """Empty holders for one call, each linked to those that it is rebuilt from (Rules 5 and 10)."""
     recording, holders = bound.recording, {}
     replays: dict[int, Replay] = {}
     offloads = None if bound.prefetcher is None else bound.prefetcher.register()

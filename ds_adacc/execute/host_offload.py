@@ -1,7 +1,7 @@
 """Values that wait in host memory between forward and backward: the copies out and back, and when they start.
 
-The copies run beside the blocks' compute. Backward takes the calls in reverse, so when it comes to the offloaded values
-of one call, those of the call before it start to come back too.
+The copies run while the blocks compute. Backward goes through the calls in reverse order: when it asks for a value of
+one call, the values of that call and of the call before it start to come back.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch
 
 
 class Transfer(Protocol):
-    """Copies to the host and back. What a handle holds, host memory above all, goes with the handle."""
+    """Copies to the host and back. Whatever a copy needs, host memory above all, is freed with its handle."""
 
     def out(self, tensor: torch.Tensor) -> Any:
-        """Start the copy of a contiguous tensor to the host; the tensor may be let go of at once. Returns a handle."""
+        """Start the copy of a contiguous tensor to the host; returns a handle. The tensor may be dropped at once."""
 
     def settle(self, handle: Any) -> None:
-        """Have the calling thread wait until the copy to the host is done."""
+        """Block the calling thread until the copy to the host is done."""
 
     def back(self, handle: Any) -> None:
         """Start the copy back to the device."""
 
     def take(self, handle: Any) -> torch.Tensor:
-        """The tensor that comes back, for the current stream to use; each `take` needs a `back` of its own."""
+        """The tensor that came back, for use on the current stream. Each `take` needs its own `back` before."""
 
 
 class Fetched(Protocol):
-    """What of an offloaded value's holder is needed here."""
+    """An offloaded value's holder, as far as it is needed here."""
 
     def settle(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Fetched(Protocol):
 
 
 class CudaHandle:
-    """A tensor's copy in pinned memory, and the one that is coming back, if any."""
+    """A tensor's copy in pinned memory, and the copy on the device that is coming back, if any."""
 
     __slots__ = ("copied", "fetched", "homeward", "host", "ready")
 
@@ -54,10 +54,10 @@ class CudaHandle:
 
 
 class CudaTransfer:
-    """Copies on two streams of their own, one each way. Torch's allocator keeps pinned memory for the next buffer.
+    """Copies on two streams of their own, one each way. Torch's allocator reuses pinned memory.
 
-    What comes back is allocated on the stream that asks for it, as it would be by a replay there: memory of another
-    stream's pool is free again only once the host has seen its last use, and the host runs far ahead.
+    What comes back is allocated on the stream that asks for it, as the output of a replay would be. Memory of another
+    stream's pool is reused only after the host has seen its last use, and the host runs far ahead of the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class CudaTransfer:
         handle.copied.synchronize()
 
     def back(self, handle: CudaHandle) -> None:
-        current = torch.cuda.current_stream(self._device)  # asked for here: backward has a thread of its own
+        current = torch.cuda.current_stream(self._device)  # Rule 9
         handle.fetched = torch.empty_like(handle.host, device=self._device, pin_memory=False)
         self._homeward.wait_stream(current)  # its memory may still be in use there
         self._homeward.wait_event(handle.copied)
@@ -95,18 +95,19 @@ class CudaTransfer:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """An empty tensor like `tensor` in pinned host memory. Raises RuntimeError, with its size, if there is none."""
+    """An empty tensor like `tensor` in pinned host memory. Raises RuntimeError with the size if there is no room."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=True)
     except RuntimeError as error:
         text = (
-            f"no pinned host memory to offload {tensor.nbytes} bytes to (adacc.offload = false does without): {error}"
+            f"cannot get {tensor.nbytes} bytes of pinned host memory to offload a value to: {error}; free host memory, "
+            "or set adacc.offload to false"
         )
         raise RuntimeError(text) from error
 
 
 class Offloads:
-    """The offloaded values of one call: alive as long as any of their holders, to which it refers weakly."""
+    """The offloaded values of one call. Their holders keep it alive; it refers to them weakly (Rule 5)."""
 
     __slots__ = ("__weakref__", "_before", "_expected", "_holders", "transfer")
 
@@ -120,12 +121,12 @@ class Offloads:
         self._holders.append(weakref.ref(holder))
 
     def settle(self) -> None:
-        """Wait until all are in host memory."""
+        """Wait until all values are in host memory."""
         for holder in self._alive():
             holder.settle()
 
     def expect(self) -> None:
-        """Backward has come to this call: let its values come back, and then those of the call before it."""
+        """Backward has come to this call: start to bring back its values, and then those of the call before it."""
         if not self._expected:
             self._expected = True
             self._prefetch()
@@ -134,7 +135,7 @@ class Offloads:
                 before._prefetch()
 
     def _prefetch(self) -> None:
-        """Last first, as backward asks for them."""
+        """The last saved comes first, as backward asks for it first."""
         for holder in reversed(self._alive()):
             holder.prefetch()
 
@@ -144,9 +145,9 @@ class Offloads:
 
 
 class Prefetcher:
-    """Knows the last two calls that offload anything, in forward order, weakly; one for each runtime.
+    """Knows the last two calls that offload a value, by weak references. Each runtime has one.
 
-    Forward may be one call ahead of the copies, no more: what is being copied still takes device memory.
+    The forward may run ahead of the copies by one call, not more: a value still takes device memory while it is copied.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -154,7 +155,7 @@ class Prefetcher:
         self._last: list[weakref.ref[Offloads]] = []
 
     def register(self) -> Offloads:
-        """A new call that offloads values; waits for the copies of the last but one."""
+        """Register a call that offloads values. Waits for the copies of the call before the last."""
         last = [reference() for reference in self._last]
         if len(last) == 2 and last[0] is not None:
             last[0].settle()

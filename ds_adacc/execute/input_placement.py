@@ -1,7 +1,7 @@
-"""Block inputs held otherwise than whole and on the device: a share on each tensor-parallel rank, or in host memory.
+"""DeepSpeed's `partition_activations` and `cpu_checkpointing`: other ways to retain a block's input, both lossless.
 
-DeepSpeed's `partition_activations` and `cpu_checkpointing`. Both are lossless, and stand in for retaining an input;
-where the plan compresses it, the payload stays as it is.
+A partitioned input is held as one share on each tensor-parallel rank; with `cpu_checkpointing`, inputs wait in host
+memory. Where the plan compresses an input, neither applies.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import torch.distributed as dist
 
 from ds_adacc import planner
 from ds_adacc.kernels import Codec
-from ds_adacc.record.recording import Recording, Value
+from ds_adacc.record.recording import RecordedValue, Recording
 
 PARTITION = "partition"
 
 
 class Partition(Codec):
-    """Holds an equal share of the elements, as they lie in memory, and gathers all shares to restore them.
+    """Holds an equal share of the elements, in memory order, and gathers all ranks' shares to restore the tensor.
 
-    Every rank of `group` must compress the same tensor, and restore its tensors in the same order. The last share is
-    filled up with zeros. With `on_host` the share waits in host memory; what is restored lies on `device`.
+    All ranks of `group` must compress the same tensor and restore tensors in the same order, since restoring is a
+    collective. The last share is padded with zeros. With `on_host` the share waits in host memory; what is restored
+    is on `device`.
     """
 
     form = PARTITION
@@ -64,8 +65,8 @@ class Partition(Codec):
 class InputPlacement:
     """How the inputs are held that a policy retains.
 
-    `group`: the tensor-parallel ranks, which are all given the same inputs and hold a share each; None: each rank
-    holds the whole. `on_host`: what lies on a CUDA device waits in host memory.
+    `group`: the tensor-parallel ranks. All get the same inputs, and each holds a share; None: each rank holds all of
+    them. `on_host`: inputs on a CUDA device wait in host memory.
     """
 
     group: dist.ProcessGroup | None = None
@@ -73,12 +74,12 @@ class InputPlacement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Under which a plan for inputs held so is of use, by the words in which a difference is told."""
+        """What must be the same for a saved plan to be used again, by the words that name a difference to the user."""
         sharing = 1 if self.group is None else dist.get_world_size(self.group)
         return {"number of ranks that share block inputs": sharing, "cpu_checkpointing": self.on_host}
 
-    def store(self, value: Value) -> str:
-        """What stands in for retaining `value`; `planner.RETAIN` itself for all but floating-point inputs."""
+    def store(self, value: RecordedValue) -> str:
+        """How to hold `value` where the policy retains it; `planner.RETAIN` for all but floating-point inputs."""
         dense = value.geometry.is_dense and not (value.overwritten or value.dynamic or value.is_parameter)
         if value.origin != "input" or not value.owned or not dense or value.geometry.dtype not in Partition.dtypes:
             return planner.RETAIN
@@ -87,17 +88,17 @@ class InputPlacement:
         return planner.OFFLOAD if self.on_host and value.device == "cuda" else planner.RETAIN
 
     def applied(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
-        """The policy with inputs held so that it retains."""
+        """The policy in which the inputs that it retains are held this way."""
         pairs = zip(policy.stores, recording.values, strict=True)
         stores = (self.store(value) if store == planner.RETAIN else store for store, value in pairs)
         return planner.Policy(tuple(stores), policy.replays)
 
     def codec(self, device: torch.device) -> Partition:
-        """For the values whose `store` is `PARTITION`, on `device`."""
+        """The codec of the values whose `store` is `PARTITION`, for tensors on `device`."""
         assert self.group is not None
         return Partition(self.group, device, self.on_host)
 
-    def held_bytes(self, value: Value) -> int:
+    def held_bytes(self, value: RecordedValue) -> int:
         """Bytes that a retained input, whose `store` is not `planner.RETAIN`, takes on the device."""
         if self.on_host and value.device == "cuda":
             return 0
@@ -105,7 +106,7 @@ class InputPlacement:
 
 
 def tensor_parallel_group(mpu: Any) -> dist.ProcessGroup | None:
-    """The group of `mpu`, DeepSpeed's model-parallel unit, by the newer of its names if it has both."""
+    """The tensor-parallel group of `mpu`, DeepSpeed's model-parallel unit: by the newer method if it has both."""
     if mpu is None:
         return None
     newer = getattr(mpu, "get_tensor_model_parallel_group", None)

@@ -40,7 +40,7 @@ from ds_adacc.plan.plan import (
     peak_when,
 )
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.recording import Recording
 
 _UNLIMITED = 1 << 62

@@ -1,0 +1,36 @@
+"""Measure what each choice for a block costs, on the user's own hardware.
+
+In comes a captured call of a block, its tensors still alive. Out goes a `planner.Profile`: the block as a graph of
+plain numbers, the seconds of each operator's replay, and for each value the codecs on offer with their bytes, seconds
+and errors.
+
+The files, in the order in which a captured call meets them:
+
+* `profiler`: takes the profile from the run that is resumed or from the cache; otherwise has it measured.
+* `cache`: profiles on disk, by everything that a measurement depends on.
+* `measure`: times the replays and the codecs.
+* `codecs`: which codecs may hold a value, and the making of them.
+* `timer`: seconds of a function on a device.
+* `workspace`: bytes that an operator takes besides its results, in a replay and in backward.
+* `memory_trace`: the allocators' traffic, seen through torch's profiler.
+* `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.
+* `gradient_error`: how far a codec puts the block's gradient off, where the section bounds it.
+
+Rules of this room, cited where they are obeyed:
+
+1. Everything is measured on the block's own recorded tensors: their data, shapes and strides decide both time and
+   error.
+2. A time is the least of three runs after a warm-up: other work on the machine only adds. One backward step is timed
+   once, as its time only tells how much a copy can hide behind.
+3. Measuring leaves training as it was: the random generators are put back, no `.grad` is written, and the captured
+   graph stays usable for training's own backward. The loss curve must not depend on what was measured.
+4. Backward is not run ahead of training's own where it may call a collective or a hook: other ranks would not take
+   part, and the hook would run twice.
+5. What cannot be measured is not guessed: a lossy codec without a finite gradient error is not offered.
+6. A process can have one profiler. Beside one of the user's, workspaces are not seen and count as 0, so the profile
+   serves this run only and is not put into the cache.
+7. A key of the cache holds everything that a measurement depends on, the kernels' sources among it. What else the cache
+   returns is checked against the block, since data may have decided sizes and roles.
+8. The cache never stops a run: without a usable file, blocks are measured.
+9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
+"""

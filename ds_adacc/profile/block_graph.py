@@ -1,4 +1,4 @@
-"""A recording as the planner sees it: values, operators and backward steps as plain rows of numbers."""
+"""A recording as the planner wants it: values, operators and backward steps as plain rows of numbers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.record.recording import Op, Recording, ValueRef
+from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 
 _SUMS = ("add", "add_", "sub", "sub_")
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes that an operator allocates besides its results, and frees again: in a replay, and in its backward step.
+    """Bytes that an operator allocates besides its results and frees again, in a replay and in its backward step.
 
-    `backward_seconds` is how long the latter took.
+    `backward_seconds`: how long the backward step took.
     """
 
     replay: int = 0
@@ -25,9 +25,9 @@ class Workspace:
 
 
 def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> planner.BlockGraph:
-    """The planner's graph of a recorded and proven block; indices of values and operators stay the same.
+    """The planner's graph of a verified recording. Values and operators keep their indices (Rule 9).
 
-    `workspaces` are by operator; without them none takes any.
+    `workspaces`: one for each operator; if empty, no operator takes any.
     """
     workspaces = workspaces or (Workspace(),) * len(recording.ops)
     return planner.BlockGraph(_values(recording), _ops(recording, workspaces), _events(recording, workspaces))
@@ -60,10 +60,10 @@ def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner
 
 
 def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Event, ...]:
-    """The operators that saved something or that gradients pass through, last first, as backward visits them.
+    """The operators that have saved something or that gradients pass through, the last first, as backward visits them.
 
-    A tensor packed after n operators is the n-th's output, saved by itself, or the next one's input: where that
-    cannot be told, it counts for both.
+    A tensor packed after n operators is either an output that operator n saves or an input that the next operator
+    saves. Where the recording does not tell which, it counts for both.
     """
     unpacked: dict[int, dict[int, None]] = {}
     for position in recording.positions:
@@ -72,8 +72,8 @@ def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[plan
             unpacked.setdefault(done, {})[index] = None
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
-    gradients = Gradients(recording)
-    taken = [*(workspace.backward for workspace in workspaces), 0]  # after the last operator there may be a view
+    gradients = GradientLifetimes(recording)
+    taken = [*(workspace.backward for workspace in workspaces), 0]  # the last is for views after the last operator
     return tuple(
         planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.alive(op) + taken[op])
         for op in sorted({*unpacked, *gradients.steps}, reverse=True)
@@ -84,10 +84,10 @@ def _event_name(recording: Recording, op: int) -> str:
     return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
 
 
-class Gradients:
-    """Which gradients are alive at each backward step: from the last reader's step to the producer's.
+class GradientLifetimes:
+    """Which gradients are alive at each backward step: from the step of a value's last reader to that of its producer.
 
-    `required`: the values that get one.
+    `required`: the values that get a gradient.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -100,13 +100,13 @@ class Gradients:
 
     @property
     def steps(self) -> list[int]:
-        """The operators whose backward makes a gradient; a sum hands on the one it gets."""
+        """The operators whose backward step makes a gradient. That of a sum only hands on the one that it gets."""
         ops = (op for op in self.recording.ops if op.short_name not in _SUMS)
         return [op.index for op in ops if self.made(op) and self.required.intersection(op.outputs)]
 
     @property
     def of_outputs(self) -> int:
-        """Bytes of the gradients with which backward begins."""
+        """Bytes of the gradients with which the block's backward begins."""
         values = (self.recording.values[index] for index in self.required)
         return sum(value.nbytes for value in values if value.index not in self._last)
 
@@ -123,13 +123,13 @@ class Gradients:
         op = self.recording.ops[index]
         return total + self._parts(op) + self._sums(op) + self._parameters(op)
 
-    def made(self, op: Op) -> int:
+    def made(self, op: RecordedOp) -> int:
         """Bytes of the gradients that the step of `op` itself makes."""
         wholes = sum(self.recording.values[index].nbytes for index in op.reads if index in self.required)
         return wholes + self._parts(op) + self._parameters(op)
 
-    def _parts(self, op: Op) -> int:
-        """Views that are parts of one value (q, k and v of a fused projection) get a gradient each first."""
+    def _parts(self, op: RecordedOp) -> int:
+        """Each view that is part of a value (q, k and v of one projection) first gets a gradient of its own."""
         total = 0
         for ref in op.references:
             if isinstance(ref, ValueRef) and ref.index in self.required:
@@ -138,13 +138,13 @@ class Gradients:
                     total += geometry.numel * geometry.dtype.itemsize
         return total
 
-    def _sums(self, op: Op) -> int:
-        """A value with a later reader has its gradient already; this step's share is made beside it and then added."""
+    def _sums(self, op: RecordedOp) -> int:
+        """A value with a later reader has a gradient already: this step makes another one beside it, and adds them."""
         shared = [index for index in op.reads if index in self.required and self._last[index] > op.index]
         return sum(self.recording.values[index].nbytes for index in shared)
 
-    def _parameters(self, op: Op) -> int:
-        """The gradients of the parameters read, before they are added to what has accumulated."""
+    def _parameters(self, op: RecordedOp) -> int:
+        """The gradients of the parameters that `op` reads, before they are added to `.grad`."""
         read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
         parameters = [self.recording.parameters[index] for index in read]
         return sum(p.element_size() * getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)

@@ -1,7 +1,8 @@
-"""Profiles kept on disk, so that a block measured once is not measured anew by the next run."""
+"""Profiles kept on disk: a block that one run has measured is not measured again by the next."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -15,17 +16,18 @@ from typing import TypeVar
 
 import torch
 
-from ds_adacc import planner
+from ds_adacc import kernels, planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.environment import cache_folder, device_name, versions
 from ds_adacc.log import get_logger
 
-BUSY_SECONDS = 10.0  # how long another process's lock is waited for
-APPLICATION_ID = 0x41444143  # "ADAC", by which SQLite tells whose file it is
+BUSY_SECONDS = 10.0  # how long to wait for another process's lock
+APPLICATION_ID = 0x41444143  # "ADAC": marks the SQLite file as ours
 SCHEMA_VERSION = 1
 
 _SCHEMA = "CREATE TABLE profiles (key TEXT PRIMARY KEY, description TEXT, saved TEXT, profile TEXT NOT NULL)"
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
+_SOURCES = (".py", ".cu", ".cuh")
 _MALFORMED = (ArithmeticError, LookupError, TypeError, ValueError)
 
 # application_id, user_version and number of tables
@@ -36,42 +38,60 @@ Result = TypeVar("Result")
 
 
 def default_path() -> Path:
-    """profiles.sqlite in the user's cache folder."""
+    """`profiles.sqlite` in the user's cache folder. Raises RuntimeError for a user without a home."""
     return cache_folder() / "profiles.sqlite"
 
 
 def open_default() -> ProfileCache | None:
-    """The store at `default_path`; None, with a warning, for a user without a home."""
+    """The cache at `default_path`; for a user without a home None, after a warning."""
     try:
         return ProfileCache(default_path())
     except RuntimeError as error:
-        get_logger().warning("profiles are not kept: %s", error)
+        text = (
+            "the profile cache has no folder (%s): this run measures every block and keeps no profile; "
+            "to keep them, set XDG_CACHE_HOME to a folder that you may write to"
+        )
+        get_logger().warning(text, error)
         return None
 
 
 def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig) -> str:
-    """What a measurement depends on, as a SHA-256 in hexadecimal.
+    """A SHA-256, in hexadecimal, of everything that a measurement depends on (Rule 7).
 
-    `digest` is that of the block's recording, `offers` names the codecs on offer for each value; device, versions and
-    the keys of the section that change what a codec does come besides.
+    That is the `digest` of the block's recording, the names of the codecs in `offers` for each value, the device, the
+    versions of the packages, the kernels' sources, and those keys of the section that change what a codec does.
     """
     measured = {key: getattr(section, key) for key in _MEASURED}
     measured["gradient_errors"] = section.max_gradient_error is not None
-    parts = [digest, [list(names) for names in offers], device_name(device), versions(), measured]
+    sources = _sources_digest(Path(kernels.__file__).parent)
+    parts = [digest, [list(names) for names in offers], device_name(device), versions(), sources, measured]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+@functools.cache  # this process runs the kernels that it has loaded: a later edit does not concern it
+def _sources_digest(folder: Path) -> str:
+    """A SHA-256, in hexadecimal, of all Python and CUDA sources under `folder`.
+
+    A version stays the same while somebody edits a kernel, or installs from another commit; its times do not.
+    """
+    hashed = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in _SOURCES):
+        content = path.read_bytes()
+        hashed.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return hashed.hexdigest()
+
+
 def describe(device: torch.device) -> str:
-    """Device and versions in words, for people who look into the file."""
+    """Device and versions in words, for a person who opens the file."""
     return f"{device_name(device)}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
 class ProfileCache:
     """Profiles by key, in an SQLite file that any number of processes may use at once.
 
-    It never stops a run. A disk or a lock that fails is one warning, and nothing is read or written from then on. A
-    file that is damaged, or not of this store and version, is moved aside and begun anew. A connection lives for one
-    operation, so that none crosses a fork.
+    Rule 8: the cache never stops a run. If the disk or the lock fails, it warns once, and this process no longer uses
+    the file. A file that is damaged, or that another program or another version wrote, is renamed, and an empty one
+    takes its place. Each operation opens a connection of its own, so that no connection crosses a fork.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,13 +103,14 @@ class ProfileCache:
         return self._attempt(lambda connection: _read(connection, key))
 
     def save(self, key: str, profile: planner.Profile, description: str = "") -> None:
-        """Keep a profile, in the place of an earlier one; `description` is for people."""
+        """Keep `profile` under `key` in place of an earlier one. `description` is for a person who opens the file."""
         saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
         row = (key, description, saved, json.dumps(profile.to_json()))
         self._attempt(lambda connection: connection.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", row))
 
     def count(self) -> int:
-        """How many profiles there are, 0 without a file. Changes nothing; raises sqlite3.Error if it cannot tell."""
+        """How many profiles the file holds; 0 if there is no file. Writes nothing. Raises sqlite3.Error if it cannot
+        read the file, and sqlite3.DatabaseError if the file is not a cache of this version."""
         if not self._path.exists():
             return 0
         address = f"{self._path.resolve().as_uri()}?mode=ro"
@@ -100,7 +121,7 @@ class ProfileCache:
             return connection.execute("SELECT count(*) FROM profiles").fetchone()[0]
 
     def _attempt(self, operation: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """What the operation gives; None, with a warning the first time, if the store cannot be used."""
+        """What `operation` returns; None if the file cannot be used, with a warning the first time."""
         if self._failed:
             return None
         try:
@@ -113,7 +134,11 @@ class ProfileCache:
                 return self._run(operation)
         except (sqlite3.Error, OSError) as error:
             self._failed = True
-            get_logger().warning("profiles are not kept in %s: %s", self._path, error)
+            text = (
+                "the profile cache %s cannot be used (%s): from now on this run measures every new block and keeps no "
+                "profile; free the disk or the lock, or set XDG_CACHE_HOME to another folder"
+            )
+            get_logger().warning(text, self._path, error)
             return None
 
     def _run(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -123,14 +148,17 @@ class ProfileCache:
             return operation(connection)
 
     def _set_aside(self) -> None:
-        """Move the file away, unless another process has done so by now."""
-        # an SQLite file as the lock: it can be waited for with a limit, and is free again when its holder dies
+        """Rename the file, unless another process has done so by now."""
+        # The lock is an SQLite file: waiting for it has a time limit, and it is free again when its holder dies.
         with closing(_connect(self._path.with_name(f"{self._path.name}.lock"))) as lock:
             lock.execute("BEGIN EXCLUSIVE")
             if damage := self._damage():
                 aside = _free_name(self._path)
                 os.replace(self._path, aside)
-                text = "%s cannot hold profiles (%s); it is now %s, and a new file takes its place"
+                text = (
+                    "the profile cache %s is damaged, or another version wrote it (%s): it was renamed to %s, which "
+                    "you may delete; a new file takes its place, and blocks are measured again"
+                )
                 get_logger().warning(text, self._path, damage, aside)
 
     def _damage(self) -> str | None:
@@ -148,15 +176,15 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _free_name(path: Path) -> Path:
-    """`path` with .bad after it, or .bad1, .bad2, ... where earlier ones lie."""
+    """The first of path.bad, path.bad1, path.bad2, ... that does not exist yet."""
     names = (path.with_name(f"{path.name}.bad{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Make the table in a new file. Raises sqlite3.DatabaseError for a database that is not of this store."""
+    """Make the table in a new file. Raises sqlite3.DatabaseError for a database that is not ours."""
     if _identity(connection) == _NEW:
-        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE")  # takes the lock: another process may have made the table just now
         if _identity(connection) == _NEW:
             connection.execute(_SCHEMA)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -177,7 +205,7 @@ def _check(identity: tuple[int, ...]) -> None:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file is at fault: for disks, locks and statements sqlite3 has subclasses."""
+    """Whether the file's content is at fault. For disks, locks and statements sqlite3 raises a subclass."""
     return type(error) is sqlite3.DatabaseError
 
 
@@ -193,7 +221,8 @@ def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
     try:
         return planner.Profile.from_json(json.loads(row[0]))
     except _MALFORMED as error:
-        # the text is named too: another process may have put a good one in its place
+        # The text is compared too: another process may have put a good profile in its place.
         connection.execute("DELETE FROM profiles WHERE key = ? AND profile = ?", (key, row[0]))
-        get_logger().warning("the profile %s was no good and is deleted: %s: %s", key, type(error).__name__, error)
+        text = "profile %s in the cache cannot be read (%s: %s): it was deleted, and its block is measured again"
+        get_logger().warning(text, key, type(error).__name__, error)
         return None

@@ -1,4 +1,4 @@
-"""How far one compressed value throws the block's gradient off: measured on the recorded call's own autograd graph."""
+"""How far a compressed value puts the block's gradient off, measured on the captured call's own autograd graph."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from ds_adacc import planner
 from ds_adacc.log import get_logger
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.profile.measure import CodecMaker, empty_holder
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
-from ds_adacc.record.recording import Op, Recording, ValueRef
+from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay
 from ds_adacc.record.saved import keep
 from ds_adacc.record.signature import flatten
 
 _SEED = 0
-Gradients = Sequence[torch.Tensor | None]
+GradientTensors = Sequence[torch.Tensor | None]
 
 
 def gradient_errors(
@@ -29,17 +29,20 @@ def gradient_errors(
 ) -> planner.Profile:
     """`profile` with the gradient error of every codec on offer.
 
-    It is ‖g − g₀‖ / ‖g₀‖ over the gradients of all the block's parameters and inputs, where the value is decompressed
-    from its payload, what one replay makes of it is rebuilt from that, and all else is exact. The gradient of the
-    output is random, the same for all. `captured` must not have been handed over; its graph serves the training's own
-    backward afterwards, no `.grad` is touched, and the generators are left as they are. An error that is not finite
-    takes the codec off the offer; where nothing can be measured, a warning says why and lossy codecs are not offered.
+    It is ‖g − g₀‖ / ‖g₀‖ over the gradients of all the block's parameters and inputs together. For g, the value is
+    decompressed from its payload, whatever one replay makes of it is rebuilt from that, and all else is exact. The
+    gradient of the output is random, and the same for all codecs.
+
+    `captured` must not have been handed over. Rule 3: its graph stays usable, no `.grad` is written, and the generators
+    are put back. Rule 5: a codec whose error is not finite is no longer offered; where nothing can be measured, a
+    warning says why, and no lossy codec is offered.
     """
     probe = _Probe(captured, recording)
     reason = probe.refusal()
     if reason is not None:
         get_logger().warning(
-            "block %s: no value is compressed with a loss, as the error of its gradient cannot be measured: %s",
+            "block %s: no lossy codec is used, since adacc.max_gradient_error is set but cannot be checked (%s); "
+            "unset it to allow lossy codecs without a bound",
             recording.name,
             reason,
         )
@@ -56,13 +59,13 @@ def gradient_errors(
 
 
 def random_gradients(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A normal gradient for each output, the same at each call, from a generator of its own."""
+    """A normally distributed gradient for each output, the same at each call, from a generator of its own (Rule 3)."""
     generators = {device: torch.Generator(device).manual_seed(_SEED) for device in {o.device for o in outputs}}
     return [torch.randn(o.shape, generator=generators[o.device], dtype=o.dtype, device=o.device) for o in outputs]
 
 
-def relative_error(gradient: Gradients, exact: Gradients) -> float:
-    """‖g − g₀‖ / ‖g₀‖ over all tensors together; None is a gradient of zeros."""
+def relative_error(gradient: GradientTensors, exact: GradientTensors) -> float:
+    """‖g − g₀‖ / ‖g₀‖ over all tensors together; None stands for a gradient of zeros."""
     pairs = zip(gradient, exact, strict=True)
     off = _norm(a - b if a is not None and b is not None else a if b is None else b for a, b in pairs)
     norm = _norm(exact)
@@ -70,7 +73,7 @@ def relative_error(gradient: Gradients, exact: Gradients) -> float:
 
 
 class _Probe:
-    """Backward passes of one recorded call, with other saved tensors than its own."""
+    """Backward passes of one captured call, with other tensors in place of some that it has saved."""
 
     def __init__(self, captured: Capture, recording: Recording) -> None:
         outputs: list[torch.Tensor] = []
@@ -84,7 +87,7 @@ class _Probe:
         self._children = children(recording)
 
     def refusal(self) -> str | None:
-        """Why backward must not be run ahead of the training's own, if so."""
+        """Why backward must not be run ahead of training's own (Rule 4); None if it may."""
         if not self._ends or not self._starts:
             return "no gradient flows through the tensors that it takes and returns"
         for op in self.recording.ops:
@@ -97,13 +100,13 @@ class _Probe:
                 return f"its backward runs {node.name()}, which may hold a collective"
         return None
 
-    def gradient(self, roots: Mapping[int, torch.Tensor]) -> Gradients:
+    def gradient(self, roots: Mapping[int, torch.Tensor]) -> GradientTensors:
         """The gradients of parameters and inputs when the values with these indices are `roots`."""
         with self._substituted(roots):
             return torch.autograd.grad(self._ends, self._starts, self._random, retain_graph=True, allow_unused=True)
 
     def rebuilt(self, index: int, root: torch.Tensor) -> dict[int, torch.Tensor]:
-        """`root` in place of value `index`, and the saved values that one replay makes of it."""
+        """`root` in place of value `index`, and the saved values that one replay makes of it, by index."""
         exact, roots = self.captured.tensors, {index: root}
         for op in self._children.get(index, ()):
             outputs = replay(op, lambda i: root if i == index else exact[i], self.recording.parameters)
@@ -127,9 +130,9 @@ class _Probe:
 
 
 def _with_error(
-    cost: planner.CodecCost, index: int, probe: _Probe, exact: Gradients, codecs: CodecMaker
+    cost: planner.CodecCost, index: int, probe: _Probe, exact: GradientTensors, codecs: CodecMaker
 ) -> planner.CodecCost | None:
-    """The cost with its gradient error; None if that is not finite."""
+    """The cost with its gradient error; None if that is not finite (Rule 5)."""
     if cost.error == 0:
         return cost
     tensor = probe.captured.tensors[index]
@@ -139,10 +142,10 @@ def _with_error(
     return replace(cost, gradient_error=error) if math.isfinite(error) else None
 
 
-def children(recording: Recording) -> dict[int, list[Op]]:
-    """By value: the replayable operators whose other inputs are at hand exactly, parameters or what can be stored."""
+def children(recording: Recording) -> dict[int, list[RecordedOp]]:
+    """For each value the operators that may be replayed from it: their other inputs are parameters or can be stored."""
     storable = [value.storable for value in block_graph(recording).values]
-    readers: dict[int, list[Op]] = {}
+    readers: dict[int, list[RecordedOp]] = {}
     for op in recording.ops:
         for index in op.reads if op.replayable else ():
             if all(storable[other] for other in op.reads if other != index):
@@ -151,7 +154,7 @@ def children(recording: Recording) -> dict[int, list[Op]]:
 
 
 def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:
-    """The nodes of the graph between `ends` and `starts`, and of whatever else the ends depend on."""
+    """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
     met = {torch.autograd.graph.get_gradient_edge(tensor).node for tensor in starts}
     pending = [tensor.grad_fn for tensor in ends]
     while pending:

@@ -1,92 +1,19 @@
-"""Time every operator's replay and every codec on offer, and see what they allocate: at the block's real shapes."""
+"""Time every operator's replay and every codec on offer, on the block's own tensors (Rule 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig, codecs_for
 from ds_adacc.execute.bound_policy import rows
-from ds_adacc.execute.holders import Compressed
-from ds_adacc.execute.host_offload import pinned
-from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
-from ds_adacc.log import get_logger
 from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer, device_of
 from ds_adacc.profile.workspace import workspaces
-from ds_adacc.record.recording import Recording, Value
+from ds_adacc.record.recording import RecordedValue, Recording
 from ds_adacc.record.replay import replay
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LEAST_OFFLOADED = 1 << 20  # bytes, at least: a small copy takes as long
-_SAMPLE = 64 << 20
-
-
-class CodecMaker:
-    """Makes the codecs that the section asks for, of the backend for the device.
-
-    Stochastic rounding draws from a `generator` of its own, seeded as torch's is: what the program draws (its dropout
-    masks, say) does not depend on what is compressed.
-    """
-
-    def __init__(self, config: AdaccConfig) -> None:
-        self.generator = torch.Generator().manual_seed(torch.initial_seed())
-        self._config = config
-        self._offers: Mapping[str, tuple[str, ...]] = codecs_for(config)
-        self._backends: dict[torch.device, str] = {}
-        self._byte_seconds: dict[torch.device, tuple[float, float]] = {}
-
-    def on_offer(self, value: Value, recording: Recording) -> tuple[str, ...]:
-        """Names of the codecs that may hold `value`, the offload among them.
-
-        Data that holds Inf or NaN by design is never quantised. What lies on the CPU, or is small, is never offloaded.
-        """
-        saved = value.index in recording.saved or value.origin == "input"
-        if not saved or not value.owned or value.dynamic or value.overwritten or not value.geometry.is_dense:
-            return ()
-        if value.geometry.numel == 0:
-            return ()
-        names = self._offers[value.role]
-        quantisable = value.geometry.dtype in _FLOATS and value.finite
-        offered = tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
-        offloads = self._config.offload and value.device == "cuda" and value.nbytes >= _LEAST_OFFLOADED
-        return (*offered, planner.OFFLOAD) if offloads else offered
-
-    def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
-        """The codec `name`; `channels` are the outlier channels, for a codec that separates them."""
-        return make_codec(
-            name,
-            backend=self._backend(device),
-            group_size=self._config.group_size,
-            channels=channels if separates_outliers(name) else None,
-            scale=self._config.scale,
-            rounding=self._config.rounding,
-            generator=self.generator,
-        )
-
-    def outliers(self, root: torch.Tensor, value: Value) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels by falling Z-score, and how many exceed the threshold (Eq. 1); stays on the device."""
-        flat = root.as_strided(rows(value), (value.channels, 1))
-        return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
-
-    def byte_seconds(self, device: torch.device) -> tuple[float, float]:
-        """Seconds a byte that a copy to the host takes, and one back: timed once a device, on 64 MiB."""
-        if device not in self._byte_seconds:
-            timer, here = Timer(device), torch.empty(_SAMPLE, dtype=torch.uint8, device=device)
-            host = pinned(here)
-            out = timer(lambda: host.copy_(here, non_blocking=True))
-            self._byte_seconds[device] = out / _SAMPLE, timer(lambda: here.copy_(host, non_blocking=True)) / _SAMPLE
-        return self._byte_seconds[device]
-
-    def _backend(self, device: torch.device) -> str:
-        if device not in self._backends:
-            backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
-            if reason:
-                get_logger().warning("codecs on %s are slower than need be: %s", device, reason)
-            self._backends[device] = backend
-        return self._backends[device]
 
 
 def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
@@ -105,28 +32,15 @@ def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Codec
         for value, costs in zip(recording.values, offers, strict=True)
     )
     taken = workspaces(recording, tensors)
+    # What a copy to the host, and one back, may hide behind.
     overlap = sum(seconds), sum(each.backward_seconds for each in taken)
     return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
 
 
-def _cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
-    if name == planner.OFFLOAD:
+def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+    if name == planner.OFFLOAD:  # a copy's time depends on its bytes alone, so the link is timed once, not each value
         out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
         return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0)
-    return _codec_cost(name, value, tensor, codecs, timer)
-
-
-def empty_holder(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:
-    """A holder for `value` with the codec `name`; outlier channels are those that `tensor` shows."""
-    channels = None
-    if separates_outliers(name):
-        order, count = codecs.outliers(tensor, value)
-        channels = order[: int(count)]
-    codec = codecs.make(name, tensor.device, channels)
-    return Compressed(value.name, codec, value.geometry, rows(value), uses=1)
-
-
-def _codec_cost(name: str, value: Value, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
     holder = empty_holder(name, value, tensor, codecs)
     codec, shape, dtype = holder.codec, torch.Size(rows(value)), value.geometry.dtype
     compress = timer(lambda: holder.fill(tensor))

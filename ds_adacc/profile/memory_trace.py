@@ -1,4 +1,4 @@
-"""Follow the allocators' own traffic, by torch's profiler, exactly and without touching any statistics."""
+"""What the allocators hand out and take back, seen through torch's profiler: exact, and no statistics are reset."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch.autograd import (
 
 
 class MemoryTrace:
-    """What is allocated and freed on `device` from `start` to `stop`, or in a `with` block, backward included.
+    """What is allocated and freed on `device` from `start` to `stop`, or in a `with` block, by backward's threads too.
 
-    `peak`: the most bytes above the level at the start; `left`: bytes above it at the end. Both are None if a profiler
-    of the program's own is running: there can be one only.
+    `peak`: the most bytes above the level at the start; `left`: bytes above it at the end. Both are None if the program
+    runs a profiler of its own, since a process can have only one (Rule 6).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class MemoryTrace:
         self._runs, self._thread = not _profiler_enabled(), threading.get_ident()
         if self._runs:
             _enable_profiler_legacy(_memory_only())
-            torch.empty(1)  # is freed at a time that the profiler sees: so the two clocks are set
+            torch.empty(1)  # the profiler sees this at a time that we know: so its clock is set to ours
             self._began = time.perf_counter()
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ class MemoryTrace:
         self.peak, self.left = max(self._levels), self._levels[-1]
 
     def growth(self, begin: float, end: float) -> int | None:
-        """The most bytes above the level at `begin` until `end`, readings of `time.perf_counter`; None if unknown."""
+        """The most bytes above the level at `begin` until `end`, of `time.perf_counter`; None without a trace."""
         if not self._levels:
             return None
         first, last = (bisect_right(self._times, moment - self._began) for moment in (begin, end))
@@ -61,7 +61,7 @@ class MemoryTrace:
         return max([level, *self._levels[first:last]]) - level
 
     def __del__(self) -> None:
-        # a step that never ends must not keep the program from a profiler of its own
+        # A trace that was never stopped must not keep the program from a profiler of its own.
         if self._runs and threading.get_ident() == self._thread:
             _disable_profiler_legacy()
 
@@ -74,7 +74,7 @@ class MemoryTrace:
 
     def _traffic(self, threads: Sequence[Sequence[Any]]) -> tuple[list[float], list[int]]:
         """Seconds since `_began` and signed bytes of each allocation and release, in order of time."""
-        # the start is not in the first thread's list for certain
+        # The start may be in any thread's list.
         start = next(event for event in chain(*threads) if event.name() == "__start_profile")
         events = sorted(chain(*threads), key=start.cpu_elapsed_us)
         _, set_at, *memory = (event for event in events if event.kind() == "memory_alloc")
@@ -82,6 +82,6 @@ class MemoryTrace:
 
 
 def _memory_only() -> ProfilerConfig:
-    """Shapes, stacks, operations and modules are not recorded."""
+    """A profiler that records no shapes, stacks, operations or modules."""
     nothing = torch._C._profiler._ExperimentalConfig()
     return ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, nothing)

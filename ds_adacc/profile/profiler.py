@@ -1,4 +1,4 @@
-"""The profile of a block: taken from what earlier runs have measured, or measured and kept."""
+"""The profile of a block: what an earlier run has measured, or else measured now and kept."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache, describe, profile_key
+from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.gradient_error import gradient_errors
-from ds_adacc.profile.measure import CodecMaker, measure
+from ds_adacc.profile.measure import measure
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.recording import Recording
 
 
 class Profiler:
-    """Measures with `codecs`, unless the `store` knows; `measured` counts how often it had to.
+    """Measures a block with `codecs`, unless the resumed run or the `cache` has its profile.
 
-    `remembered` are the profiles, by digest, of the run that this one resumes.
+    `measured`: how often it had to measure. `remembered`: the profiles, by digest, of the run that this one resumes.
     """
 
-    def __init__(self, config: AdaccConfig, codecs: CodecMaker, store: ProfileCache | None) -> None:
+    def __init__(self, config: AdaccConfig, codecs: CodecMaker, cache: ProfileCache | None) -> None:
         self.measured = 0
         self.remembered: Mapping[str, planner.Profile] = {}
         self._config = config
         self._codecs = codecs
-        self._store = store
+        self._cache = cache
 
     def profile(self, recording: Recording, captured: Capture) -> planner.Profile:
-        """The block's profile, while the values of its captured call are still alive."""
+        """The block's profile. The tensors of the captured call must still be alive."""
         remembered = self.remembered.get(recording.digest)
         if remembered is not None and _is_of(remembered, recording):
             return remembered
-        if self._store is None:
+        if self._cache is None:
             return self._measure(recording, captured)
         device = device_of(captured.tensors)
         offers = [self._codecs.on_offer(value, recording) for value in recording.values]
         key = profile_key(recording.digest, offers, device, self._config)
-        profile = self._store.load(key)
+        profile = self._cache.load(key)
         if profile is None or not _is_of(profile, recording):
             profile = self._measure(recording, captured)
-            if not _profiler_enabled():  # beside a profiler of the program's own, workspaces are not seen
-                self._store.save(key, profile, describe(device))
+            if not _profiler_enabled():  # Rule 6
+                self._cache.save(key, profile, describe(device))
         return profile
 
     def _measure(self, recording: Recording, captured: Capture) -> planner.Profile:
@@ -56,7 +57,7 @@ class Profiler:
 
 
 def _is_of(profile: planner.Profile, recording: Recording) -> bool:
-    """Whether it is this block's, sizes and roles included, which its data may have decided."""
+    """Whether the profile is this block's, with its sizes and roles, which data may have decided (Rule 7)."""
     graph = block_graph(recording)
     ops = [(op.inputs, op.outputs, op.replayable) for op in profile.graph.ops]
     return profile.graph.values == graph.values and ops == [(op.inputs, op.outputs, op.replayable) for op in graph.ops]

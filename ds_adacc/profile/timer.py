@@ -12,7 +12,7 @@ _REPEATS = 3
 
 
 class Timer:
-    """Seconds of a function: the least of three runs, after one to warm up. Other work on the machine only adds."""
+    """Seconds of a function: the least of three runs, after one to warm up (Rule 2)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,7 +26,7 @@ class Timer:
 
     @property
     def noise(self) -> float:
-        """By what fraction what was measured so far comes out differently, in the median."""
+        """How far the second best run was above the best, as a fraction: the median of all measurements so far."""
         return statistics.median(self._spreads) if self._spreads else 0.0
 
     def once(self, function: Callable[[], object]) -> float:
@@ -44,5 +44,5 @@ class Timer:
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """The device that a block with these tensors runs on: a tensor or two may stay on the host."""
+    """The device that a block with these tensors runs on. Some of them (a mask, say) may be on the host."""
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))

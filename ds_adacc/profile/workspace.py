@@ -1,4 +1,4 @@
-"""What an operator allocates besides its results, and frees again: seen in the allocators' own traffic."""
+"""What an operator allocates besides its results and frees again, in a replay and in its backward step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import torch
 
-from ds_adacc.profile.block_graph import Gradients, Workspace
+from ds_adacc.profile.block_graph import GradientLifetimes, Workspace
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer, device_of
-from ds_adacc.record.recording import Op, ParameterRef, Recording, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay, run, view_of
 
 
 class Backward(NamedTuple):
-    """An operator's step of backward: bytes besides the gradients counted for it, and seconds of a single run."""
+    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run."""
 
     workspace_bytes: int = 0
     seconds: float = 0.0
@@ -23,28 +23,28 @@ class Backward(NamedTuple):
 
 def workspaces(recording: Recording, tensors: Sequence[torch.Tensor]) -> tuple[Workspace, ...]:
     """What each operator takes besides its results. `tensors` are the recorded values, by index, still alive."""
-    gradients = Gradients(recording)
+    gradients = GradientLifetimes(recording)
     return tuple(
         Workspace(replay_workspace(op, tensors, recording.parameters), *backward_workspace(op, tensors, gradients))
         for op in recording.ops
     )
 
 
-def replay_workspace(op: Op, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
-    """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if it is not replayed, or unknown."""
+def replay_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if never replayed, or unknown (Rule 6)."""
     if not op.replayable:
         return 0
     with MemoryTrace(device_of(tensors)) as trace:
         outputs = replay(op, tensors.__getitem__, parameters)
-    del outputs  # alive until here: what is left are their bytes
+    del outputs  # until here, so that `left` is their bytes
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients) -> Backward:
-    """Run `op` and its backward step once, apart from the block's own graph, on gradients of ones.
+def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes) -> Backward:
+    """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
-    Nothing is measured of an operator that is not replayed, or has no derivative. Memory that stays allocated (a
-    library's own) is no workspace.
+    Both are 0 for an operator that is never replayed, or has no derivative. Memory that stays allocated (a library's
+    own) does not count.
     """
     try:
         starts, ends = _apart(op, tensors, gradients) if op.replayable else ([], [])
@@ -52,7 +52,8 @@ def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradi
             return Backward()
         ones, given = [torch.ones_like(end) for end in ends], []
 
-        def step() -> None:  # what it frees must have been allocated under the trace: hence retain_graph
+        def step() -> None:
+            # retain_graph: freeing tensors from before the trace would hide as many bytes that the step allocates
             given.extend(torch.autograd.grad(ends, starts, ones, retain_graph=True, allow_unused=True))
 
         device = device_of(tensors)
@@ -60,15 +61,15 @@ def backward_workspace(op: Op, tensors: Sequence[torch.Tensor], gradients: Gradi
             seconds = Timer(device).once(step)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever an operator without a derivative raises
+    except Exception:  # an operator without a derivative may raise anything
         return Backward()
     return Backward(max((trace.peak or 0) - max(trace.left or 0, gradients.made(op)), 0), seconds)
 
 
 def _apart(
-    op: Op, tensors: Sequence[torch.Tensor], gradients: Gradients
+    op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """A graph of `op` alone: leaves that require a gradient, as in the block, and outputs that get one."""
+    """A graph of `op` alone: its leaves that require a gradient, as they do in the block, and its outputs with one."""
     parameters = gradients.recording.parameters
     leaves: dict[ValueRef | ParameterRef, torch.Tensor] = {}
 

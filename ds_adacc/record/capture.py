@@ -1,4 +1,4 @@
-"""The first call of a block: run it under the recorder, prove the recording, tell its roles."""
+"""The first call of a block: run it under the recorder, assign roles to its values, verify its operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ds_adacc.record.verify import verify
 
 
 class LateSlot:
-    """A slot that retains its tensor until a plan has been made for the call it belongs to."""
+    """A slot that retains its tensor until the call has a plan; then it holds the plan's slot."""
 
     __slots__ = ("slot",)
 
@@ -30,9 +30,11 @@ class LateSlot:
 
 @dataclass
 class Capture:
-    """A recorded call: what it returned, its recording (None, with the reason, if it has none), its live tensors.
+    """A recorded call.
 
-    `inputs` are the tensors it was given, with their place in the autograd graph.
+    `output`: what the block returned. `inputs`: the tensors it was given, still in the autograd graph. `recording`: its
+    program, or None, and then `reason` says why there is none. `tensors`: the recorded values, by index. `saved` and
+    `slots`: what autograd saved, in order, and the slots that it holds instead.
     """
 
     output: Any
@@ -44,14 +46,14 @@ class Capture:
     slots: Sequence[LateSlot]
 
     def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
-        """Give every saved tensor to the plan's pack hook and let go of all that it does not keep."""
+        """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):
             slot.slot = pack(tensor)
         self.inputs, self.tensors, self.saved, self.slots = (), (), (), ()
 
 
 class _RecordingHook:
-    """The pack hook; autograd keeps it as long as the slots, so it forgets the recorder after the forward."""
+    """The pack hook. Autograd keeps it as long as any slot, so `close` lets go of the recorder and its tensors."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
@@ -70,7 +72,7 @@ class _RecordingHook:
 
 
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
-    """Run the block once, as plain autograd would, and record it. Whatever the block itself raises passes through."""
+    """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule 1)."""
     recorder = Recorder(name, inputs, found)
     hook = _RecordingHook(recorder)
     try:
@@ -79,7 +81,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
     finally:
         slots = hook.close()
     recording, reason = None, ""
-    try:
+    try:  # Rule 13: the output is good, whether there is a recording or not
         recording = verify(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
     except Unrecordable as failure:
         reason = str(failure)
@@ -88,6 +90,6 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
 
 def _sound(recording: Recording) -> Recording:
     for index in sorted(recording.saved):
-        if recording.values[index].overwritten:
+        if recording.values[index].overwritten:  # Rule 4: what backward needs is gone
             raise Unrecordable(f"it saves {recording.values[index].name} for backward and then writes to it in place")
     return recording

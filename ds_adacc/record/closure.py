@@ -1,7 +1,7 @@
-"""What a block's callable can reach: its modules, parameters, buffers, tensors and Python numbers.
+"""What a block's callable can reach: modules, parameters, buffers, tensors and Python values.
 
-A block is an `nn.Module`, a bound method of one, or any function: Megatron-style code passes closures made anew at
-every forward, whose cells hold the modules and the layer range.
+A block is an `nn.Module`, a bound method of one, or any function. Megatron-style code makes a new closure at every
+forward; its cells hold the modules and the range of layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _DEPTH = 3
 
 @dataclass
 class Closure:
-    """What was found. `tensors` are those a function's own cells hold: they count as arguments of the call."""
+    """What a callable can reach.
+
+    `tensors` are those in a function's own cells; they count as arguments of the call. `plain` is all that is neither
+    module nor tensor; it tells two functions with the same code apart.
+    """
 
     modules: list[nn.Module] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -37,7 +41,7 @@ class Closure:
         yield from (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
 
     def buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-        """Tensors that the modules hold besides parameters, registered as buffers or not."""
+        """(owner, name, tensor) of the modules' tensors that are not parameters, registered as buffers or not."""
         for module in self._submodules():
             names = [*module._buffers, *(n for n in module.__dict__ if n not in _MODULE_INTERNALS)]
             for name in names:
@@ -47,7 +51,7 @@ class Closure:
 
     @functools.cached_property
     def state(self) -> Guards:
-        """What the block's program depends on besides its arguments, as it is when first asked for."""
+        """The guards of the block's state (Rule 8), as it is when this is first read."""
         return guards_of(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
 
     def _submodules(self) -> Iterator[nn.Module]:
@@ -60,14 +64,14 @@ class Closure:
 
 
 def closure_of(function: Callable[..., Any]) -> Closure:
-    """What `function` holds in itself: bound object, partial arguments, closure cells, defaults."""
+    """What `function` reaches: its bound object, partial arguments, closure cells, defaults, globals that it reads."""
     found = Closure()
     _collect(function, found, _DEPTH)
     return found
 
 
 def identity(function: Callable[..., Any]) -> Hashable:
-    """Equal for two callables that are the same block: same module, or same code over the same cells."""
+    """A key that is equal for two callables of one block: the same module, or the same code over the same cells."""
     found = closure_of(function)
     inner = _code(function)
     modules = tuple(weakref.ref(module) for module in found.modules)
@@ -75,7 +79,7 @@ def identity(function: Callable[..., Any]) -> Hashable:
 
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """`function`, or it and the modules among its arguments: they belong to the block as much as its own do."""
+    """`function`, with the modules among its arguments bound to it: they belong to the block as its own modules do."""
     found = Closure()
     _collect([*args, *kwargs.values()], found, 2)
     return functools.partial(function, *found.modules) if found.modules else function

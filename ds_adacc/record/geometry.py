@@ -1,4 +1,4 @@
-"""Where a tensor lies in memory, relative to the tensor it is a view of."""
+"""Where a view lies in memory, relative to its root: the tensor that it is a view of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Geometry:
-    """Size, stride, dtype and the distance, in bytes, from the first byte of the root tensor."""
+    """Size, stride and dtype; `start` is the distance in bytes from the first byte of the root."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -18,7 +18,7 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, origin: int | None = None) -> Geometry:
-        """Geometry of `tensor` seen from the address `origin` (default: its own first byte)."""
+        """The geometry of `tensor`, relative to the address `origin` (None: its own first byte)."""
         start = 0 if origin is None or tensor.numel() == 0 else tensor.data_ptr() - origin
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, start)
 
@@ -31,7 +31,7 @@ class Geometry:
 
     @property
     def span(self) -> int:
-        """Bytes from the first to behind the last element."""
+        """Bytes from the first element to the end of the last one."""
         if self.numel == 0:
             return 0
         last = sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True))
@@ -49,7 +49,7 @@ class Geometry:
         return True
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
-        """The view with this geometry of `root`, whose first byte is the origin. Shares its storage."""
+        """The view of `root` with this geometry, relative to its first byte. Shares its storage."""
         if root.dtype == self.dtype:
             offset = root.storage_offset() + self.start // self.dtype.itemsize
             return root.as_strided(self.size, self.stride, offset)
@@ -58,13 +58,13 @@ class Geometry:
         return alias.set_(root.untyped_storage(), offset, self.size, self.stride)
 
     def root(self, view: torch.Tensor, root: Geometry) -> torch.Tensor:
-        """The root tensor (of geometry `root`) of which `view` is the part with this geometry."""
+        """The tensor of geometry `root` whose part with this geometry is `view`. Shares its storage."""
         back = Geometry(root.size, root.stride, root.dtype, -self.start)
         return back.view(view)
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of the first byte of `tensor` and of the byte behind its last."""
+    """The addresses of the first byte of `tensor` and of the byte after its last."""
     start = tensor.data_ptr()
     return start, start + Geometry.of(tensor).span
 
@@ -74,6 +74,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
         return False
     if a.is_floating_point() or a.is_complex():
-        # bytes want a stride of 1, and that of a single element may be any
+        # Viewing as bytes needs a stride of 1; a tensor of one element may have any other.
         a, b = (t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (a, b))
     return torch.equal(a, b)

@@ -1,7 +1,8 @@
-"""What a block's program depends on besides its arguments' tensors, as flat marks by dotted name.
+"""What a block's program depends on besides the tensors among its arguments: flat marks, by dotted name (Rule 8).
 
-Two calls whose marks are equal run the same program. Plain values, containers and plain objects count by content; all
-else (submodules, functions, objects with a state that Python does not show) counts by identity.
+Two calls whose marks are equal run the same program. Numbers, strings, lists, tuples, dicts and objects whose whole
+state is their `__dict__` are compared by content. All else is compared by identity: submodules, functions, and objects
+whose state Python does not show.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
 _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
 _DEPTH = 3
-_ARGUMENT_DEPTH = 5  # Transformers passes caches of caches of lists of layers, made anew at every forward
-LONGEST = 256
+_ARGUMENT_DEPTH = 5  # transformers passes caches of caches of lists of layers, made anew at every forward
+LONGEST = 256  # items of a container that is compared by content; a longer one would cost too much at every step
 
 
 class _Plain:
@@ -31,7 +32,7 @@ class _Plain:
 
 
 class _Same(weakref.ref):
-    """This very object: equal while it lives to another such reference to it, and to nothing once it is gone."""
+    """An object by identity: equal to a reference to the same live object, and to none once the object is gone."""
 
     __slots__ = ("_address",)
 
@@ -53,7 +54,7 @@ class _Same(weakref.ref):
 
 
 class _Held:
-    """The same for an object that has no weak references: kept alive so that its address is not used again."""
+    """The same for an object that allows no weak references. It is kept alive so that its address is not used again."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -66,7 +67,7 @@ class _Held:
 
 
 def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Guards:
-    """The marks of these modules, with all that they hold, and of parameters from elsewhere."""
+    """The marks of `modules`, with all that they hold, and of `parameters` from elsewhere."""
     walk = _Walk()
     for number, module in enumerate(modules):
         walk.module(f"block{number or ''}", module)
@@ -76,7 +77,7 @@ def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) 
 
 
 def snapshot(value: Any) -> Hashable:
-    """A non-tensor's worth as part of a key."""
+    """A hashable key that is equal for two values with which a block runs the same program."""
     if type(value) in _SCALARS:
         return type(value), value
     walk = _Walk()
@@ -98,7 +99,7 @@ def is_plain(value: Any) -> bool:
 
 
 class _Walk:
-    """Collects marks. What is met a second time is marked by the name it was first met under."""
+    """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end."""
 
     def __init__(self) -> None:
         self.guards: Guards = {}
@@ -160,7 +161,7 @@ def _items(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _token(value: Any) -> Hashable:
-    """Equal for this very object alone."""
+    """A mark that is equal for the same object only."""
     try:
         return _Same(value)
     except TypeError:
@@ -168,7 +169,7 @@ def _token(value: Any) -> Hashable:
 
 
 def _parameter(parameter: torch.Tensor) -> Hashable:
-    """No shape: under ZeRO-3 it is that of a partition, or empty."""
+    """Without the shape: under ZeRO-3 that is the shape of a partition, or empty."""
     return _token(parameter), parameter.requires_grad, parameter.dtype
 
 

@@ -1,4 +1,4 @@
-"""Run a block once, as plain autograd would, and write down its operators and what autograd saves of it."""
+"""Watch one forward of a block: write down its operators and the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.geometry import Geometry, span
-from ds_adacc.record.recording import COLLECTIVE, COMPILED, Op, ParameterRef, Position, Recording, Value, ValueRef
+from ds_adacc.record.recording import (
+    COLLECTIVE,
+    COMPILED,
+    ParameterRef,
+    Position,
+    RecordedOp,
+    RecordedValue,
+    Recording,
+    ValueRef,
+)
 
 _OPAQUE = "not a plain operator"
 _MASKS = (torch.bool, torch.uint8)
@@ -24,20 +33,20 @@ class Unrecordable(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """Dispatch mode and pack hook of one recorded forward.
+    """The dispatch mode and pack hook of one recorded forward.
 
-    Every tensor seen is kept alive until the recorder goes: a freed storage's address would be reused and two
-    values taken for one.
+    `tensors` are the values seen, by index, and `saved` what autograd saves, in order; the recorder keeps both alive
+    (Rule 2). After a call that it cannot record it only passes calls on; `failure` says why.
 
-    Compiled code runs compiled, as it will in later calls. Some of its kernels pass the dispatcher by, and it may be
-    compiled anew for the same arguments: so nothing of it is replayed.
+    torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
+    it may be compiled anew for the same arguments, so nothing of it is replayed (Rule 6).
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Torch's question whether compiled code runs compiled under this mode."""
+        """Torch asks here whether compiled code may run compiled under this mode."""
         return True
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Closure) -> None:
@@ -50,8 +59,8 @@ class Recorder(TorchDispatchMode):
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[Any, str]] = []
         self._closure = found
-        self._values: list[Value] = []
-        self._ops: list[Op] = []
+        self._values: list[RecordedValue] = []
+        self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
         self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
@@ -86,7 +95,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note one saved tensor; returns an alias that holds no part of the autograd graph."""
+        """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""
         with torch.no_grad():
             tensor = tensor.detach()
         self.saved.append(tensor)
@@ -120,11 +129,11 @@ class Recorder(TorchDispatchMode):
     # -- bookkeeping
 
     def _unsure(self) -> dict[int, str]:
-        """Operators that must not be replayed though they can be.
+        """Why operators must not be replayed although their schema allows it (Rule 7).
 
-        A mask that decides a shape is kept: one rebuilt from quantised data would select another number of elements.
-        Of values first saved once Python has seen data, or compiled code has run, another branch or another compilation
-        may save others in their place.
+        A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
+        elements. Nor are values that autograd first saves after Python has read data or compiled code has run: another
+        branch, or another compilation, may save other tensors in their place.
         """
         masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
         return {**self._uncertain(), **masks}
@@ -148,7 +157,7 @@ class Recorder(TorchDispatchMode):
         if not self._tainted and _reveals(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        op = Op(index, func, *encoded, (), refusal)
+        op = RecordedOp(index, func, *encoded, (), refusal)
         dynamic = _dynamic(func, given)
         if dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in _MASKS and type(r) is ValueRef)
@@ -158,7 +167,7 @@ class Recorder(TorchDispatchMode):
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
             self._fresh = False
-            return  # a view, or nothing but Python numbers: geometry says it all
+            return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if dynamic and refusal is None:
             refusal = "its shape depends on data"
         self._fresh = True
@@ -172,12 +181,12 @@ class Recorder(TorchDispatchMode):
         return compiled
 
     def _doubt_from_here(self) -> None:
-        """What is saved from now on may be other tensors in another call."""
+        """From here on, another call may save other tensors (Rule 7)."""
         if self._turn is None:
             self._turn = len(self._positions)
 
-    def _made(self, tensor: Any, op: Op, output: int, dynamic: bool, known: set[int]) -> int | None:
-        """A new value for an operator's output, or None if it is no tensor or a view of one of its arguments."""
+    def _made(self, tensor: Any, op: RecordedOp, output: int, dynamic: bool, known: set[int]) -> int | None:
+        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3)."""
         if not isinstance(tensor, torch.Tensor):
             return None
         self._admit(tensor)
@@ -185,7 +194,7 @@ class Recorder(TorchDispatchMode):
             return None
         index = len(self._values)
         name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
-        self._add(tensor, Value(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
+        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
         return index
 
     def _external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
@@ -195,13 +204,15 @@ class Recorder(TorchDispatchMode):
             return known
         index = len(self._values)
         facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
-        self._add(tensor, Value(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts))
+        self._add(
+            tensor, RecordedValue(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts)
+        )
         return index
 
-    def _add(self, tensor: torch.Tensor, value: Value) -> None:
+    def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self._values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
-            self.tensors.append(tensor.detach())
+            self.tensors.append(tensor.detach())  # Rule 2
         self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
 
     def _admit(self, tensor: torch.Tensor) -> None:
@@ -231,7 +242,7 @@ class Recorder(TorchDispatchMode):
         return ValueRef(index, Geometry.of(tensor, self.tensors[index].data_ptr()))
 
     def _parameter(self, tensor: torch.Tensor) -> int | None:
-        """Which parameter `tensor` aliases, by address: ZeRO keeps many of them in one storage."""
+        """Which parameter `tensor` is part of, by its address (Rule 5)."""
         start, stop = span(tensor)
         for index, parameter in enumerate(self.parameters):
             low, high = span(parameter)
@@ -255,14 +266,14 @@ class Recorder(TorchDispatchMode):
         return self._external(tensor, "captured", len(self._values))
 
     def _made_unseen(self, tensor: torch.Tensor) -> int:
-        """A new value for what a compiled kernel has made that the dispatcher did not see."""
+        """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
         op, index = len(self._ops), len(self._values)
-        self._ops.append(Op(op, KERNEL, (), (), (index,), COMPILED))
-        self._add(tensor, Value(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
+        self._ops.append(RecordedOp(op, KERNEL, (), (), (index,), COMPILED))
+        self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
         return index
 
-    def _overwrite(self, tensor: torch.Tensor, op: Op) -> list[int]:
-        """The values of the storage that `op` has written to are gone; returns the new ones in their place."""
+    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp) -> list[int]:
+        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place."""
         storage = tensor.untyped_storage()._cdata
         old = self._roots.pop(storage, [])
         if not old:
@@ -274,7 +285,9 @@ class Recorder(TorchDispatchMode):
             new.append(len(self._values))
             name = f"{op.short_name}{op.index}"
             dynamic = value.dynamic
-            self._add(self.tensors[index], Value(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic))
+            self._add(
+                self.tensors[index], RecordedValue(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic)
+            )
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -282,7 +295,7 @@ class Recorder(TorchDispatchMode):
             return (
                 (),
                 (),
-            )  # never replayed, and its arguments (subgraphs, process groups) are not ours to keep
+            )  # never replayed, and its arguments (subgraphs, process groups) must not be kept alive
         return self._encode(args), tuple((name, self._encode(value)) for name, value in kwargs.items())
 
     def _encode(self, tree: Any) -> Any:
@@ -305,7 +318,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
-    """The argument tensors that `func` writes to, by its schema; those of c10d do not tell."""
+    """The argument tensors that `func` writes to, by its schema. The schemas of c10d do not say so: its names do."""
     args, kwargs = given
     schema = getattr(func, "_schema", None)
     if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
@@ -322,7 +335,7 @@ def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
 
 
 def _refusal(func: Any, tainted: bool) -> str | None:
-    """Why `func` must not be replayed, as far as its schema tells."""
+    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest."""
     if not isinstance(func, torch._ops.OpOverload):
         return _OPAQUE
     if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
@@ -341,7 +354,7 @@ def _refusal(func: Any, tainted: bool) -> str | None:
 
 
 def _reveals(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
-    """Whether Python may know data from here on: as a number, as a shape, or from a copy on the host."""
+    """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
     if _reads_data(func) or _dynamic(func, given):
         return True
     on_host = any(tensor.device.type == "cpu" for tensor in _tensors(outputs))
@@ -353,7 +366,7 @@ def _reads_data(func: Any) -> bool:
 
 
 def _dynamic(func: Any, given: tuple[Any, Any]) -> bool:
-    """Whether the output's shape depends on data; indexing does so with a mask only."""
+    """Whether the output's shape depends on data (Rule 7). That of indexing does only with a mask."""
     if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
         return False
     if func._schema.name == "aten::index":

@@ -1,4 +1,4 @@
-"""What a recording of one block consists of: values, operators, and the positions autograd saves."""
+"""What a recording consists of: values, operators, and the positions at which autograd saves a tensor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from ds_adacc.record.geometry import Geometry
 
-COLLECTIVE = "a collective"  # the refusal of an operator that other ranks take part in
-COMPILED = "runs compiled"  # the refusal of an operator inside of compiled code
+COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
+COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,22 @@ class ValueRef:
 
 @dataclass(frozen=True)
 class ParameterRef:
-    """The same for the block's parameter `index`; the geometry is relative to the parameter's first byte."""
+    """The same for the block's parameter `index`. The geometry starts at the parameter's first byte (Rule 5)."""
 
     index: int
     geometry: Geometry
 
 
 @dataclass(frozen=True)
-class Value:
-    """One storage's content at one time; views of it are geometries, in-place writes make a new value.
+class RecordedValue:
+    """The content of one storage at one time (Rules 3 and 4).
 
-    `origin` is "made" (by an operator of the block), "input" (an argument), "buffer" (a tensor held by the
-    block's modules) or "captured" (from elsewhere). `channels` is the length of its last dimension as the
-    operators that read it see it. `requires_grad` matters for inputs: what needs no gradient stays with the caller.
-    `device` is the type of the device it lies on. `is_parameter`: an argument that is an `nn.Parameter`.
+    `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules) or
+    "captured" (from elsewhere). `producer` is the operator that made it and `output` which of its outputs it is;
+    `source` is the number of the argument or buffer. `channels`: the length of its last dimension, as the operators
+    that read it see it. `overwritten`: written to in place later on. `dynamic`: its shape depends on data.
+    `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
+    that is an `nn.Parameter`.
     """
 
     index: int
@@ -65,13 +67,16 @@ class Value:
 
     @property
     def owned(self) -> bool:
-        """Whether the block is what keeps this value alive: a constant or a mask stays with the caller."""
+        """Whether dropping the value frees memory. An input without gradient (a mask) stays with the caller anyway."""
         return self.origin == "made" or (self.origin == "input" and self.requires_grad)
 
 
 @dataclass(frozen=True)
-class Op:
-    """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program."""
+class RecordedOp:
+    """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
+
+    `refusal`: why it is never replayed; None if it may be.
+    """
 
     index: int
     func: Callable[..., Any]
@@ -108,10 +113,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Position:
-    """One call of the pack hook: what it saves, and how many operators had run by then.
+    """One call of the pack hook: what autograd saves, and how many operators had run by then.
 
-    `ref` is None where the tensor cannot be planned for (a conjugate view, say): it is retained as it comes.
-    `fresh`: not even a view was taken since the last operator, so it may be that operator saving its own output.
+    `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it.
+    `fresh`: nothing has run since the last operator, not even a view, so that operator may be saving its own output.
     """
 
     ref: ValueRef | ParameterRef | None
@@ -121,20 +126,20 @@ class Position:
 
 @dataclass(frozen=True)
 class Recording:
-    """One block's program, free of tensors but for its parameters and the owners of its buffers."""
+    """One block's program. Its only tensors are parameters (Rule 12); of a buffer it has the owner and the name."""
 
     name: str
-    values: tuple[Value, ...]
-    ops: tuple[Op, ...]
+    values: tuple[RecordedValue, ...]
+    ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
     buffers: tuple[tuple[Any, str], ...] = field(repr=False)
 
     @functools.cached_property
     def digest(self) -> str:
-        """Identity of the program's structure: blocks with the same one share a profile and a policy.
+        """A hash of the program's structure: blocks with the same digest share a profile and a policy.
 
-        It leaves out what differs from rank to rank: device numbers, and what the data decides.
+        Rule 12: it leaves out what differs between ranks, which is device numbers and what data decides.
         """
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
         values = [_structure(value) for value in self.values]
@@ -155,7 +160,7 @@ class Recording:
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
 
     def refuse(self, reasons: dict[int, str]) -> Recording:
-        """This recording with the operators `reasons` marked as not replayable."""
+        """This recording with the operators in `reasons` (reason by index) marked as never replayed."""
         ops = (replace(op, refusal=op.refusal or reasons.get(op.index)) for op in self.ops)
         return replace(self, ops=tuple(ops))
 
@@ -168,19 +173,19 @@ def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
             yield from _references(item)
 
 
-def _portable(op: Op) -> tuple[Any, ...]:
+def _portable(op: RecordedOp) -> tuple[Any, ...]:
     return (op.name, op.args, op.kwargs, op.outputs, op.refusal)
 
 
-def _structure(value: Value) -> tuple[Any, ...]:
-    """The role is left out too: it follows from the program, but for a mask's, which its data tells."""
+def _structure(value: RecordedValue) -> tuple[Any, ...]:
+    """The role is left out: it follows from the program, except for that of a mask, which its data decides."""
     layout = None if value.dynamic else (value.geometry, value.channels)
     flags = value.requires_grad, value.overwritten, value.dynamic
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
 
 
 def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
-    """`tree` without device numbers and without the geometries of the values `dynamic`."""
+    """`tree` without device numbers, and without the geometries of the values in `dynamic`."""
     if isinstance(tree, torch.device):
         return tree.type
     if isinstance(tree, ValueRef) and tree.index in dynamic:

@@ -8,30 +8,32 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.recording import Op, ParameterRef, ValueRef
+from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One operator that backward replays: the values and the parameters it reads, and how often each output is used."""
+    """One operator that backward replays: the values and parameters it reads, and how often each output is used."""
 
-    op: Op
+    op: RecordedOp
     reads: tuple[int, ...]
     parameters: Sequence[torch.Tensor]
     read_parameters: tuple[torch.Tensor, ...]
     uses: tuple[int, ...]
 
 
-def replay(op: Op, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def replay(
+    op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
 
-    The program lies below autograd and autocast (casts are operators of it), so both are off while it runs.
+    Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
     """
     with torch.no_grad(), torch._C._DisableAutocast():
         return run(op, lambda ref: view_of(ref, root, parameters))
 
 
-def run(op: Op, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
     args = _resolve(op.args, tensor_of)
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
@@ -42,7 +44,7 @@ def run(op: Op, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) ->
 def view_of(
     ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The tensor that `ref` stands for. Shares the storage of its root or live parameter."""
+    """The tensor that `ref` stands for: a view of its root, or of the live parameter."""
     origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
     return ref.geometry.view(origin)
 
@@ -61,14 +63,14 @@ def live(parameter: torch.Tensor) -> torch.Tensor:
     if parameter.numel() == 0 and getattr(parameter, "ds_numel", 0):
         raise RuntimeError(
             f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away "
-            "while its block's backward needs it: the block's class must be a ZeRO-3 leaf module "
-            "(deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize; ds_adacc.initialize does it)"
+            "while its block's backward needs it: make the block's class a ZeRO-3 leaf module. ds_adacc.initialize "
+            "does so; otherwise call deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize"
         )
     return parameter.detach()
 
 
 def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
-    """The error for a tensor that has been written to since its version was `expected`."""
+    """The error for a tensor that was written to after its version was `expected`; it reads like autograd's own."""
     return RuntimeError(
         f"{what} of shape {tuple(tensor.shape)}, needed for gradient computation, has been modified by an in-place "
         f"operation: it is at version {tensor._version}, expected {expected}"

@@ -1,4 +1,5 @@
-"""Which layer a value belongs to, read off the recorded operators; roles choose the codecs on offer (section 3.2)."""
+"""Which layer a value belongs to, read off the recorded operators. The role decides which codecs are offered for it
+(section 3.2 of the Adacc paper)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.record.compiled import KERNEL
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Op, Recording, Value, ValueRef
+from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording, ValueRef
 
 _MATMUL = ("mm", "addmm", "linear", "_linear")
 _BATCHED = ("bmm", "baddbmm")
@@ -23,8 +24,8 @@ _ATTENTION = "scaled_dot_product"
 
 
 def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
-    """The recording with every value's role, channel count and what its data shows (two-valued, finite)."""
-    readers: dict[int, list[tuple[Op, int, Geometry]]] = {}
+    """The recording with each value's role and channels, and with what its data shows: `two_valued` and `finite`."""
+    readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
     for op in recording.ops:
         for slot, ref in enumerate(op.references):
             if isinstance(ref, ValueRef):
@@ -41,7 +42,7 @@ def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recor
     return replace(recording, values=tuple(values))
 
 
-def _role(value: Value, recording: Recording, uses: list[tuple[Op, int, Geometry]]) -> str:
+def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedOp, int, Geometry]]) -> str:
     producer = recording.ops[value.producer] if value.producer is not None else None
     made_by = producer.short_name if producer else ""
     for op, slot, geometry in uses:
@@ -69,7 +70,9 @@ def _role(value: Value, recording: Recording, uses: list[tuple[Op, int, Geometry
     return "other"
 
 
-def _attention_part(op: Op, slot: int, geometry: Geometry, value: Value, recording: Recording) -> str | None:
+def _attention_part(
+    op: RecordedOp, slot: int, geometry: Geometry, value: RecordedValue, recording: Recording
+) -> str | None:
     """Query, key or value, if `op` is attention and reads it there."""
     if _ATTENTION in op.short_name and slot < 3:
         return ("query", "key", "value")[slot]
@@ -82,8 +85,8 @@ def _attention_part(op: Op, slot: int, geometry: Geometry, value: Value, recordi
     return None
 
 
-def _leads_to_softmax(value: Value, recording: Recording, steps: int = 6) -> bool:
-    """Whether a score becomes a softmax through at most `steps` pointwise operators (scale, mask)."""
+def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6) -> bool:
+    """Whether `value` is a score: a softmax follows after at most `steps` pointwise operators (scale, mask)."""
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
@@ -96,10 +99,10 @@ def _leads_to_softmax(value: Value, recording: Recording, steps: int = 6) -> boo
     return False
 
 
-def _comes_from_softmax(op: Op, recording: Recording) -> bool:
-    """Whether the first factor of a batched product is a softmax, or its dropout."""
+def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
+    """Whether the first factor of a batched product is a softmax's output, or that after dropout."""
     factor = op.reads[0] if op.reads else None
-    for _ in range(4):
+    for _ in range(4):  # dropout and casts may lie between
         producer = recording.values[factor].producer if factor is not None else None
         if producer is None:
             return False
@@ -110,19 +113,19 @@ def _comes_from_softmax(op: Op, recording: Recording) -> bool:
     return False
 
 
-def _is_main_output(value: Value, producer: Op, recording: Recording) -> bool:
-    """Whether `value` is the largest output of its operator: the others are its statistics."""
+def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:
+    """Whether `value` is the largest output of its operator; the smaller ones are statistics."""
     sizes = [recording.values[index].nbytes for index in producer.outputs if index is not None]
     return value.nbytes == max(sizes)
 
 
-def _is_small(value: Value, recording: Recording) -> bool:
-    """Whether it has fewer elements than the block's largest input: no more is known of what a kernel made."""
+def _is_small(value: RecordedValue, recording: Recording) -> bool:
+    """Whether it has fewer elements than the block's largest input. Of what a compiled kernel made no more is known."""
     sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
     return value.geometry.numel < max(sizes, default=math.inf)
 
 
-def _is_mask(value: Value, recording: Recording, tensor: torch.Tensor) -> bool:
+def _is_mask(value: RecordedValue, recording: Recording, tensor: torch.Tensor) -> bool:
     """A bool tensor, or a float noise tensor of two values that a random operator wrote."""
     if value.overwritten or value.nbytes == 0:
         return False
@@ -130,10 +133,11 @@ def _is_mask(value: Value, recording: Recording, tensor: torch.Tensor) -> bool:
         return True
     if not tensor.is_floating_point() or not value.geometry.is_dense or not _is_random(value, recording):
         return False
-    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # as it lies in memory: it may be transposed
+    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # in memory order, as it may be transposed
 
 
-def _is_random(value: Value, recording: Recording) -> bool:
+def _is_random(value: RecordedValue, recording: Recording) -> bool:
+    """Whether a random operator made it, or what it was made from: scaling dropout's noise takes an operator or two."""
     for _ in range(4):
         if value.producer is None:
             return False
@@ -150,7 +154,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _channels(value: Value, views: list[Geometry]) -> int:
+def _channels(value: RecordedValue, views: list[Geometry]) -> int:
     """The longest last dimension under which the whole value is read as contiguous rows, or 1."""
     whole = value.geometry
     widest = 0

@@ -1,7 +1,7 @@
-"""What autograd holds in place of a saved tensor: a *slot*, which unpacks to the tensor again.
+"""What autograd holds in place of a saved tensor: a *slot*, which unpacks to the tensor.
 
-A slot is a view of a *holder's* value, or of a live parameter. Which holders there are is the business of
-`ds_adacc.execute.holders`; the only one needed here is that which retains the tensor as it is.
+A slot is a view of a *holder's* value, or of a live parameter. `ds_adacc.execute.holders` has a holder for each choice;
+recording needs only the one that retains a value as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNPLANNED = "unplanned"  # the name of a value that no plan knows
 
 
 class Holder(Protocol):
-    """Stands for one value of one call between forward and backward."""
+    """Stands for one value of one call, from forward to backward."""
 
     name: str
 
@@ -25,7 +25,7 @@ class Holder(Protocol):
         """The value. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
 
     def held(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that it keeps on the value's device."""
+        """The tensors that the holder keeps on the value's device."""
 
 
 class Retained:
@@ -68,7 +68,7 @@ class ValueSlot:
 
 
 class ParameterSlot:
-    """A saved view of a parameter, taken from the live parameter: holding the alias would keep a gathered one alive."""
+    """A saved view of a parameter, taken from the live parameter when backward asks (Rule 5)."""
 
     __slots__ = ("parameter", "version", "view")
 
@@ -87,17 +87,17 @@ Slot = ValueSlot | ParameterSlot
 
 
 def keep(tensor: torch.Tensor) -> ValueSlot:
-    """A slot that retains the tensor as it comes."""
+    """A slot that retains `tensor` itself."""
     holder = Retained(UNPLANNED)
     held = tensor.detach()
-    if held.numel() == 0:  # an empty view would keep all of its storage; without it, writes to it count all the same
+    if held.numel() == 0:  # an empty view would keep its whole storage alive; this one still counts writes
         held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
     holder.fill(held)
     return ValueSlot(holder, None)
 
 
 def never_saved(name: str) -> RuntimeError:
-    return RuntimeError(f"value {name} is asked for, but this call never saved it")
+    return RuntimeError(f"backward needs value {name}, which this call's forward did not save")
 
 
 def unpack(slot: Slot) -> torch.Tensor:

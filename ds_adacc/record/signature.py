@@ -11,7 +11,7 @@ from ds_adacc.record.guards import snapshot
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """Append the tensors of nested tuples, lists and dicts to `tensors`; returns a key of all the rest."""
+    """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8)."""
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
         return "tensor"
@@ -23,7 +23,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
-    """Why a block with these arguments cannot be recorded, if so."""
+    """Why a block with these arguments cannot be recorded; None if it can."""
     for tensor in tensors:
         if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
             return f"an argument is a tensor of type {type(tensor).__name__}"
@@ -33,9 +33,10 @@ def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """A key of what the recorded program depends on in the tensors themselves.
+    """A key of what the recorded program depends on in the tensors: shape, stride, dtype, device, `requires_grad`.
 
-    Tensors that share a storage (chunks of one projection) count with their distance: geometries span it.
+    For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
+    several of them.
     """
     parts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors]
     if len(tensors) > 1:
@@ -44,7 +45,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """The state outside the block that changes its operators: autocast."""
+    """A key of the state outside the block that changes its operators: autocast."""
     device = tensors[0].device.type if tensors else "cpu"
     if not torch.is_autocast_enabled(device):
         return None

@@ -1,4 +1,4 @@
-"""Trust, but verify: rebuild every value of a fresh recording and compare it with the real one, bit for bit."""
+"""Replay every operator of a fresh recording on the real data, and compare the results bit for bit (Rule 9)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from ds_adacc.record.geometry import same_bits
-from ds_adacc.record.recording import Op, Recording
+from ds_adacc.record.recording import RecordedOp, Recording
 from ds_adacc.record.replay import replay
 
 
 def verify(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
-    """The recording, with each operator refused whose replay does not give the bits of `tensors` again.
+    """The recording, in which each operator is refused whose replay does not give the bits of `tensors`.
 
-    `tensors` are the recorded values themselves, by index, still alive. Operators are proven one by one on the real
-    inputs; since each gives the same bits on the same inputs, so does any chain of them.
+    `tensors` are the recorded values themselves, by index, still alive.
     """
     reasons: dict[int, str] = {}
     for op in recording.ops:
@@ -26,10 +25,10 @@ def verify(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
     return recording.refuse(reasons)
 
 
-def _inaccessible(op: Op, recording: Recording) -> str | None:
+def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
     for index in op.reads:
         value = recording.values[index]
-        if value.overwritten:
+        if value.overwritten:  # Rule 4
             return f"{value.name} is overwritten in place"
         if value.origin == "captured" and index not in recording.saved:
             return f"it reads {value.name}, a tensor from outside the block that is neither an argument nor a buffer"
@@ -39,7 +38,7 @@ def _inaccessible(op: Op, recording: Recording) -> str | None:
     return None
 
 
-def _differs(op: Op, recording: Recording, tensors: Sequence[torch.Tensor]) -> str | None:
+def _differs(op: RecordedOp, recording: Recording, tensors: Sequence[torch.Tensor]) -> str | None:
     random = torch.Tag.nondeterministic_seeded in getattr(op.func, "tags", ())
     before = _random_state(tensors) if random else []
     try:
@@ -51,7 +50,7 @@ def _differs(op: Op, recording: Recording, tensors: Sequence[torch.Tensor]) -> s
     finally:
         moved = random and _restore_random_state(tensors, before)
     if moved:
-        return "it draws random numbers"
+        return "it draws random numbers"  # Rule 6
     for index, output in zip(op.outputs, outputs, strict=False):
         if index is not None and not same_bits(output, tensors[index]):
             return "its replay gives other bits"
@@ -67,7 +66,7 @@ def _random_state(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _restore_random_state(tensors: Sequence[torch.Tensor], before: list[torch.Tensor]) -> bool:
-    """Put the generators back where they were; returns whether they had moved."""
+    """Rule 10: put the generators back where they were. Returns whether they had moved."""
     moved = any(not torch.equal(a, b) for a, b in zip(before, _random_state(tensors), strict=True))
     if moved:
         torch.set_rng_state(before[0])

@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import LiveSet, Plan
-from ds_adacc.profile.block_graph import Gradients
+from ds_adacc.profile.block_graph import GradientLifetimes
 from ds_adacc.rectify.step_profiler import Measured
 
 TOLERANCE = 0.05
@@ -167,6 +167,6 @@ def _excess(call: Measured, block_type: KnownType) -> Correction:
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + Gradients(block_type.recording).of_outputs
+    at_first = run.held + GradientLifetimes(block_type.recording).of_outputs
     grown = call.backward_growth - call.new_gradients
     return Correction(forward, grown - max(max(run.timeline, default=0) - at_first, 0))

@@ -20,7 +20,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
-from ds_adacc.profile.measure import CodecMaker
+from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
@@ -247,8 +247,9 @@ class Runtime:
         name = bound.recording.name
         self._warn_once(
             (name, "diverged"),
-            "block %s saves other tensors than recorded, from saved tensor %d of %d on: in such calls these are "
-            "retained, and the memory budget may be exceeded",
+            "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
+            "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
+            "this; if memory runs out, lower adacc.memory_budget",
             name,
             position,
             len(bound.instructions),

@@ -1,12 +1,9 @@
-"""Codecs compiled for the CPU by Numba: the payloads and results of the reference codecs, at the speed of memory."""
-
-from functools import partial
+"""Codecs compiled for the CPU by Numba: the reference's payloads and results, nearly as fast as memory allows."""
 
 import torch
 from torch import Tensor
 
-from ..codec import make as make_of
-from ..codec import rows_and_channels
+from ..codec import by_form, rows_and_channels
 from ..reference import rank_by_sums
 from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
@@ -15,21 +12,17 @@ from .openmp import OPENMP
 from .sums import add_runs, sum_runs
 
 __all__ = [
+    "CLASSES",
     "AsymmetricCodec",
     "BitsCodec",
     "ChannelCodec",
     "GroupCodec",
     "OutlierCodec",
     "TokenCodec",
-    "make",
     "rank_outliers",
 ]
 
-
-CLASSES = {
-    codec.form: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
-}
-make = partial(make_of, CLASSES)
+CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 
 
 def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

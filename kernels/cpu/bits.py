@@ -5,8 +5,8 @@ import numpy as np
 from .compiling import inner, kernel
 from .memory import array_at
 
-BLOCK = 4096  # elements whose flags are in the L1 cache at a time; a multiple of 8
-SLICES = 64  # whose extremes are found apart, so that threads can share the work
+BLOCK = 4096  # elements at a time, so that their flags stay in the L1 cache; a multiple of 8
+SLICES = 64  # of a tensor; the extremes of each are found separately, so that threads can share the work
 
 
 @kernel

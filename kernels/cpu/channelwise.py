@@ -6,12 +6,12 @@ from .compiling import inner, kernel
 from .memory import array_at, as_bits, load, store
 from .quantize import NEAREST, fit_symmetric, pack, rank, round_randomly, unpack
 
-BLOCK = 1024  # elements that are in the L1 cache at a time
-STRIP = 512  # channels: what a run has of them stays in the L2 cache from the fit to the rounding
+BLOCK = 1024  # elements at a time, so that they stay in the L1 cache
+STRIP = 512  # channels at a time, so that a run of them stays in the L2 cache from the fit to the rounding
 
 
 def strip_of(channels: int) -> int:
-    """Return how many channels a strip has: all, if they are odd in number, as a byte may belong to two rows (INT4)."""
+    """Return how many channels a strip has: all, if odd in number, since in INT4 a byte may then belong to two rows."""
     return channels if channels % 2 or channels <= STRIP else STRIP
 
 

@@ -1,7 +1,8 @@
-"""The reference codecs with compiled kernels in the place of torch: the same payloads and results, to the bit."""
+"""The reference codecs with compiled kernels in place of torch: the same payloads and results, to the bit."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,18 +10,17 @@ from torch import Tensor
 from .. import reference
 from ..codec import Codec, Payload, draw_seed, rows_and_channels
 from ..reference.bits import patterns
-from ..width import INT4, Width
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .openmp import OPENMP
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
-SLACK = 512  # bytes that the allocator may add to a thread's buffers
+SLACK = 512  # bytes that the allocator may add to the buffers of a thread
 
 
 class CompiledCodec(Codec):
-    """Tensors must be in the host's memory. Raises ValueError if one is not, or a payload is not of the shape."""
+    """Takes tensors in host memory. Raises ValueError for any other, and for a payload that does not fit the shape."""
 
     def compress(self, x: Tensor) -> Payload:
         self._check_device(x)
@@ -47,7 +47,7 @@ class CompiledCodec(Codec):
 
 
 class CompiledQuantized(CompiledCodec):
-    """What the INT4 and INT8 codecs share: room for a payload, and what a call needs beside it."""
+    """What the INT4 and INT8 codecs share: room for a payload, and what a call needs besides."""
 
     def _room(self, x: Tensor) -> list[Tensor]:
         sizes = [self._groups(x.shape)] * self.parameters
@@ -61,7 +61,7 @@ class CompiledQuantized(CompiledCodec):
         return draw_seed(self.generator) if self.rounding == "stochastic" else NEAREST
 
     def _buffers(self, block: int, others: int) -> int:
-        """Return a bound on all threads' buffers: a block of so many elements, and `others` bytes, each."""
+        """Return a bound on the bytes of all threads' buffers: in each, `block` elements and `others` bytes."""
         words = 4 * (block + 8) if self.rounding == "stochastic" else 0
         return torch.get_num_threads() * (4 * block + words + others + SLACK)
 
@@ -132,17 +132,10 @@ class AsymmetricCodec(CompiledGroups, reference.AsymmetricCodec):
 class OutlierCodec(CompiledGroups, reference.OutlierCodec):
     """See `reference.OutlierCodec`. Raises IndexError if a tensor does not have the channels."""
 
-    def __init__(
-        self,
-        group_size: int,
-        channels: Tensor,
-        scale: str = "extreme",
-        rounding: str = "nearest",
-        width: Width = INT4,
-    ) -> None:
-        super().__init__(group_size, channels, scale, rounding, width)
-        self._check_device(channels)
-        self.channels = channels.contiguous()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._check_device(self.channels)
+        self.channels = self.channels.contiguous()  # kernels read them by address, without strides
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return super().workspace_bytes(shape, dtype) + 8 * self.channels.numel()
@@ -215,7 +208,7 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
     def _compress(self, x: Tensor) -> Payload:
         flat = patterns(x)
         packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-        # The first block nearly always has both values, and the tensor is then read but once.
+        # The first block nearly always has both values; then the tensor is read only once.
         _, guess = self._write_bits(flat[: bits.BLOCK], 0, packed)
         low, high = self._write_bits(flat, guess, packed)
         if high != guess:
@@ -223,7 +216,7 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         return packed, torch.tensor([low, high], dtype=flat.dtype).view(x.dtype)
 
     def _write_bits(self, flat: Tensor, value: int, packed: Tensor) -> tuple[int, int]:
-        """Write to `packed` which elements are `value`; return the least and the greatest of all, zeros if none."""
+        """Write a bit for each element to `packed`: whether it is `value`. Return the least and the greatest."""
         count = flat.numel()
         if not count:
             return 0, 0

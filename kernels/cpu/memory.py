@@ -16,11 +16,11 @@ from .compiling import inner
 
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 FLOAT32, FLOAT16 = 0, 1
-ALWAYS_MAPPED = 32 << 20  # bytes; glibc asks the system for each block above this, whatever has been freed
+ALWAYS_MAPPED = 32 << 20  # bytes; glibc takes each larger block anew from the system, even if it has freed one
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor, in huge pages if it is large: its first writes would mostly wait for page faults."""
+    """Return an empty tensor: a large one in huge pages, since its first writes would mostly wait for page faults."""
     x = torch.empty(shape, dtype=dtype)
     if math.prod(shape) * dtype.itemsize >= ALWAYS_MAPPED and hasattr(mmap, "MADV_HUGEPAGE"):
         start = x.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE

@@ -21,8 +21,8 @@ from torch import Tensor
 from .compiling import inner, kernel
 from .memory import array_at
 
-PART = 1 << 16  # elements; less is not worth another thread
-PARTS_A_THREAD = 4  # so that a thread that is held up leaves its share to the others
+PART = 1 << 16  # elements; fewer are not worth another thread
+PARTS_A_THREAD = 4  # a thread that is held up then leaves most of its share to the others
 NEXT, DONE, SIZE, ITEMS, KERNEL, ARGUMENTS = range(6)  # the fields of a job
 ROOM = 14  # arguments a kernel may have beside `first` and `last`
 Job = ctypes.c_int64 * (ARGUMENTS + ROOM)
@@ -110,7 +110,9 @@ class OpenMP:
     @property
     def limit(self) -> str:
         """What keeps kernels from running on several threads, or ""."""
-        return "" if self._parallel else "they run on one thread, as torch has no OpenMP team here (GOMP_parallel)"
+        if self._parallel:
+            return ""
+        return "they run on one thread: torch has no GNU OpenMP (GOMP_parallel), or this process was forked"
 
     def _address(self, function: Callable[..., None], count: int) -> int:
         """The address of a kernel of so many integers, compiled if need be."""

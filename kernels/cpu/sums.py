@@ -6,7 +6,7 @@ from ..reference.scores import RUN
 from .compiling import kernel
 from .memory import array_at, load
 
-BLOCK = 2048  # elements that are in the L1 cache at a time
+BLOCK = 2048  # elements at a time, so that they stay in the L1 cache
 
 
 @kernel

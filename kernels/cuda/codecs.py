@@ -1,8 +1,8 @@
-"""The codecs of the reference, with its payloads to the bit, as fused kernels: one pass over the tensor each way.
+"""The reference's codecs as fused kernels, with the same payloads to the bit: each way reads the tensor once.
 
-Exceptions, which read the tensor twice, are tokens of an odd length and channels whose rows do not begin at
-16-byte boundaries ("blocks.cu"), and groups longer than 4096 elements and runs longer than 128 rows, whose second
-reading is served by the cache.
+Two cases read it twice when they compress: tokens of an odd length, and channels whose rows do not begin at 16-byte
+boundaries ("blocks.cu"). Groups of more than 4096 elements and runs of more than 128 rows are read twice too, but the
+second time from the cache.
 """
 
 import math
@@ -24,8 +24,8 @@ CHANNEL_ROWS = 4  # HELD in channel.cu: rows that a thread holds
 class Plan(NamedTuple):
     """The sizes of a payload and the launches that make it and undo it.
 
-    `compress` takes the pointers of the tensor, codes and parameters, and the seed if rounding is stochastic;
-    `decompress` those of codes, parameters and tensor. Outliers, of shape `raw`, are put in as the codec says.
+    `compress` takes the pointers of the tensor and of the payload's parts, and the seed if rounding is stochastic; for
+    outliers, of shape `raw`, also the pointer of the channels. `decompress` takes those of the parts and of the tensor.
     """
 
     code_bytes: int
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 class _Quantized(Planned):
-    """What the kernels of INT4 and INT8 codecs have in common, beside the reference's codec."""
+    """What the INT4 and INT8 codecs share, besides what the reference's codecs have."""
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
@@ -49,14 +49,13 @@ class _Quantized(Planned):
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan_of(x)
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
-        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *self.seed())
-        return codes, scales
+        fitted = [torch.empty(plan.groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
+        plan.compress(x.data_ptr(), codes.data_ptr(), *[part.data_ptr() for part in fitted], *self.seed())
+        return codes, *fitted
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        codes, scales = payload
-        x = torch.empty(shape, dtype=dtype, device=codes.device)
-        self.plan_of(x).decompress(codes.data_ptr(), scales.data_ptr(), x.data_ptr())
+        x = torch.empty(shape, dtype=dtype, device=payload[0].device)
+        self.plan_of(x).decompress(*[part.data_ptr() for part in payload], x.data_ptr())
         return x
 
     def seed(self) -> tuple[int, ...]:
@@ -154,21 +153,6 @@ class ChannelCodec(_Quantized, reference.ChannelCodec):
 class AsymmetricCodec(_Quantized, reference.AsymmetricCodec):
     __doc__ = reference.AsymmetricCodec.__doc__
 
-    def _compress(self, x: Tensor) -> Payload:
-        plan = self.plan(x.shape, x.dtype, x.device)
-        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        scales = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
-        offsets = torch.empty(plan.groups, dtype=torch.float32, device=x.device)
-        plan.compress(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), offsets.data_ptr(), *self.seed())
-        return codes, scales, offsets
-
-    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        codes, scales, offsets = payload
-        x = torch.empty(shape, dtype=dtype, device=codes.device)
-        plan = self.plan(x.shape, dtype, x.device)
-        plan.decompress(codes.data_ptr(), scales.data_ptr(), offsets.data_ptr(), x.data_ptr())
-        return x
-
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
         return self.grouped("asymmetric", self.group_size, shape, dtype, device)
 
@@ -188,14 +172,6 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
         outputs = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
         plan.compress(x.data_ptr(), *outputs, self.channels.data_ptr(), *self.seed())
         return codes, scales, raw, indices
-
-    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        codes, scales, raw, indices = payload
-        x = torch.empty(shape, dtype=dtype, device=codes.device)
-        plan = self.plan(x.shape, dtype, x.device)
-        pointers = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
-        plan.decompress(*pointers, x.data_ptr())
-        return x
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
         (rows, width), capacity = rows_and_channels(shape), self.channels.numel()

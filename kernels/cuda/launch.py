@@ -1,4 +1,4 @@
-"""What a codec launches, worked out once for each kind of tensor."""
+"""What a codec launches, worked out once for each shape, dtype and device."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +12,7 @@ Kernel = Callable[[int, int, tuple[int, ...]], None]
 
 
 class Kernels(Protocol):
-    """The compiled kernels of one device."""
+    """The compiled kernels of one device, by name."""
 
     def get(self, source: str, name: str) -> Kernel:
         """Return the kernel `name` of sources/`source`, called with (blocks, threads a block, arguments).
@@ -22,7 +22,7 @@ class Kernels(Protocol):
 
 
 class Launch(NamedTuple):
-    """A kernel with all but its pointers settled. No blocks: nothing is launched."""
+    """A kernel with all its arguments but the pointers. With 0 blocks nothing is launched."""
 
     kernel: Kernel
     blocks: int
@@ -37,9 +37,9 @@ class Launch(NamedTuple):
 class Planned:
     """A codec that works out its launches once for each shape, dtype and device, and keeps them."""
 
-    LIMIT = 256  # of plans kept: shapes that never come back must not pile up
+    LIMIT = 256  # plans; those of shapes that never come back must not pile up
 
-    def __init__(self, *args: Any, kernels: Kernels | None) -> None:
+    def __init__(self, *args: Any, kernels: Kernels | None = None) -> None:
         super().__init__(*args)
         self._kernels = kernels
         self._plans: dict[tuple, Any] = {}

@@ -20,7 +20,7 @@ BUFFER_END, BUFFER_POINTER, BUFFER_SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_* of the dr
 
 
 def missing() -> str | None:
-    """Return why CUDA codecs cannot run with this torch, and the command that mends it; None if they can."""
+    """Return why CUDA codecs cannot run here, with the command that mends it; None if they can."""
     if torch.version.cuda is None:
         return "CUDA codecs need a torch that is built for CUDA; see https://pytorch.org/get-started for its command"
     extra = f"cuda{torch.version.cuda.split('.')[0]}"

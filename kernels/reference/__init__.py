@@ -1,8 +1,6 @@
 """Codecs in plain torch: the readable reference that every other backend is tested against."""
 
-from functools import partial
-
-from ..codec import make as make_of
+from ..codec import by_form
 from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
@@ -11,6 +9,7 @@ from .scores import channel_scores, channel_sums, rank_by_sums, rank_outliers
 from .symmetric import GroupCodec, TokenCodec
 
 __all__ = [
+    "CLASSES",
     "AsymmetricCodec",
     "BitsCodec",
     "ChannelCodec",
@@ -20,13 +19,8 @@ __all__ = [
     "channel_scores",
     "channel_sums",
     "is_two_valued",
-    "make",
     "rank_by_sums",
     "rank_outliers",
 ]
 
-
-CLASSES = {
-    codec.form: codec for codec in (AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
-}
-make = partial(make_of, CLASSES)
+CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)

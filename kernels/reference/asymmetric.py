@@ -1,4 +1,4 @@
-"""Asymmetric INT4 and INT8, for what lies on one side of zero: Softmax, Score."""
+"""Asymmetric INT4 and INT8, for tensors that are mostly on one side of zero: Softmax, Score."""
 
 import math
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ class BitsCodec(Codec):
     The payload is (bits: uint8 (ceil(numel / 8),), values: x.dtype (2,)). Bit i % 8 of byte i // 8 chooses the
     value of element i. Values are told apart by their bit patterns, so -0.0, Inf and NaN come back as they were.
 
-    A tensor of more than two values does not come back: ask `is_two_valued` before.
+    A tensor of more than two values does not come back as it was: call `is_two_valued` before.
     """
 
     form = "bits"

@@ -51,7 +51,7 @@ class OutlierCodec(GroupCodec):
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        # `load` copies even float32, by whole rows: a tile may begin and end within some.
+        # `load` copies whole rows, even of float32, and a tile may begin and end within a row.
         as_copied = super().workspace_bytes(shape, torch.bfloat16)
         return as_copied + 2 * 4 * rows_and_channels(shape)[1] + 8 * self.channels.numel()
 

@@ -1,4 +1,4 @@
-"""Uniform numbers from a counter-based generator: element i of a tensor has its own, whoever computes it."""
+"""Uniform numbers from a counter-based generator: the number of element i depends on i and the seed alone."""
 
 import torch
 from torch import Tensor

@@ -126,7 +126,7 @@ class QuantizedCodec(Codec):
         cut = list(tiles(self.blocks(shape)))
         elements = max((tile.shape.runs * tile.shape.length * tile.shape.channels for tile in cut), default=0)
         groups = max((tile.shape.runs * tile.shape.channels for tile in cut), default=0)
-        # Four numbers are drawn at a time, and a tile may begin and end within some.
+        # Four numbers are drawn at a time, and a tile may begin and end within four.
         drawn = 24 * (elements + 8) if self.rounding == "stochastic" and elements else 0
         return each * elements + drawn + 28 * groups
 
@@ -147,7 +147,7 @@ class QuantizedCodec(Codec):
     ) -> None:
         values, *fitted = self.quantize(block)
         codes = self._round(values.view(-1), tile, seed)
-        del values  # the workspace's bound counts on it
+        del values  # `workspace_bytes` assumes that it is freed here
         pack(codes, packed, self.width)
         for kept, new in zip(parameters, fitted, strict=True):
             kept.copy_(new.view(-1))

@@ -43,7 +43,7 @@ def scores_of_sums(sums: Tensor) -> Tensor:
     if not sums.numel():
         return sums.float()
     finite = sums.isfinite()
-    # Above the smallest sum, rather than zero: equal sums then deviate by zero exactly.
+    # Relative to the smallest sum: equal sums then deviate by exactly zero.
     above = sums - sums.where(finite, torch.inf).amin()
     count = finite.sum()
     deviation = above - tree_sum(above.where(finite, 0.0)) / count

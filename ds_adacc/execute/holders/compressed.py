@@ -28,7 +28,7 @@ class Compressed(Restored):
         self.payload = self.codec.compress(flat)
 
     def held(self) -> tuple[torch.Tensor, ...]:
-        """What of the payload lies where the value did."""
+        """The payload's tensors on the value's device."""
         return tuple(tensor for tensor in self.payload or () if tensor.device == self._device)
 
     def _restore(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ds_adacc.record.saved import never_saved
 
 
 class Offloaded(Restored):
-    """A value in host memory, fetched ahead of its use or, if nobody did, at its first use."""
+    """A value in host memory. It is fetched before backward asks for it, or at the latest then."""
 
     __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
 
@@ -37,7 +37,7 @@ class Offloaded(Restored):
             self.offloads.transfer.settle(self._handle)
 
     def prefetch(self) -> None:
-        """Let the value come back, if it is not here or on its way already."""
+        """Start to bring the value back, unless it is here or on its way."""
         if self._handle is not None and not self._coming and self._cached is None:
             self.offloads.transfer.back(self._handle)
             self._coming = True
@@ -61,7 +61,7 @@ class Offloaded(Restored):
 
 
 def _witness(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that counts the writes to `tensor`, and has its shape, but not its memory."""
+    """A tensor that counts the writes to `tensor` (Rule 7) and has its shape, without keeping its memory."""
     witness = tensor.detach()
     witness.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
     return witness

@@ -1,4 +1,4 @@
-"""Recompute: hold nothing, and replay the operator that made the value."""
+"""Recompute: hold nothing, and replay the operator that made the value (Rule 1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ds_adacc.record.saved import Holder, Retained
 
 
 class Replay:
-    """One operator replayed in backward; its outputs stay cached until each one's last use."""
+    """One operator that backward replays. Each of its outputs stays cached until its last use (Rule 6)."""
 
     __slots__ = ("_cached", "_left", "inputs", "rerun", "versions")
 
@@ -33,17 +33,17 @@ class Replay:
 
     def _run(self) -> tuple[torch.Tensor, ...]:
         for parameter, version in zip(self.rerun.read_parameters, self.versions, strict=True):
-            if parameter._version != version:
+            if parameter._version != version:  # Rule 7
                 raise modified("a parameter", parameter, version)
-        roots = {index: cell.get() for index, cell in self.inputs.items()}
+        roots = {index: holder.get() for index, holder in self.inputs.items()}
         return replay(self.rerun.op, roots.__getitem__, self.rerun.parameters)
 
 
 class Rebuilt:
     """One output of a replay.
 
-    Until the values it is rebuilt from have all been saved, the tensor itself is kept: a forward that takes another
-    turn than the recorded one must not lose it.
+    Rule 4: until all its sources are saved, the tensor itself is held in `pending`. A forward that diverges in between
+    could not rebuild it.
     """
 
     __slots__ = ("__weakref__", "name", "output", "pending", "replay")

@@ -1,4 +1,4 @@
-"""What the holders share that keep a value in another form than its own."""
+"""What compressed and offloaded values share: they are restored when backward asks for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ds_adacc.record.geometry import Geometry
 
 
 class Restored(ABC):
-    """A value kept in another form: restored on first use, as a flat tensor, and cached until its last."""
+    """A value held in another form. It is restored at its first use and cached until its last (Rule 6)."""
 
     __slots__ = ("__weakref__", "_cached", "_left", "geometry", "name", "uses")
 
@@ -31,4 +31,4 @@ class Restored(ABC):
 
     @abstractmethod
     def _restore(self) -> torch.Tensor:
-        """All elements, in the order in which they lie in memory. Raises RuntimeError if the cell is empty."""
+        """All elements, flat, in memory order. Raises RuntimeError if the value was never saved."""

@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned gather(unsigned bits) {
     return word;
 }
 
-// The bytes of a word that hold bits of the `left` elements from its first on.
+// Store the bytes of a word that hold bits, if `left` elements remain from the word's first one on.
 __device__ __forceinline__ void store_word(unsigned char* bits, unsigned word, long long left) {
     if (left >= 32) {
         *reinterpret_cast<unsigned*>(bits) = word;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_word(unsigned char* bits, unsigned word, l
     for (int k = 0; 8 * k < left; ++k) bits[k] = (unsigned char)(word >> 8 * k);
 }
 
-// A pattern of the block's threads that differs from `first`, or `first` if there is none; the same in all threads.
+// A pattern that differs from `first` in any thread of the block, or `first` if none does. All threads get the same.
 template <class Bits>
 __device__ __forceinline__ Bits find_other(Bits other, Bits first) {
     __shared__ Bits found[BLOCK / WARP];

@@ -7,7 +7,7 @@
 
 constexpr int BLOCK = 256;
 
-// `lanes` threads have a group: 1 or 32.
+// `lanes` threads, 1 or 32, share a group.
 template <int BITS, class T>
 __device__ __forceinline__ void fit(
     const T* x, float* scales, long long numel, long long length, long long channels, long long groups, int lanes,
@@ -31,7 +31,7 @@ __device__ __forceinline__ Parameters parameters(
     return {scale, 0.0f, reciprocal(scale)};
 }
 
-// A thread has a unit, and a group of its own for each element.
+// A thread has one unit; each element of it may be in another group.
 template <int BITS, bool STOCHASTIC, class T>
 __device__ __forceinline__ void encode_all(
     const T* x, const float* scales, unsigned char* codes, long long numel, long long length, long long channels,

@@ -75,13 +75,13 @@ private:
 
 __device__ __forceinline__ bool aligned(const void* pointer) { return ((unsigned long long)pointer & 15) == 0; }
 
-// How many elements of a unit exist, if `left` do from its first on.
+// How many elements of a unit exist, if `left` elements of the tensor remain from the unit's first one on.
 template <class T>
 __device__ __forceinline__ int filled(long long left) {
     return (int)max(0LL, min(left, (long long)Unit<T>::SIZE));
 }
 
-// The first `count` elements at `x`, the others zero. `wide`: a whole unit there is aligned.
+// The first `count` elements at `x`; the others are zero. `wide`: `x` is aligned, so that a whole unit can be loaded.
 template <class T>
 __device__ __forceinline__ Unit<T> load_unit(const T* x, int count, bool wide) {
     if (wide && count == Unit<T>::SIZE) return *reinterpret_cast<const Unit<T>*>(x);
@@ -119,7 +119,7 @@ struct Word<8> {
     using Type = unsigned long long;
 };
 
-// Those of a unit, the first in the lowest bits.
+// The codes of a unit, the first in the lowest bits.
 template <int BITS, class T>
 using Codes = typename Word<Unit<T>::SIZE / PER_BYTE<BITS>>::Type;
 
@@ -221,7 +221,8 @@ struct Symmetric {
 template <int N>
 struct Asymmetric {
     static constexpr int BITS = N;
-    static constexpr float STEP = N == 4 ? 0.13333332538604736f : 0.00784313678741455f;  // 2 / 15, 2 / 255, less
+    // 2 / 15 and 2 / 255, rounded down.
+    static constexpr float STEP = N == 4 ? 0.13333332538604736f : 0.00784313678741455f;
     static constexpr float LARGEST_SCALE = GREATEST / HALF<N>;
     static constexpr int WORDS = 2;
     static constexpr bool ZERO_IS_IN_RANGE = false;

@@ -4,8 +4,8 @@ import sys
 from importlib import metadata
 
 import pytest
+from cache_worker import profile
 from packaging.requirements import Requirement
-from store_worker import profile
 
 from ds_adacc.cli import checks
 from ds_adacc.cli.checks import Absent, Finding
@@ -41,7 +41,7 @@ def test_this_environment_is_fine(document):
     ProfileCache(default_path()).save("key", profile())
     code, told = document("doctor")
     assert code == 0
-    assert list(told) == ["fine", "findings", "store"] and told["fine"] is True
+    assert list(told) == ["fine", "findings", "cache"] and told["fine"] is True
     found = {finding.pop("name"): finding for finding in told["findings"]}
     assert list(found)[:3] == ["Python", "torch", "deepspeed"]
     assert found["torch"] == {"fine": True, "required": True, "detail": metadata.version("torch"), "remedy": ""}
@@ -49,7 +49,7 @@ def test_this_environment_is_fine(document):
     for name in ("reference", "cpu"):
         assert found[f"backend {name}"] == {"fine": True, "required": True, "detail": "runs here", "remedy": ""}
     size = default_path().stat().st_size
-    assert told["store"] == {"path": str(default_path()), "bytes": size, "profiles": 1}
+    assert told["cache"] == {"path": str(default_path()), "bytes": size, "profiles": 1}
 
 
 def test_the_tables_tell_it_in_words(said, monkeypatch):
@@ -174,13 +174,13 @@ def test_the_solver_is_asked_something_that_needs_a_search(monkeypatch):
     assert asked[0].added_seconds == 2.0 and asked[0].proven_optimal
 
 
-def test_a_damaged_store_is_told_of_and_left_alone(document, monkeypatch):
+def test_a_damaged_cache_is_told_of_and_left_alone(document, monkeypatch):
     path = default_path()
     path.parent.mkdir()
     path.write_bytes(b"not a database" * 400)
-    finding = checks._finding("profile store", checks._store)
-    assert finding == Finding("profile store", False, False, "DatabaseError: file is not a database")
+    finding = checks._finding("profile cache", checks._cache)
+    assert finding == Finding("profile cache", False, False, "DatabaseError: file is not a database")
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: [finding])
     code, told = document("doctor")
-    assert (code, told["fine"], told["store"]) == (0, True, None)
+    assert (code, told["fine"], told["cache"]) == (0, True, None)
     assert path.read_bytes() == b"not a database" * 400

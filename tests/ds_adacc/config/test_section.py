@@ -226,7 +226,7 @@ def test_presets_name_codecs_that_exist():
         ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a valid number"),
         (
             {"codecs": "by-error"},
-            "adacc.codecs = 'by-error': chooses by 'max_gradient_error', which is not set: 0.05, say",
+            "adacc.codecs = 'by-error': needs 'max_gradient_error', which is not set; 0.05, for example",
         ),
         ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
         ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
@@ -234,7 +234,10 @@ def test_presets_name_codecs_that_exist():
             {"rectifier": {"max_interval": 1000}},
             "adacc.rectifier.max_interval = 1000: must be a power of two, as tracking intervals double: 1, 2, 4, ...",
         ),
-        ({"rectifier": {"roles": []}}, "adacc.rectifier.roles = []: must name a role, or set 'enabled' to false"),
+        (
+            {"rectifier": {"roles": []}},
+            "adacc.rectifier.roles = []: must name at least one role; to track none, set 'enabled' to false",
+        ),
         ({"rectifier": {"roles": "linear"}}, "adacc.rectifier.roles = 'linear': must be a list of roles"),
         (
             {"rectifier": {"roles": ["gelu", "layer_norm"]}},
@@ -388,7 +391,7 @@ def test_a_directory_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"codecs": {"linear": ["bits"]}}, "whose role is 'dropout_mask'"),
+        ({"codecs": {"linear": ["bits"]}}, "valid for role 'dropout_mask' only"),
         ({"codecs": {"linear": ["group", "group"]}}, "names a codec twice"),
         ({"group_size": 65538}, "at most 65536"),
     ],

@@ -10,7 +10,8 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
-from ds_adacc.profile import measure
+from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.measure import measure
 
 pytestmark = [
     pytest.mark.gpu,
@@ -186,8 +187,8 @@ def test_offload_is_measured_and_on_offer(device):
     blocks, x = two_blocks(device)
     recording = record(blocks[0], (x,), {})
     tensors = [torch.zeros(v.geometry.size, dtype=v.geometry.dtype, device=device) for v in recording.values]
-    codecs = measure.CodecMaker(load({"adacc": {"codecs": "none"}}))
-    profile = measure.measure(recording, tensors, codecs)
+    codecs = CodecMaker(load({"adacc": {"codecs": "none"}}))
+    profile = measure(recording, tensors, codecs)
     assert profile.overlap_seconds > (0.0, 0.0)
     offered = {recording.values[i].name for i, costs in enumerate(profile.codecs) if costs}
     assert offered == {value.name for value in recording.values if value.index in recording.saved}

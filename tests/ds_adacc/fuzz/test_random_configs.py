@@ -16,7 +16,7 @@ from ds_adacc.runtime.runtime import Runtime
 
 SECTIONS, TEXTS, USED = 2000, 150, 12
 LINE = re.compile(r"(adacc(\.|\[| = )|.{1,3000}: unknown section; did you mean 'adacc'\?)", re.DOTALL)
-HINT = re.compile("must|valid: |did you mean|appears twice|names a codec twice|which is not set|name it there")
+HINT = re.compile("must|valid: |did you mean|appears twice|names a codec twice|which is not set|is valid for")
 
 
 def loaded(source):

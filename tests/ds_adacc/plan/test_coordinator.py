@@ -14,7 +14,7 @@ from ds_adacc.config import load
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.consensus import RankReport, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.record.recording import Op
+from ds_adacc.record.recording import RecordedOp
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -64,7 +64,9 @@ def test_data_and_device_numbers_do_not_part_kinds():
     assert replace(recording, values=flagged).digest == recording.digest
     digests = set()
     for number in (0, 1):
-        op = Op(0, torch.ops.aten.empty.memory_format, ((4,),), (("device", torch.device("cuda", number)),), (None,))
+        op = RecordedOp(
+            0, torch.ops.aten.empty.memory_format, ((4,),), (("device", torch.device("cuda", number)),), (None,)
+        )
         digests.add(replace(recording, ops=(op,)).digest)
     assert len(digests) == 1
 

@@ -3,6 +3,7 @@
 import ast
 import multiprocessing
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_worker import profile, save_many
+from cache_worker import profile, save_many
 
-from ds_adacc import environment
+from ds_adacc import environment, kernels
 from ds_adacc.config import load
-from ds_adacc.profile import cache as store
+from ds_adacc.profile import cache
 from ds_adacc.profile.cache import APPLICATION_ID, SCHEMA_VERSION, ProfileCache, default_path, describe, profile_key
 
 CPU = torch.device("cpu")
@@ -40,14 +41,14 @@ def execute(path, *statements):
 
 def refuse(monkeypatch, statement):
     """Every connection begins with a statement that makes a disk of it that fails."""
-    connect = store._connect
+    connect = cache._connect
 
     def connected(path):
         connection = connect(path)
         connection.execute(statement)
         return connection
 
-    monkeypatch.setattr(store, "_connect", connected)
+    monkeypatch.setattr(cache, "_connect", connected)
 
 
 def test_a_profile_comes_back_equal(path, warnings):
@@ -128,6 +129,26 @@ def test_another_version_changes_the_key(package, monkeypatch):
     assert key() != before
 
 
+@pytest.mark.parametrize("edited", ["codec.py", "cpu/groups.py", "cuda/sources/bits.cu", "cuda/sources/common.cuh"])
+def test_an_edited_kernel_changes_the_key(edited, tmp_path, monkeypatch):
+    keys = {}
+    for name in ("as it is", "copied", "edited"):
+        if name != "as it is":
+            copy = tmp_path / name
+            shutil.copytree(Path(kernels.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            if name == "edited":
+                (copy / edited).write_text((copy / edited).read_text() + "\n")
+            monkeypatch.setattr(kernels, "__file__", str(copy / "__init__.py"))
+        keys[name] = key()
+    assert keys["as it is"] == keys["copied"] != keys["edited"]
+
+
+def test_the_kernels_are_read_once_a_process(monkeypatch):
+    before = key()
+    monkeypatch.setattr(Path, "read_bytes", None)
+    assert key() == before
+
+
 def test_a_cupy_that_is_not_installed_is_left_out(monkeypatch):
     def version(name):
         if name.startswith("cupy"):
@@ -190,8 +211,10 @@ def test_a_file_that_cannot_be_used_is_moved_aside(spoil, path, warnings):
     aside = path.with_name("profiles.sqlite.bad")
     assert aside.read_bytes() == before
     (warning,) = warnings()
-    assert warning.startswith(f"{path} cannot hold profiles (") and reason in warning
-    assert warning.endswith(f"); it is now {aside}, and a new file takes its place")
+    assert (
+        warning.startswith(f"the profile cache {path} is damaged, or another version wrote it (") and reason in warning
+    )
+    assert f"): it was renamed to {aside}, which you may delete; " in warning
     kept.save("key", profile())
     assert ProfileCache(path).load("key") == profile()
     assert len(warnings()) == 1
@@ -230,10 +253,17 @@ def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
     execute(path, ["UPDATE profiles SET profile = replace(profile, ?, ?) WHERE key = 'bad'", (old, new)])
     assert kept.load("bad") is None
     (warning,) = warnings()
-    assert warning.startswith("the profile bad was no good and is deleted: ") and told in warning
+    assert warning.startswith("profile bad in the cache cannot be read (") and told in warning
     assert kept.load("good") == profile()
     assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
     assert len(warnings()) == 1
+
+
+def unusable(path, reason):
+    return (
+        f"the profile cache {path} cannot be used ({reason}): from now on this run measures every new block and keeps "
+        "no profile; free the disk or the lock, or set XDG_CACHE_HOME to another folder"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
@@ -242,7 +272,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
     assert kept.load("key") is None
     kept.save("key", profile())
     (warning,) = warnings()
-    assert warning.startswith(f"profiles are not kept in {path}: ")
+    assert warning.startswith(f"the profile cache {path} cannot be used (")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -251,7 +281,7 @@ def test_a_read_only_folder_is_one_warning(path, warnings):
     kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
-    assert warnings() == [f"profiles are not kept in {path}: unable to open database file"]
+    assert warnings() == [unusable(path, "unable to open database file")]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +299,7 @@ def test_a_disk_that_takes_nothing_is_one_warning(statement, told, path, warning
     kept.save("other", large_profile())
     kept.save("other", profile())
     assert kept.load("key") is None
-    assert warnings() == [f"profiles are not kept in {path}: {told}"]
+    assert warnings() == [unusable(path, told)]
 
 
 def large_profile():
@@ -281,18 +311,18 @@ def large_profile():
 
 def test_a_lock_that_does_not_come_free_is_one_warning(path, warnings, monkeypatch):
     ProfileCache(path).save("key", profile())
-    monkeypatch.setattr(store, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "BUSY_SECONDS", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         kept = ProfileCache(path)
         assert kept.load("key") is None
         other.execute("COMMIT")
     kept.save("key", profile())
-    assert warnings() == [f"profiles are not kept in {path}: database is locked"]
+    assert warnings() == [unusable(path, "database is locked")]
 
 
 def test_a_lock_is_waited_for_ten_seconds():
-    assert store.BUSY_SECONDS == 10
+    assert cache.BUSY_SECONDS == 10
 
 
 @pytest.mark.ranks
@@ -336,6 +366,6 @@ def test_a_file_rebuilt_by_another_process_stays(path, warnings, monkeypatch):
 
 
 def test_there_is_no_pickle():
-    tree = ast.parse(Path(store.__file__).read_text())
+    tree = ast.parse(Path(cache.__file__).read_text())
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert "json" in imports and not imports & {"pickle", "dill", "marshal", "shelve"}

@@ -1,4 +1,4 @@
-"""A block measured by an earlier run is not measured again, unless the store has nothing that is its own."""
+"""A block measured by an earlier run is not measured again, unless the cache has nothing that is its own."""
 
 import json
 import sqlite3
@@ -54,7 +54,7 @@ def train(path):
     return runtime
 
 
-def stored(path):
+def cached(path):
     with closing(sqlite3.connect(path)) as connection:
         ((row,),) = connection.execute("SELECT profile FROM profiles")
     return json.loads(row)
@@ -67,7 +67,7 @@ def test_a_run_that_need_not_measure_decides_the_same(path):
     assert second.controller.plan.policies == first.controller.plan.policies
 
 
-def test_without_a_store_every_run_measures():
+def test_without_a_cache_every_run_measures():
     assert [meet(None)[1] for _ in range(2)] == [1, 1]
 
 
@@ -76,13 +76,14 @@ def test_another_offer_of_codecs_is_measured(path):
     assert ProfileCache(path).count() == 2
 
 
-def test_a_damaged_store_is_begun_anew_with_a_warning_and_the_run_goes_on(path, caplog):
+def test_a_damaged_cache_is_begun_anew_with_a_warning_and_the_run_goes_on(path, caplog):
     path.write_bytes(b"not a database" * 400)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         assert train(path).profiler.measured == 1
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == (
-        f"{path} cannot hold profiles (file is not a database); it is now {path}.bad, and a new file takes its place"
+        f"the profile cache {path} is damaged, or another version wrote it (file is not a database): it was renamed to "
+        f"{path}.bad, which you may delete; a new file takes its place, and blocks are measured again"
     )
     assert meet(path)[1] == 0
 
@@ -93,7 +94,7 @@ def test_a_damaged_store_is_begun_anew_with_a_warning_and_the_run_goes_on(path, 
 )
 def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, other):
     meet(path)
-    profile = stored(path)
+    profile = cached(path)
     assert profile["graph"][rows][row][field] != other
     profile["graph"][rows][row][field] = other
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -101,7 +102,7 @@ def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, oth
     block_type, measured = meet(path)
     assert measured == 1
     assert block_type.profile.graph.values == block_graph(block_type.recording).values
-    assert planner.Profile.from_json(stored(path)) == block_type.profile
+    assert planner.Profile.from_json(cached(path)) == block_type.profile
     assert meet(path)[1] == 0
 
 

@@ -7,8 +7,9 @@ from recorded import tensors_of
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.profile.block_graph import Gradients, block_graph
-from ds_adacc.profile.measure import CodecMaker, measure
+from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
+from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.measure import measure
 from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
 from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import closure_of
@@ -94,7 +95,7 @@ def test_layer_norm_sums_its_parameters_gradients_by_thread():
 
 def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
     found = captured(zoo.GPTBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    gradients = Gradients(found.recording)
+    gradients = GradientLifetimes(found.recording)
     refused = [op for op in found.recording.ops if not op.replayable]
     assert refused
     for op in refused:
@@ -105,7 +106,7 @@ def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
 
 def test_a_backward_is_timed():
     found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    gradients = Gradients(found.recording)
+    gradients = GradientLifetimes(found.recording)
     op = next(op for op in found.recording.ops if op.short_name == "addmm")
     assert backward_workspace(op, found.tensors, gradients).seconds > 0
 

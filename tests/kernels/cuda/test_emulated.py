@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ds_adacc.kernels
 from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference, separates_outliers
+from ds_adacc.kernels.codec import make
 
 SOURCES = Path(ds_adacc.kernels.__file__).parent / "cuda" / "sources"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -169,7 +170,7 @@ class Trial:
     def __init__(self, name, x, group_size=128, channels=None, scale="extreme", rounding="nearest"):
         self.x = x
         self.arguments = (name, group_size, channels, scale, rounding)
-        self.reference = reference.make(*self.arguments)
+        self.reference = make(reference.CLASSES, *self.arguments)
         self.payload = self._compress(self.reference, x)
         self.result = self.reference.decompress(self.payload, x.shape, x.dtype)
 
@@ -194,7 +195,7 @@ class Trial:
         name, group_size, channels, scale, rounding = self.arguments
         if channels is not None:
             channels = memory.place(channels, name="channels")
-        return cuda.make(name, group_size, channels, scale, rounding, kernels=kernels)
+        return make(cuda.CLASSES, name, group_size, channels, scale, rounding, kernels=kernels)
 
     def _check_payload(self, codec, payload):
         assert [(t.shape, t.dtype) for t in payload] == [(t.shape, t.dtype) for t in self.payload]
@@ -283,7 +284,7 @@ def test_bits_of_more_tiles_than_blocks(cases, dtype, reversed, monkeypatch):
 def test_strided_tensors_are_refused_and_views_are_not(cases, name):
     whole = tensor(name, normal, (6, 10, 12), torch.float32, 0)
     channels = torch.tensor([2]) if separates_outliers(name) else None
-    codec = cuda.make(name, 8, channels, "extreme", "nearest", kernels=EmulatedKernels(SOURCES))
+    codec = make(cuda.CLASSES, name, 8, channels, "extreme", "nearest", kernels=EmulatedKernels(SOURCES))
     for strided in (whole.transpose(0, 1), whole[:, 1:], whole[..., ::2]):
         with pytest.raises(ValueError, match="takes contiguous tensors"):
             codec.compress(strided)

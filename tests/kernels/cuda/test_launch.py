@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ds_adacc.kernels import CODECS, cuda, separates_outliers
+from ds_adacc.kernels.codec import make
 from ds_adacc.kernels.cuda import modules
 from ds_adacc.kernels.cuda.launch import Planned
 
@@ -30,7 +31,7 @@ class Recorder:
 
 def build(name, recorder, channels=(3, 1), group_size=128, scale="extreme", rounding="nearest"):
     channels = torch.tensor(channels, dtype=torch.int64) if separates_outliers(name) else None
-    return cuda.make(name, group_size, channels, scale, rounding, kernels=recorder)
+    return make(cuda.CLASSES, name, group_size, channels, scale, rounding, kernels=recorder)
 
 
 def pointers(tensors):

@@ -12,7 +12,7 @@ def profile(seconds=0.25):
 
 
 def save_many(path, number, barrier):
-    store = ProfileCache(path)
+    cache = ProfileCache(path)
     barrier.wait()
     for index in range(50):
-        store.save(f"{number}-{index}", profile(index))
+        cache.save(f"{number}-{index}", profile(index))
