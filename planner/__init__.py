@@ -13,7 +13,7 @@ from ds_adacc.planner.baselines import (
 )
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
-from ds_adacc.planner.heuristics import dynamic_programming, greedy
+from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -54,7 +54,6 @@ __all__ = [
     "chosen_codecs",
     "compress_all",
     "compress_policy",
-    "dynamic_programming",
     "evaluate_per_block",
     "evaluate_uniform",
     "frontier",

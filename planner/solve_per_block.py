@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.mixture import PerBlockModel
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (

@@ -1,7 +1,7 @@
 """The paper's planner: one mixed-integer program over all block types, one policy a block type (section 3.3).
 
 The first search in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about
-34 KB; `isolated` keeps both out of the training process.
+34 KB; `solve_in_process` keeps both out of the training process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 import mip
 
 from ds_adacc.planner.baselines import retain_policy
-from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem

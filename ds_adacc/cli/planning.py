@@ -111,9 +111,7 @@ def _baselines(
     costs = [Costs(other.name, other.peak, other.added_seconds, other.fits) for other in known]
     one, refusal = _fit(planner.solve_uniform, problem, budget, seconds)
     costs.append(Costs("one policy", one.peak, one.added_seconds, True) if one else _unfit("one policy", refusal))
-    found = {"one policy": one}
-    for name, search in (("greedy", planner.greedy), ("dynamic programming", planner.dynamic_programming)):
-        found[name], _ = _fit(search, problem, budget, seconds)
+    found = {"one policy": one, "greedy": _fit(planner.greedy, problem, budget, seconds)[0]}
     policies = {}
     for place, block_type in enumerate(problem.block_types):
         fixed = {name: plan(block_type.profile) for name, plan in _FIXED.items()}

@@ -176,7 +176,6 @@ def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
         "recompute all": planner.recompute_all,
         "compress all": planner.compress_all,
         "greedy": planner.greedy,
-        "dynamic programming": planner.dynamic_programming,
     }
     return tuple(_baseline(name, plan, groups, budget) for name, plan in planners.items())
 

@@ -264,7 +264,7 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     def late(*_, **__):
         raise planner.NoSolutionInTime("no policy found in 1 s")
 
-    monkeypatch.setattr(planner, "mix_isolated", late)
+    monkeypatch.setattr(planner, "solve_in_process", late)
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):

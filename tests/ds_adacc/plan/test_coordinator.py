@@ -252,7 +252,7 @@ def test_a_greedy_plan_is_told(monkeypatch, caplog):
     def hurried(problem, budget, *, max_seconds):
         return replace(planner.greedy(problem, budget, max_seconds=max_seconds), out_of_time=True)
 
-    monkeypatch.setattr(planner, "mix_isolated", hurried)
+    monkeypatch.setattr(planner, "solve_in_process", hurried)
     runs = runtime()
     step(runs, [Numbered()])
     assert "adacc.solver.max_seconds = 5.0: no plan was found in that time; a greedy one is in force" in caplog.text

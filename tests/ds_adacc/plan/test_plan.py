@@ -114,7 +114,7 @@ def test_out_of_time_is_raised_unless_forgiven(monkeypatch, forgiven):
     def late(*_, **__):
         raise planner.NoSolutionInTime("no policy was found in 1 seconds")
 
-    monkeypatch.setattr(planner, "mix_isolated", late)
+    monkeypatch.setattr(planner, "solve_in_process", late)
     with pytest.raises(planner.NoSolutionInTime):
         decided({"a": 1}, ["a"], 12, forgiven=forgiven)
     (group,) = decided({"a": 1}, ["a"], 12, forgiven=(planner.NoSolutionInTime,))

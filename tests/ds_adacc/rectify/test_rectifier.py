@@ -131,7 +131,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
     def refuse(*_, **__):
         raise planner.InfeasibleBudget(1, 2)
 
-    monkeypatch.setattr(planner, "mix_isolated", refuse)
+    monkeypatch.setattr(planner, "solve_in_process", refuse)
     training.inject(40.0)
     training.run(5)
     assert (training.block_type.policies, training.block_type.capacity) == before
