@@ -7,9 +7,8 @@ may have several outputs, and one tensor may be needed by several steps of backw
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -103,18 +102,6 @@ class BlockGraph:
                 if self.values[value].producer is not None:
                     last[value] = index
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` turns back into an equal graph."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BlockGraph:
-        """The graph of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
-        ops = (Op(**{**o, "inputs": tuple(o["inputs"]), "outputs": tuple(o["outputs"])}) for o in data["ops"])
-        events = (Event(e["name"], tuple(e["values"]), e["gradient_bytes"]) for e in data["events"])
-        values = (Value(**value) for value in data["values"])
-        return cls(tuple(values), tuple(ops), tuple(events), data["forward_overhead"])
 
     def _obtainable(self, index: int, usable: Collection[int]) -> bool:
         value = self.values[index]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ds_adacc.planner.graph import BlockGraph, check_count
 
@@ -84,17 +82,6 @@ class Profile:
             f"value {self.graph.values[value].name!r} is stored as {name!r}; "
             f"on offer are {[RETAIN, *(offer.codec for offer in self.codecs[value])]}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` turns back into an equal profile."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
-        codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
-        graph, seconds = BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"])
-        return cls(graph, seconds, tuple(codecs), tuple(data["overlap_seconds"]), data["noise"])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
@@ -15,12 +14,12 @@ from ds_adacc.plan.plan import LiveSet, Orders
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank tells of a block type: its profile as JSON, calls alive at once, of which so many of each block.
+    """What one rank tells of a block type: its profile, calls alive at once, of which so many of each block.
 
     `correction` is None on a rank that has measured nothing.
     """
 
-    profile: Mapping[str, Any]
+    profile: planner.Profile
     count: int
     calls_per_block: int
     capacity: Mapping[int, int]
@@ -47,7 +46,7 @@ def merge_terms(rows: Sequence[Row]) -> Terms:
 
 def merge_profiles(rows: Sequence[Row]) -> planner.Profile:
     """Mean times; of what differs from rank to rank, the larger."""
-    profiles = [planner.Profile.from_json(row.profile) for row in rows]
+    profiles = [row.profile for row in rows]
     largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(

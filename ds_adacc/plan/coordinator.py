@@ -214,7 +214,7 @@ class Coordinator:
     def _row(self, digest: str) -> Row:
         block_type = self.block_types[digest]
         return Row(
-            self._counted(block_type).to_json(),
+            self._counted(block_type),
             block_type.count,
             block_type.calls_per_block,
             block_type.capacity,

@@ -205,7 +205,7 @@ def partitioned(mpu, rows, **options):
         "gathers": [sum("allgather" in name for name in seen) for _, seen in ours],
         "held": [runtime.held.planned, runtime.held.observed],
         "inputs": [[plan.policy.stores[0], plan.recording.values[0].nbytes] for plan in plans(runtime)],
-        "policies": [plan.policy.to_json() for plan in plans(runtime)],
+        "policies": [vars(plan.policy) for plan in plans(runtime)],
     }
     checkpointing.use(None)
     return told
@@ -243,7 +243,7 @@ def engine(mpu, section):
     if section:
         runtime = engine.adacc.runtime
         told["inputs"] = [*inputs, [plan.policy.stores[0] for plan in plans(runtime)]]
-        told["policies"] = [plan.policy.to_json() for plan in plans(runtime)]
+        told["policies"] = [vars(plan.policy) for plan in plans(runtime)]
         told["ranks"] = runtime.ranks.size
         told["held"] = [engine.adacc.planned_held_bytes, engine.adacc.observed_held_bytes]
         checkpointing.use(None)

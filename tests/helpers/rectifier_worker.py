@@ -44,7 +44,7 @@ def main(out):
             steps.append(step)
     result = {
         "steps_of_decisions": steps,
-        "policies": [[policy.to_json() for policy in chosen] for chosen in seen.policies.values()],
+        "policies": [[vars(policy) for policy in chosen] for chosen in seen.policies.values()],
         "capacity": capacities(coordinator),
         "capacity_before": before,
     }

@@ -108,7 +108,7 @@ def train(engine, begin, folder=None, saves=()):
             engine.step()
             seen["losses"].append(loss.item())
         runtime = engine.adacc.runtime
-        seen["plans"].append([[policy.to_json() for policy in chosen] for chosen in runtime.plan.policies.values()])
+        seen["plans"].append([[vars(policy) for policy in chosen] for chosen in runtime.plan.policies.values()])
         seen["rectifier"].append(vars(engine.adacc.rectifier.state()))
         if step + 1 in saves:
             engine.save_checkpoint(folder, tag=f"after{step + 1}", client_state={"mine": step})

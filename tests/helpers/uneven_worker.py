@@ -53,7 +53,7 @@ def train(section):
 def told(engine):
     """The policies in force, and for how many block types this rank has them."""
     coordinator = engine.adacc.runtime.coordinator
-    policies = {digest: [p.to_json() for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
+    policies = {digest: [vars(p) for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
     return {"policies": policies, "own": sorted(coordinator.block_types), "undecided": list(coordinator.undecided)}
 
 

@@ -82,7 +82,7 @@ def account(engine):
         return None
     plan = adacc.runtime.plan
     return {
-        "policies": [policy.to_json() for chosen in plan.policies.values() for policy in chosen],
+        "policies": [vars(policy) for chosen in plan.policies.values() for policy in chosen],
         "block_types": [block_type.name for block_type in plan.block_types],
         "counts": [block_type.count for block_type in plan.block_types],
         "planned": adacc.planned_held_bytes,

@@ -325,6 +325,16 @@ def test_a_process_that_dies(monkeypatch):
         solve_in_process(ISOLATED[0], 40, max_seconds=1)
 
 
+def test_what_is_printed_on_the_way_does_not_corrupt_the_answer(tmp_path, monkeypatch):
+    """Python reads sitecustomize as it starts; the second text comes when the solver runs, and past Python's stdout."""
+    patched = "import os, time; print('one'); time.perf_counter = lambda: os.write(1, b'two') and time.monotonic()"
+    (tmp_path / "sitecustomize.py").write_text(patched)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    problem = ISOLATED[0]
+    solution = solve_in_process(problem, 40, max_seconds=60)
+    assert solution.policies == solve_per_block(problem, 40, max_seconds=60).policies
+
+
 def test_a_process_that_gives_no_answer(monkeypatch):
     def late(*_, timeout, **__):
         raise subprocess.TimeoutExpired("solver", timeout)

@@ -1,6 +1,5 @@
 """What does not fit together is refused by name."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -261,11 +260,3 @@ def test_smallest_peak_request(block):
 def test_frontier_request(block):
     with pytest.raises(ValueError, match="max_seconds is 0; it must be finite and positive"):
         frontier(block, max_seconds=0)
-
-
-def test_profiles_and_policies_travel_as_json(gpt, block):
-    overhead = replace(block, graph=replace(block.graph, forward_overhead=7))
-    for profile in (gpt.profile, overhead, replace(block, overlap_seconds=(1.0, 2.5))):
-        assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
-    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
-    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy

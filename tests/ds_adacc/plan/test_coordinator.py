@@ -76,7 +76,7 @@ def cost(name):
 def test_only_codecs_that_every_rank_offers_are_on_offer():
     graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
     profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
-    rows = [Row(profile.to_json(), 1, 1, {}) for profile in profiles]
+    rows = [Row(profile, 1, 1, {}) for profile in profiles]
     assert [c.codec for c in merge_profiles(rows).codecs[0]] == ["token"]
 
 
@@ -85,7 +85,7 @@ def test_only_codecs_that_every_rank_offers_are_on_offer():
 )
 def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
     profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())
-    block_type = merge_block_type("k", profile, [Row(profile.to_json(), count, each, {}) for count, each in counts])
+    block_type = merge_block_type("k", profile, [Row(profile, count, each, {}) for count, each in counts])
     assert (block_type.count, block_type.blocks) == expected
 
 
