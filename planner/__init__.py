@@ -29,8 +29,8 @@ from ds_adacc.planner.solution import (
     human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
-from ds_adacc.planner.solve_uniform import smallest_peak, solve_uniform
-from ds_adacc.planner.solver_process import solve_in_process
+from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_uniform
+from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
 
 __all__ = [
     "OFFLOAD",
@@ -61,6 +61,8 @@ __all__ = [
     "greedy",
     "held_bytes",
     "human_bytes",
+    "least_peak",
+    "least_peak_in_process",
     "peak_bytes",
     "recompute_all",
     "recompute_policy",

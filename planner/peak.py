@@ -37,7 +37,7 @@ def peak_bytes(problem: Problem, policies: Policies) -> int:
         before = [0, *accumulate(call.held for call in calls)]
         forward = max(held + max(call.forward, default=0) for held, call in zip(before, calls, strict=False))
         return max(forward, *(alive for _, alive in timeline_of(problem, runs)))
-    return max(_unordered(problem, runs, group) for group in problem.groups)
+    return _unordered(problem, runs)
 
 
 def added_seconds(problem: Problem, policies: Policies) -> float:
@@ -72,7 +72,8 @@ def _calls(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[Simul
     return [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
 
 
-def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]], group: Sequence[int]) -> int:
-    members = [run for place in group for run in runs[place]]
-    held = sum(problem.block_types[place].calls_per_block * run.held for place in group for run in runs[place])
-    return held + max(run.transient for run in members) + max(run.fetched for run in members)
+def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> int:
+    pairs = zip(problem.block_types, runs, strict=True)
+    held = sum(block_type.calls_per_block * run.held for block_type, of_type in pairs for run in of_type)
+    every = [run for of_type in runs for run in of_type]
+    return held + max(run.transient for run in every) + max(run.fetched for run in every)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.greedy import greedy
-from ds_adacc.planner.mixture import PerBlockModel
+from ds_adacc.planner.per_block_model import PerBlockModel
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
     InfeasibleBudget,

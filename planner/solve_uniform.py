@@ -70,7 +70,12 @@ def smallest_peak(problem: Problem, max_seconds: float) -> int:
 
 
 def least_peak(problem: Problem, max_seconds: float) -> Solution:
-    """One policy a block type, of the smallest peak found in time. Raises NoSolutionInTime if none was found."""
+    """One policy a block type, of the smallest peak found in time, whatever time they add.
+
+    They do not depend on measured seconds, so neither does a smallest budget that is named after them. Raises
+    NoSolutionInTime if none was found, ValueError for a bad argument.
+    """
+    check_request(0, max_seconds)
     started = time.perf_counter()
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
@@ -99,13 +104,11 @@ class _Program:
         self._blocks = [Watched(self._model, block_type, self._granule, bound) for block_type in problem.block_types]
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
-        for group in problem.groups:
-            everyone = mip.xsum(problem.block_types[place].count * held[place] for place in group)
-            fetch = self._most([self._blocks[place].memory.fetched() for place in group])
-            self._model += everyone + fetch <= self._peak
-            for place in group:
-                self._blocks[place].watch(everyone - held[place] + fetch, mip.xsum([self._peak]))
         self._held = self._total(held)
+        fetch = self._most([block.memory.fetched() for block in self._blocks])
+        self._model += self._held + fetch <= self._peak
+        for block, own in zip(self._blocks, held, strict=True):
+            block.watch(self._held - own + fetch, mip.xsum([self._peak]))
 
     def expect(self, guess: Solution) -> None:
         """What the solution may be like."""

@@ -16,6 +16,9 @@ import sys
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
 from ds_adacc.planner.solve_per_block import solve_per_block
+from ds_adacc.planner.solve_uniform import least_peak
+
+Question = tuple[Problem, int | None, float]  # the budget in bytes, None: the smallest peak; the solver's seconds
 
 _START_SECONDS = 60.0
 _MARK = b"\0answer of ds_adacc.planner\0"  # what stands before it on stdout was printed while Python started
@@ -27,12 +30,22 @@ def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> So
     Raises what `solve_per_block` raises, and RuntimeError with the last lines of the child's stderr if it dies.
     """
     check_request(budget, max_seconds)
+    return _ask((problem, budget, max_seconds))
+
+
+def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
+    """As `least_peak`, in a process of its own; errors as in `solve_in_process`."""
+    check_request(0, max_seconds)
+    return _ask((problem, None, max_seconds))
+
+
+def _ask(question: Question) -> Solution:
     try:
         child = subprocess.run(
             [sys.executable, "-m", "ds_adacc.planner.solver_process"],
-            input=pickle.dumps((problem, budget, max_seconds)),
+            input=pickle.dumps(question),
             capture_output=True,
-            timeout=_START_SECONDS + 10 * max_seconds,
+            timeout=_START_SECONDS + 10 * question[2],
         )
     except subprocess.TimeoutExpired as error:
         raise NoSolutionInTime(f"the solver's process gave no answer in {error.timeout:.0f} seconds") from error
@@ -54,14 +67,19 @@ def _serve() -> None:
     # From here on whatever Python or CBC print to stdout goes to stderr, so that nothing gets into the answer.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    problem, budget, max_seconds = pickle.load(sys.stdin.buffer)
-    answer: Solution | InfeasibleBudget | NoSolutionInTime
-    try:
-        answer = solve_per_block(problem, budget, max_seconds=max_seconds)
-    except (InfeasibleBudget, NoSolutionInTime) as error:
-        answer = error
+    answer = _answer(pickle.load(sys.stdin.buffer))
     with answers:
         answers.write(_MARK + pickle.dumps(answer))
+
+
+def _answer(question: Question) -> Solution | InfeasibleBudget | NoSolutionInTime:
+    problem, budget, max_seconds = question
+    try:
+        if budget is None:
+            return least_peak(problem, max_seconds)
+        return solve_per_block(problem, budget, max_seconds=max_seconds)
+    except (InfeasibleBudget, NoSolutionInTime) as error:
+        return error
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from ds_adacc.plan.plan import (
     Policies,
     compare,
     components,
-    decide,
     largest,
     most_without,
     peak_when,
+    solve,
 )
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.measure import CodecMaker
@@ -253,7 +253,7 @@ class Coordinator:
         if must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: agreed.policies for digest, agreed in self._agreed.items()}
-        groups = decide(request, budget, self._config, settled, forgiven)
+        groups = solve(request, budget, self._config, settled, forgiven)
         return Plan(groups, budget, without, reason, compare(groups, budget)), terms
 
     def _budget(self, without: int, available: int) -> int:

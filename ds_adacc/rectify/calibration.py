@@ -9,7 +9,8 @@ from ds_adacc import planner
 from ds_adacc.plan.block_type import BlockType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import LiveSet, Plan
+from ds_adacc.plan.live_sets import LiveSet, peak_of
+from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import Gradients
 from ds_adacc.rectify.step_profiler import Measured
 
@@ -122,9 +123,8 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
             replace(block_type, profile=excess.get(block_type.name, Correction()).of(block_type.profile))
             for block_type in group.problem.block_types
         )
-        peaks.append(
-            planner.peak_bytes(replace(group.problem, block_types=tuple(block_types)), group.solution.policies)
-        )
+        corrected = replace(group.problem, block_types=tuple(block_types))
+        peaks.append(peak_of(corrected, group.live_sets, group.solution.policies))
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 

@@ -104,10 +104,10 @@ def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, mo
 def test_kinds_share_one_budget(gpt):
     few = BlockType("few", gpt.profile, 2)
     apart = [smallest_peak(Problem((block_type,)), 60) for block_type in (gpt, few)]
-    live_sets = smallest_peak(Problem((gpt, few)), 60)
+    both = smallest_peak(Problem((gpt, few)), 60)
     # only one call's backward runs at a time
-    assert max(apart) < live_sets < sum(apart)
-    assert solve_uniform(Problem((gpt, few)), live_sets, max_seconds=60).peak == live_sets
+    assert max(apart) < both < sum(apart)
+    assert solve_uniform(Problem((gpt, few)), both, max_seconds=60).peak == both
 
 
 def test_retains_everything_where_that_fits(problem):

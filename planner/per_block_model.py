@@ -191,11 +191,8 @@ class PerBlockModel:
                 yield run, before + run.held(place), choice
 
     def _bound_in_any_order(self) -> None:
-        transients = [run.transient(self._model) for run in self._runs]
-        for group in self._problem.groups:
-            total = mip.xsum(self._runs[place].held() for place in group)
-            for place in group:
-                self._model += total + transients[place] + self._fetch <= self._peak
+        for run in self._runs:
+            self._model += self._held() + run.transient(self._model) + self._fetch <= self._peak
 
     def _reserve_fetch(self) -> None:
         """Room for what is fetched from the host while another block's backward runs."""
