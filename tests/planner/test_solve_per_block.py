@@ -28,6 +28,8 @@ from ds_adacc.planner import (
     frontier,
     gradient_error,
     greedy,
+    least_peak,
+    least_peak_in_process,
     peak_bytes,
     retain_all,
     simulate,
@@ -291,6 +293,14 @@ def test_a_process_of_its_own_gives_the_same(problem):
     here, there = (planner(problem, budget, max_seconds=60) for planner in (solve_per_block, solve_in_process))
     assert here.added_seconds > 0
     assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
+
+
+def test_the_smallest_peak_from_a_process_of_its_own():
+    here, there = least_peak(ISOLATED[0], 60), least_peak_in_process(ISOLATED[0], max_seconds=60)
+    assert here.peak == smallest_peak(ISOLATED[0], 60)
+    assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
+    with pytest.raises(NoSolutionInTime, match="allow more"):
+        least_peak_in_process(ISOLATED[0], max_seconds=1e-9)
 
 
 def test_a_process_of_its_own_refuses_the_same():
