@@ -1,7 +1,7 @@
-"""A planner without a solver: give up first what saves the most bytes per second.
+"""A planner without a solver: it compresses or recomputes the values that save the most bytes per second first.
 
-It decides value by value, as if a replay cost its own operator alone and backward needed nothing besides what is held.
-The simulator then says what its policies really take. It never moves values to the host.
+It decides value by value, and assumes that a replay runs one operator only and that backward needs no more than the
+bytes held. The simulator then tells what its policies really take. It never offloads.
 """
 
 from __future__ import annotations

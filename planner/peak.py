@@ -1,4 +1,4 @@
-"""What the policies of all blocks amount to: the peak of a step, and the time they add to it."""
+"""What the policies of all blocks cost together: the peak of a step, the bytes held, and the time added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Policies = Sequence[Sequence[Policy]]  # per block type, of each of its blocks i
 
 
 def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
-    """One call of every block. ValueError if a policy does not fit, or a block has none."""
+    """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none."""
     results = []
     for block_type, chosen in zip(problem.block_types, policies, strict=True):
         if len(chosen) != block_type.blocks:
@@ -28,8 +28,9 @@ def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
 def peak_bytes(problem: Problem, policies: Policies) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
-    Forward adds up the stored values of the calls. Backward takes the calls one by one: in a known order each finds
-    only what the calls before it in forward hold; in an unknown one any may come first. ValueError as in `simulations`.
+    In forward, what the calls hold adds up. Backward takes the calls one by one. In a known order, a call finds only
+    what the calls before it in forward hold. In an unknown order, any call may be the first, and find what all hold.
+    ValueError as in `simulations`.
     """
     runs = simulations(problem, policies)
     if problem.order:
@@ -55,7 +56,7 @@ def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
 
 
 def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[tuple[int, int]]:
-    """(number of the block in forward order, bytes alive) through backward; the first entry is its beginning."""
+    """(number of the block in forward order, bytes alive) at each event of backward, after an entry for its start."""
     calls = _calls(problem, runs)
     before = sum(call.held for call in calls)
     line = [(len(calls) - 1, before)]

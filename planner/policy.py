@@ -17,8 +17,8 @@ class Policy:
     def check(self, profile: Profile) -> None:
         """Raise ValueError unless the policy can be carried out on this profile (paper, equations 5 and 6).
 
-        Whatever backward or a replayed op reads must be stored or made by a replayed op; only storable values may be
-        stored, only replayable ops replayed, only codecs on offer used.
+        Every value that backward or a replayed op reads must be stored or made by a replayed op. Only storable values
+        may be stored, with codecs on offer, and only replayable ops may be replayed.
         """
         self._check_stores(profile)
         self._check_replays(profile)
