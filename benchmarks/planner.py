@@ -42,7 +42,6 @@ BASELINES = {
     "recompute all": planner.recompute_all,
     "compress all": planner.compress_all,
     "greedy": planner.greedy,
-    "dynamic programming": planner.dynamic_programming,
     "one policy": planner.solve_uniform,
     "mix": planner.solve_per_block,
 }

@@ -1,6 +1,23 @@
-"""Retain, compress, recompute or offload: the choice for each saved value of each block that costs the least time.
+"""Chooses for each saved value of each block whether to retain, compress, recompute or offload it.
 
-Plain numbers in, plain numbers out; needs python-mip, knows neither torch nor the codecs themselves.
+In comes a `Problem`: the block types that share a budget, each with a `Profile` of measured numbers (the bytes of each
+value, the seconds of each operator and codec). A budget in bytes and a limit on the solver's time come with it. Out
+comes a `Solution`: a `Policy` for every block, which together keep the peak within the budget and add the least time.
+If no policies fit, `InfeasibleBudget` names a budget that would do.
+
+Read the files in this order:
+
+* the question: `graph` (one block: values, operators, steps of backward), `profile` (what was measured), `problem`;
+* the answer: `policy`, and `solution` with the errors;
+* what a policy costs: `simulate` (one call of a block), `peak` (a whole step);
+* planners without a solver: `baselines`, `greedy`;
+* the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `program` (choices and replays),
+  `memory` (bytes), `model` (what all searches share);
+* the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
+  one block), `per_block_model` and `solve_per_block` (a policy for each block);
+* `solver_process` runs them in a child process.
+
+The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
 from ds_adacc.planner.baselines import (
@@ -13,7 +30,7 @@ from ds_adacc.planner.baselines import (
 )
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
-from ds_adacc.planner.heuristics import dynamic_programming, greedy
+from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -29,8 +46,8 @@ from ds_adacc.planner.solution import (
     human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
-from ds_adacc.planner.solve_uniform import smallest_peak, solve_uniform
-from ds_adacc.planner.solver_process import solve_in_process
+from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_uniform
+from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
 
 __all__ = [
     "OFFLOAD",
@@ -54,7 +71,6 @@ __all__ = [
     "chosen_codecs",
     "compress_all",
     "compress_policy",
-    "dynamic_programming",
     "evaluate_per_block",
     "evaluate_uniform",
     "frontier",
@@ -62,6 +78,8 @@ __all__ = [
     "greedy",
     "held_bytes",
     "human_bytes",
+    "least_peak",
+    "least_peak_in_process",
     "peak_bytes",
     "recompute_all",
     "recompute_policy",

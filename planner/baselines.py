@@ -1,4 +1,4 @@
-"""The policies one would write by hand, with the solver's signature: what the planner has to beat."""
+"""Policies that one would write by hand, and planners that apply them: what the solver has to beat."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def recompute_all(problem: Problem, budget: int, *, max_seconds: float) -> Solut
 def compress_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """Compress each saved value with the first codec on offer, keep the rest ("Quantization" in the paper).
 
-    Whatever it does to the gradient. Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes;
-    ValueError for a bad argument.
+    It ignores a bound on the gradient error. Raises InfeasibleBudget, with its own peak, if that exceeds `budget`
+    bytes; ValueError for a bad argument.
     """
     return _apply(compress_policy, problem, budget, max_seconds)
 
@@ -69,7 +69,7 @@ def compress_policy(profile: Profile) -> Policy:
 
 
 def cover(graph: BlockGraph, wanted: Sequence[str | None]) -> Policy:
-    """Follow backward's requests: store a value as `wanted`, or else replay its producer."""
+    """The policy that stores what backward needs as `wanted` says, and replays the producer where that is None."""
     stores: list[str | None] = [None] * len(graph.values)
     replays: set[int] = set()
     pending = list(graph.saved)

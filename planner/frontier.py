@@ -1,4 +1,4 @@
-"""The Pareto frontier of one block: the least time that can be added for each number of bytes held."""
+"""The frontier of one block: the policies that no other beats in both the bytes held and the time added."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_POINTS = 64
 
 @dataclass(frozen=True)
 class Point:
-    """A policy that no other beats in both bytes held and time added, and what the simulator says of one call of it.
+    """A policy, and what the simulator says of one call with it.
 
     `error` is the sum over the compressed values of relative error times bytes, `gradient_error` the estimated relative
     error of the block's gradient.
@@ -44,15 +44,15 @@ class Point:
 def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float | None = None) -> tuple[Point, ...]:
     """The exact frontier, from the fastest point to the one that holds the least.
 
-    Each point is the optimum of a mixed-integer program with one byte less (one granule, see `model`) to hold than the
-    point before. Where there could be more than about 64, the next is asked to hold a 64th less of the range. What
-    backward needs besides is not bounded. When `max_seconds` run out, the points found by then come back: at least one,
-    or NoSolutionInTime. Raises ValueError for a bad argument.
+    Each point is the optimum of a mixed-integer program that may hold one byte less than the point before (one granule,
+    see `model`). If that could give more than about 64 points, it must hold less by a 64th of the whole range. What
+    backward needs beyond the bytes held is not bounded. When `max_seconds` run out, the points found by then are
+    returned. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
     points: list[Point] = []
-    with contextlib.suppress(NoSolutionInTime):
+    with contextlib.suppress(NoSolutionInTime):  # part of a frontier is of use
         for policy in _Search(profile, max_gradient_error).policies(deadline):
             points.append(Point.of(profile, policy))
     if not points:
@@ -61,7 +61,7 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
 
 
 class _Search:
-    """The model of one block, in which only the bytes held are bounded."""
+    """The program of one block, in which only the bytes held are bounded."""
 
     def __init__(self, profile: Profile, max_gradient_error: float | None) -> None:
         self._model = empty_model()
@@ -72,7 +72,7 @@ class _Search:
         self._objective = self._program.quanta() + share(self._program.error(), 0.45) + share(held, 0.045)
 
     def policies(self, deadline: float) -> Iterator[Policy]:
-        """The frontier's; NoSolutionInTime when the deadline, a reading of `time.perf_counter()`, has passed."""
+        """The frontier's policies. Raises NoSolutionInTime after the deadline, a reading of `time.perf_counter()`."""
         least = self._minimise(self._held, deadline)
         held = most = self._minimise(self._objective, deadline)
         yield self._program.policy()
@@ -82,7 +82,7 @@ class _Search:
             yield self._program.policy()
 
     def _minimise(self, objective: Expr, deadline: float) -> int:
-        """Search; returns what the policy found holds, in granules."""
+        """Search, and return what the policy found holds, in granules."""
         self._model.objective = mip.minimize(objective)
         optimise(self._model, [], deadline - time.perf_counter())
         return round(self._held.x)

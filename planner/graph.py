@@ -1,24 +1,23 @@
-"""One block as the planner sees it: values, the ops that make them, and what backward asks for.
+"""One block as the planner sees it: values, the ops that make them, and what backward needs.
 
-This is the "problem definition" of the paper (section 3.3), with tensors and operators told apart: an operator
-may have several outputs, and one tensor may be needed by several steps of backward.
+This is the "problem definition" of the paper (section 3.3). The paper speaks of layers; here tensors and operators are
+separate, because an operator may have several outputs and several steps of backward may need one tensor.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Value:
     """One tensor of the block (views share their root's value).
 
-    `nbytes` is what its storage takes in bytes, 0 if the caller keeps it alive anyway. `producer` is the index of
-    the op that makes it, None for a block input or what cannot be rebuilt. `storable` says that the executor can
-    get hold of it in forward: saved by autograd, or a block input.
+    `nbytes` is the size of its storage in bytes, 0 if the caller keeps it alive anyway. `producer` is the index of the
+    op that makes it, None for a block input or for a value that cannot be rebuilt. `storable` says that the executor
+    can hold it, because autograd saves it or because it is a block input.
     """
 
     name: str
@@ -30,9 +29,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """One recorded operator: `inputs` and `outputs` index values, `replayable` was proven when recording.
+    """One recorded operator: `inputs` and `outputs` are indices of values.
 
-    `workspace_bytes` is what a replay allocates besides its outputs.
+    `replayable`: a replay was proven to give the same bits. `workspace_bytes`: what a replay allocates besides its
+    outputs.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Op:
 class Event:
     """One step of backward: the values it unpacks (distinct).
 
-    `gradient_bytes` are those of the gradients alive meanwhile, and of the workspace of the step itself.
+    `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Event:
 class BlockGraph:
     """The block: `ops` in forward (topological) order, `events` in backward order (`events[0]` runs first).
 
-    `forward_overhead` are bytes alive in forward that the ops do not tell of: what Python's variables keep, say.
+    `forward_overhead`: bytes alive in forward that are not outputs of the ops, such as what Python variables keep.
     Raises ValueError, naming the culprit, if indices, orders or producers do not fit together, or if backward needs
     a value that can be neither stored nor rebuilt.
     """
@@ -82,7 +82,7 @@ class BlockGraph:
 
     @property
     def saved(self) -> tuple[int, ...]:
-        """The values backward asks for, sorted."""
+        """The values that backward needs, sorted."""
         return tuple(sorted({index for event in self.events for index in event.values}))
 
     @property
@@ -96,25 +96,13 @@ class BlockGraph:
 
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:
-        """Per value the first and the last op of forward at which it is alive for forward's own sake."""
+        """Per value, the first and the last op of forward at which it is alive even if nothing is stored."""
         last = [len(self.ops) - 1] * len(self.values)
         for index, op in enumerate(self.ops):
             for value in op.inputs:
                 if self.values[value].producer is not None:
                     last[value] = index
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` turns back into an equal graph."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BlockGraph:
-        """The graph of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
-        ops = (Op(**{**o, "inputs": tuple(o["inputs"]), "outputs": tuple(o["outputs"])}) for o in data["ops"])
-        events = (Event(e["name"], tuple(e["values"]), e["gradient_bytes"]) for e in data["events"])
-        values = (Value(**value) for value in data["values"])
-        return cls(tuple(values), tuple(ops), tuple(events), data["forward_overhead"])
 
     def _obtainable(self, index: int, usable: Collection[int]) -> bool:
         value = self.values[index]

@@ -1,9 +1,9 @@
 """The bytes of one block type in the MILP: what is held, and what is alive at each event of its backward.
 
-A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. Both go after
-the last use. From the first event that lists a value its copy is there however it came about; before, only if something
-else needed it earlier. This leaves few cases where memory depends on a product of choices. Those become variables,
-bounded from below only: memory never pays.
+A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. Both are freed
+after the last use. From the first event that lists a value, its copy is alive whatever the policy. Before that event it
+is alive only if something else needed it. So memory rarely depends on a product of choices. Where it does, the product
+is a variable that is bounded from below only: the objective never gains from more memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockMemory:
         self._used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
 
     def held(self) -> mip.LinExpr:
-        """What one call holds between forward and backward (paper, equation 8)."""
+        """Bytes that one call holds between forward and backward (paper, equation 8)."""
         parts: list[Expr] = []
         for index, value in enumerate(self._graph.values):
             parts.append(value.nbytes * self._program.retained(index))
@@ -33,11 +33,11 @@ class BlockMemory:
         return mip.xsum(parts)
 
     def fetched(self) -> mip.LinExpr:
-        """What one call has in host memory."""
+        """Bytes of one call in host memory."""
         return mip.xsum(value.nbytes * self._program.offloaded(i) for i, value in enumerate(self._graph.values))
 
     def in_forward(self, number: int) -> mip.LinExpr:
-        """What is alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
+        """Bytes alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
         parts: list[Expr] = [self._graph.forward_overhead]
         needs: list[Expr] = [self._graph.ops[number].workspace_bytes]
         for index, (first, last) in enumerate(self._graph.forward_lives):
@@ -50,7 +50,7 @@ class BlockMemory:
         return mip.xsum(parts) + self._most(needs)
 
     def at(self, time: int) -> mip.LinExpr:
-        """What is alive at an event of backward, with the largest workspace of the codecs and operators at work."""
+        """Bytes alive at an event of backward, with the largest workspace of the codecs and operators at work."""
         for earlier in (time - 1, time):
             self._program.ran_by_all(earlier)
         alive = mip.xsum(self._alive(value, time) for value in self._used)
@@ -70,7 +70,7 @@ class BlockMemory:
         return self._most(needs)
 
     def _most(self, needs: list[Expr]) -> Expr:
-        """The largest: a variable where the choices decide."""
+        """The largest of them; a variable if it depends on the choices."""
         least = max((need for need in needs if isinstance(need, int)), default=0)
         variable = [need for need in needs if not isinstance(need, int)]
         if not variable:
@@ -85,7 +85,7 @@ class BlockMemory:
         return (full * self._copy(value, time) if full else 0) + self._payload(value, time)
 
     def _copy(self, value: int, time: int) -> Expr:
-        """Whether the full-size copy is there."""
+        """Whether the full-size copy is alive."""
         if value not in self._schedule.first:
             return self._copy_for_replays(value, time)
         if time < self._schedule.first[value]:
@@ -95,7 +95,10 @@ class BlockMemory:
         return self._any([self._runs_from(op, time) for op in self._schedule.late_readers(value, time)])
 
     def _copy_before_first_event(self, value: int, time: int) -> Expr:
-        """Its event is still to come: the copy is there if kept whole, read already, or made with another."""
+        """The first event that lists it is yet to come.
+
+        The copy is alive if the value was kept whole, if a replay has read it, or if its op has run for another output.
+        """
         program = self._program
         reasons = [program.whole(value)]
         reasons += [program.ran_by(op, time) for op in self._schedule.early_readers(value, time)]
@@ -103,7 +106,10 @@ class BlockMemory:
         return self._any(reasons)
 
     def _copy_for_replays(self, value: int, time: int) -> Expr:
-        """No event lists it: the copy is there if a reader runs now, or is to run yet and the copy was had before."""
+        """No event lists it, only replays read it.
+
+        The copy is alive if a reader runs now, or if a reader is yet to run and the copy was made earlier.
+        """
         program = self._program
         early = self._schedule.early_readers(value, time)
         made_along = self._made_along(value, time)
@@ -119,7 +125,7 @@ class BlockMemory:
         return self._any(reasons)
 
     def _payload(self, value: int, time: int) -> Expr:
-        """Bytes of the compressed form still held."""
+        """Bytes of the payload, if it is still held."""
         late = self._schedule.late_readers(value, time)
         if value in self._schedule.first:
             certain = time <= self._schedule.last[value]
@@ -132,7 +138,7 @@ class BlockMemory:
         return mip.xsum(offer.nbytes * waits for offer, waits in waiting)
 
     def _compressions_for(self, readers: list[int], value: int, time: int) -> list[tuple[CodecCost, mip.Var]]:
-        """Per codec, its cost and whether its payload waits for one of `readers`."""
+        """Per codec, its cost and whether its payload is kept for one of `readers` that is yet to run."""
         waiting = []
         for offer, chosen in self._program.compressions(value):
             waits = self._program.model.add_var(ub=1)
@@ -144,11 +150,11 @@ class BlockMemory:
         return waiting
 
     def _runs_from(self, op: int, time: int) -> mip.LinExpr:
-        """Whether an op is replayed at an event or later."""
+        """Whether an op is replayed at this event or a later one."""
         return self._program.runs(op) - self._program.ran_by(op, time - 1)
 
     def _made_along(self, value: int, time: int) -> list[Expr]:
-        """Whether the producer has run by an event, if that can be for the sake of another output."""
+        """Whether the producer has run by this event, if it can have run for another of its outputs."""
         op = self._graph.values[value].producer
         if op not in self._schedule.times or self._schedule.latest_run(op, time) is None:
             return []
@@ -156,7 +162,7 @@ class BlockMemory:
         return [self._program.ran_by(op, time)] if several else []
 
     def _any(self, reasons: list[Expr]) -> Expr:
-        """A variable that is 1 as soon as one of `reasons` is, the same for the same reasons; 0 if there are none."""
+        """A variable that is 1 if one of `reasons` is, and 0 without reasons. The same reasons share a variable."""
         present = [mip.xsum([reason]) for reason in reasons if not isinstance(reason, int)]
         if not present:
             return 0

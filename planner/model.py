@@ -1,8 +1,9 @@
-"""The CBC model all planners share, and its unit of bytes.
+"""What all searches share: the CBC model, its unit of bytes, and the loop that adds constraints as they are broken.
 
-CBC works with tolerances, a budget is exact. So the model counts in granules of bytes, few enough that tolerances
-never add up to one: the greatest common divisor of all sizes where that will do. Else sizes are rounded up, which is
-always safe, and costs at most a 2^17th of the largest size for each value held.
+CBC works with tolerances, but a budget is exact. So the model counts bytes in granules, and so few of them that the
+tolerances never add up to one. A granule is the greatest common divisor of all sizes, if that is coarse enough.
+Otherwise sizes are rounded up to a coarser granule. This never breaks the budget, and wastes at most a 2^17th of the
+largest size for each value held.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _INFEASIBLE = (mip.OptimizationStatus.INFEASIBLE, mip.OptimizationStatus.INT_INF
 
 
 def empty_model(relative_gap: float = 0.0, cuts: int = -1) -> mip.Model:
-    """An empty model: silent, reproducible, with such a gap allowed between the answer and the optimum.
+    """An empty model that prints nothing and gives the same answer each time.
 
-    `cuts` is how hard CBC looks for cutting planes; -1 leaves it to CBC.
+    `relative_gap` is allowed between the answer and the optimum. `cuts` is how hard CBC looks for cutting planes, -1
+    leaves that to CBC.
     """
     model = mip.Model(solver_name=mip.CBC)
     model.verbose = 0
@@ -43,13 +45,13 @@ def empty_model(relative_gap: float = 0.0, cuts: int = -1) -> mip.Model:
     model.max_mip_gap = relative_gap
     model.cuts = cuts
     model.max_mip_gap_abs = 1e-9
-    # without an integer variable CBC prints, whatever `verbose` says
+    # without an integer variable CBC prints even at verbose = 0
     model.add_var(var_type=mip.BINARY)
     return model
 
 
 def granule_of(profiles: Sequence[Profile]) -> int:
-    """Bytes to a unit of the model: the greatest common divisor of all sizes, or what multiple `_LARGEST` asks for."""
+    """Bytes in a granule: the greatest common divisor of all sizes, or the multiple of it that `_LARGEST` requires."""
     sizes = [size for profile in profiles for size in _sizes(profile)]
     step = math.gcd(*sizes) or 1
     return step * max(1, math.ceil(max(sizes, default=0) / (step * _LARGEST)))
@@ -84,17 +86,17 @@ def _sizes(profile: Profile) -> Iterator[int]:
 
 
 class Tightened(Protocol):
-    """What adds its rows to the model as the solutions found show the need."""
+    """A part of the model whose constraints are added when a solution breaks them."""
 
     def tighten(self) -> bool:
-        """Add the rows that the solution in the model breaks; False if there are none."""
+        """Add constraints that the model's present solution breaks; False if there are none."""
 
 
 class Watched:
-    """One block type in the model, whose call is watched: `others` + what is alive in it <= `limit`.
+    """One block type in the model. At every moment of its call: `others` + bytes alive in the call <= `limit`.
 
-    A row for each event of backward and each op of forward would be far too many. They are added for the moments at
-    which a solution found breaks the limit, until none does: few ever bind.
+    A constraint for each event of backward and each op of forward would be far too many, and few ever bind. So they are
+    added only for moments at which a solution breaks the limit, until no solution does.
     """
 
     def __init__(self, model: mip.Model, block_type: BlockType, granule: int, max_gradient_error: float | None) -> None:
@@ -104,16 +106,16 @@ class Watched:
         self._expressions: dict[int, mip.LinExpr] = {}
 
     def watch(self, others: mip.LinExpr, limit: mip.LinExpr) -> None:
-        """Hold what is alive in the call, with `others` beside it, below `limit`."""
+        """Keep what is alive in the call, with `others` beside it, below `limit`."""
         self._rows.append((others - limit, set()))
 
     def expect(self, policy: Policy) -> None:
-        """Add rows for the moments at which this policy takes the most: the solution may take the most there too."""
+        """Add constraints for the moments at which this policy takes the most: the solution may be like it."""
         for beside, known in self._rows:
             self._add(beside, known, dict(enumerate(self._moments(policy))))
 
     def tighten(self) -> bool:
-        """Add rows for moments at which the solution in the model breaks a limit; False if there are none."""
+        """Add constraints for moments at which the model's present solution breaks a limit; False if there are none."""
         moments = self._moments(self.program.policy())
         found = 0
         for beside, known in self._rows:
@@ -123,7 +125,7 @@ class Watched:
         return found > 0
 
     def _add(self, beside: mip.LinExpr, known: set[int], amounts: Mapping[int, float]) -> int:
-        """Rows for the moments of the largest amounts; returns how many."""
+        """Add constraints for the moments of the largest amounts; returns how many."""
         worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_ROWS_AT_ONCE]
         for moment in worst:
             known.add(moment)
@@ -144,9 +146,10 @@ class Watched:
 
 
 def optimise(model: mip.Model, watched: Sequence[Tightened], max_seconds: float) -> bool | None:
-    """Search for at most so long: True for the optimum, False for what was found by then, None if there is nothing.
+    """Search for at most `max_seconds`; the solution is then in the model.
 
-    Raises NoSolutionInTime if the search ended with neither a solution that keeps all limits nor a proof of none.
+    Returns True if it is the optimum, False if it is the best found in time, None if there is no solution. Raises
+    NoSolutionInTime if the search ended without a solution that keeps all limits, and without proof that there is none.
     """
     deadline = time.perf_counter() + max_seconds
     while True:

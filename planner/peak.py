@@ -1,4 +1,4 @@
-"""What the policies of all blocks amount to: the peak of a step, and the time they add to it."""
+"""What the policies of all blocks cost together: the peak of a step, the bytes held, and the time added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Policies = Sequence[Sequence[Policy]]  # per block type, of each of its blocks i
 
 
 def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
-    """One call of every block. ValueError if a policy does not fit, or a block has none."""
+    """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none."""
     results = []
     for block_type, chosen in zip(problem.block_types, policies, strict=True):
         if len(chosen) != block_type.blocks:
@@ -28,8 +28,9 @@ def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
 def peak_bytes(problem: Problem, policies: Policies) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
-    Forward adds up the stored values of the calls. Backward takes the calls one by one: in a known order each finds
-    only what the calls before it in forward hold; in an unknown one any may come first. ValueError as in `simulations`.
+    In forward, what the calls hold adds up. Backward takes the calls one by one. In a known order, a call finds only
+    what the calls before it in forward hold. In an unknown order, any call may be the first, and find what all hold.
+    ValueError as in `simulations`.
     """
     runs = simulations(problem, policies)
     if problem.order:
@@ -37,7 +38,7 @@ def peak_bytes(problem: Problem, policies: Policies) -> int:
         before = [0, *accumulate(call.held for call in calls)]
         forward = max(held + max(call.forward, default=0) for held, call in zip(before, calls, strict=False))
         return max(forward, *(alive for _, alive in timeline_of(problem, runs)))
-    return max(_unordered(problem, runs, group) for group in problem.groups)
+    return _unordered(problem, runs)
 
 
 def added_seconds(problem: Problem, policies: Policies) -> float:
@@ -55,7 +56,7 @@ def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
 
 
 def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[tuple[int, int]]:
-    """(number of the block in forward order, bytes alive) through backward; the first entry is its beginning."""
+    """(number of the block in forward order, bytes alive) at each event of backward, after an entry for its start."""
     calls = _calls(problem, runs)
     before = sum(call.held for call in calls)
     line = [(len(calls) - 1, before)]
@@ -72,7 +73,8 @@ def _calls(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[Simul
     return [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
 
 
-def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]], group: Sequence[int]) -> int:
-    members = [run for place in group for run in runs[place]]
-    held = sum(problem.block_types[place].calls_per_block * run.held for place in group for run in runs[place])
-    return held + max(run.transient for run in members) + max(run.fetched for run in members)
+def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> int:
+    pairs = zip(problem.block_types, runs, strict=True)
+    held = sum(block_type.calls_per_block * run.held for block_type, of_type in pairs for run in of_type)
+    every = [run for of_type in runs for run in of_type]
+    return held + max(run.transient for run in every) + max(run.fetched for run in every)

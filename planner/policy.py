@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ds_adacc.planner.profile import RETAIN, Profile
 
@@ -19,8 +17,8 @@ class Policy:
     def check(self, profile: Profile) -> None:
         """Raise ValueError unless the policy can be carried out on this profile (paper, equations 5 and 6).
 
-        Whatever backward or a replayed op reads must be stored or made by a replayed op; only storable values may be
-        stored, only replayable ops replayed, only codecs on offer used.
+        Every value that backward or a replayed op reads must be stored or made by a replayed op. Only storable values
+        may be stored, with codecs on offer, and only replayable ops may be replayed.
         """
         self._check_stores(profile)
         self._check_replays(profile)
@@ -40,15 +38,6 @@ class Policy:
         if store is None:
             return 0
         return profile.graph.values[value].nbytes if store == RETAIN else profile.codec(value, store).nbytes
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` turns back into an equal policy."""
-        return {"stores": self.stores, "replays": self.replays}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Policy:
-        """The policy of a `to_json` dict, also after a trip through JSON."""
-        return cls(tuple(data["stores"]), tuple(data["replays"]))
 
     def _check_stores(self, profile: Profile) -> None:
         values = profile.graph.values

@@ -1,11 +1,9 @@
-"""A block graph with everything measured on it: the numbers the planner decides by."""
+"""A block graph and what was measured of it: the numbers by which the planner decides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ds_adacc.planner.graph import BlockGraph, check_count
 
@@ -17,10 +15,10 @@ OFFLOAD = "offload"
 class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
 
-    `nbytes` is the payload in bytes, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
-    what a compression or decompression needs besides, `gradient_error` the relative error of the block's gradient when
-    this value alone is compressed so. For `OFFLOAD` the payload is in host memory, `nbytes` is 0, and the seconds are
-    those of the transfers. Raises ValueError for a negative or non-finite number.
+    `nbytes` is the size of the payload, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
+    what a compression or decompression allocates besides. `gradient_error` is the relative error of the block's
+    gradient if this value alone is compressed with this codec. For `OFFLOAD` the payload is in host memory: `nbytes` is
+    0, and the seconds are those of the transfers. Raises ValueError for a negative or non-finite number.
     """
 
     codec: str
@@ -33,7 +31,9 @@ class CodecCost:
 
     def __post_init__(self) -> None:
         if self.codec == RETAIN:
-            raise ValueError(f"a codec is named {RETAIN!r}: the name is taken by values kept as they are")
+            raise ValueError(
+                f"a codec is named {RETAIN!r}, which means that a value is kept as it is: name it otherwise"
+            )
         for field in ("nbytes", "workspace_bytes"):
             check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
         for field in ("compress_seconds", "decompress_seconds", "error", "gradient_error"):
@@ -49,9 +49,10 @@ class CodecCost:
 class Profile:
     """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
 
-    `overlap_seconds` are those of one call's forward and backward, behind which transfers to and from the host can
-    hide; `noise` is by what fraction seconds measured anew differ. Raises ValueError if lengths do not match the graph,
-    a time is negative or not finite, a codec is offered twice, or one is offered for a value that cannot be stored.
+    `overlap_seconds` are the seconds of one call's forward and of its backward: transfers to and from the host run
+    beside them. `noise` is the fraction by which a second measurement of the seconds differs. Raises ValueError if
+    lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or one is offered for a
+    value that cannot be stored.
     """
 
     graph: BlockGraph
@@ -85,23 +86,12 @@ class Profile:
             f"on offer are {[RETAIN, *(offer.codec for offer in self.codecs[value])]}"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` turns back into an equal profile."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """The profile of a `to_json` dict, also after a trip through JSON; ValueError as in the constructor."""
-        codecs = (tuple(CodecCost(**offer) for offer in offers) for offers in data["codecs"])
-        graph, seconds = BlockGraph.from_json(data["graph"]), tuple(data["op_seconds"])
-        return cls(graph, seconds, tuple(codecs), tuple(data["overlap_seconds"]), data["noise"])
-
 
 @dataclass(frozen=True)
 class BlockType:
-    """A block type: `count` calls of it are alive at once (the paper's N_layer, equation 8), at least 1.
+    """A block type: `count` of its calls are alive at once (the paper's N_layer, equation 8), at least 1.
 
-    A block that is called more than once has one policy for its `calls_per_block`, a divisor of `count`.
+    Each block is called `calls_per_block` times, a divisor of `count`; all calls of a block have one policy.
     """
 
     name: str

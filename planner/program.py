@@ -1,9 +1,9 @@
-"""What may be chosen for one block type, and what must then run: the first half of the MILP.
+"""What may be chosen for one block type, and which ops must then be replayed: the first half of the MILP.
 
-The choices are binaries: how each value is stored. All else follows from them. "Op o has run by event t" is held from
-below by the requests for its outputs (the paper's dependency constraints, section 3.3), and from above by their sum, so
-that no op runs early, or for nothing. By the last event is always asked; by an earlier one only where `ran_by_all` is
-told to. Where `Schedule` settles a question, there is no variable.
+The choices are binary variables: how each value is stored. All else follows from them. The variable "op o has run by
+event t" is bounded from below by the requests for the op's outputs (the paper's dependency constraints, section 3.3),
+and from above by their sum, so that no op runs early or for nothing. Each op has this variable for the last event, and
+for an earlier event only if `ran_by_all` was called for it. What `Schedule` decides needs no variable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUANTUM_SECONDS = 1e-7
 class BlockProgram:
     """Choices and replays of one block type, added to `model` with their constraints.
 
-    `max_gradient_error` bounds the root of the sum of squares of what the compressed values do to the gradient.
+    `max_gradient_error` bounds the root of the sum of the squared gradient errors of the compressed values.
     """
 
     def __init__(self, model: mip.Model, profile: Profile, max_gradient_error: float | None = None) -> None:
@@ -50,7 +50,7 @@ class BlockProgram:
         return self.choices.get((value, OFFLOAD), 0)
 
     def whole(self, value: int) -> mip.LinExpr:
-        """Whether backward finds a value as it was, without decompression or replay."""
+        """Whether backward finds a value without decompression or replay."""
         return self.retained(value) + mip.xsum([self.offloaded(value)])
 
     def compressed(self, value: int) -> mip.LinExpr:
@@ -66,12 +66,12 @@ class BlockProgram:
         return [(offer, chosen) for offer, chosen in self._offers(value) if offer.codec != OFFLOAD]
 
     def ran_by(self, op: int, time: int) -> Expr:
-        """Whether an op has been replayed by the end of an event, of which `ran_by_all` was told."""
+        """Whether an op has been replayed by the end of an event for which `ran_by_all` was called."""
         latest = self.schedule.latest_run(op, time)
         return 0 if latest is None else self._ran[op, latest]
 
     def ran_by_all(self, time: int) -> None:
-        """Let `ran_by` be asked for this event."""
+        """Add what `ran_by` needs to answer for this event."""
         for op in sorted(self.schedule.times, reverse=True):  # readers before what they read
             latest = self.schedule.latest_run(op, time)
             if latest is not None and (op, latest) not in self._ran:
@@ -83,7 +83,7 @@ class BlockProgram:
         return self._ran[op, self.schedule.times[op][-1]]
 
     def policy(self) -> Policy:
-        """The policy of the solution that the model holds."""
+        """The policy of the model's present solution."""
         stores: list[str | None] = [None] * len(self.profile.graph.values)
         for (value, store), var in self.choices.items():
             if var.x > 0.5:
@@ -111,7 +111,7 @@ class BlockProgram:
                 yield value, offer, chosen
 
     def _stalls(self) -> list[mip.Var]:
-        """Transfers out, and back, beyond what the block's own compute hides."""
+        """Quanta of the transfers out, and back, beyond the block's own compute, beside which they run."""
         moved = [(offer, chosen) for _, offer, chosen in self._all() if offer.codec == OFFLOAD]
         stalls = []
         for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.overlap_seconds, strict=True):
@@ -147,20 +147,20 @@ class BlockProgram:
         self.model += ran <= mip.xsum(served)
 
     def _requests(self, value: int, time: int) -> list[Expr]:
-        """What may have asked for a value by the end of an event; the constant 1 if an event surely has."""
+        """What may have requested a value by the end of an event; the constant 1 if an event always has."""
         if value in self.schedule.first and self.schedule.first[value] <= time:
             return [1]
         return [self.ran_by(op, time) for op in self.schedule.early_readers(value, time)]
 
     def _serves(self, value: int, requests: list[Expr], ran: mip.Var, alone: bool) -> mip.Var:
-        """Whether the op runs for the sake of this output; if it is the only one, that is whether it runs."""
+        """Whether the op runs for this output; if no other is requested, that is whether it runs at all."""
         serves = ran if alone else self.model.add_var(var_type=mip.BINARY)
         self.model += serves <= 1 - self.stored(value)
         self.model += serves <= mip.xsum(requests)
         return serves
 
     def _store_the_rest(self) -> None:
-        """Store what is used but cannot be rebuilt (equation 6 is a case of it), and nothing that is not used."""
+        """Store what is used but cannot be rebuilt (equation 6 is such a case), and nothing that is not used."""
         for index, value in enumerate(self.profile.graph.values):
             readers = [self.runs(op) for op in self.schedule.readers[index]]
             rebuildable = value.producer in self.schedule.times

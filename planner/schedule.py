@@ -1,4 +1,4 @@
-"""When things can happen in a block's backward, whatever the policy: what the MILP need not ask."""
+"""What holds for a block's backward whatever the policy, so that the MILP needs no variable for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ds_adacc.planner.graph import BlockGraph
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every policy has in common.
+    """When values are used and when ops may be replayed.
 
-    `first` and `last`: the first and last event that lists a value (only values listed at all). `times`: per op that
-    may run in backward, the events at which it may, sorted. `readers`: per value, the ops in `times` that read it.
+    `first` and `last`: the first and the last event that lists a value (only of values that some event lists). `times`:
+    per op that may be replayed, the events at which it may be, sorted. `readers`: per value, the ops in `times` that
+    read it.
     """
 
     first: dict[int, int]
@@ -23,7 +24,7 @@ class Schedule:
 
     @classmethod
     def of(cls, graph: BlockGraph) -> Schedule:
-        """Follow requests from events to the ops that can serve them, and on to what those read."""
+        """Follow the requests from events to the ops that can make the values, and on to what those ops read."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for time, event in enumerate(graph.events):
@@ -47,7 +48,7 @@ class Schedule:
         return cls(first, last, tuple(map(tuple, readers)), times)
 
     def used(self, value: int) -> bool:
-        """Whether anything in backward may ask for the value."""
+        """Whether anything in backward may request the value."""
         return value in self.first or bool(self.readers[value])
 
     def latest_run(self, op: int, time: int) -> int | None:

@@ -1,11 +1,13 @@
-"""Carry a policy out on paper, step by step, and watch the bytes: the judge of every planner.
+"""Runs a policy on the graph, step by step, and counts the bytes alive: what every planner is judged by.
 
-Forward makes a value when its op runs, has it until its last reader has run (an input, or what nothing reads: to the
-end), and keeps what is stored of it from then on. A payload is there as soon as its value. Within one call's backward
-an event asks for its values: a retained one is there; a compressed one is decompressed at its first request; any other
-is rebuilt by replaying its producer, whose inputs are requested in turn and whose other missing outputs come alive with
-it. Stored payloads and rebuilt copies alike go at the end of the event that uses them last. An offloaded value is
-fetched back before the call's backward begins.
+In forward, an op makes its outputs. A value is alive until its last reader has run; an input, or a value that nothing
+reads, is alive to the end. From then on only what the policy stores of it is alive. A payload is made together with its
+value.
+
+In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
+request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
+other outputs that are not stored. Payloads and rebuilt copies are freed at the end of the event that uses them last. An
+offloaded value comes back before the call's backward begins.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 class Simulation:
     """One call of a block.
 
-    `held` bytes from forward to backward; `forward` and `timeline`, the bytes alive at each op of forward and at each
-    event of backward, with the largest workspace of the codecs and operators at work; `seconds` that replays, codecs
-    and transfers add; `fetched` bytes that come back from the host, while the backward of the call before runs.
+    `held`: bytes between forward and backward. `forward` and `timeline`: bytes alive at each op of forward and at each
+    event of backward, with the largest workspace of the codecs and operators at work. `seconds`: what replays, codecs
+    and transfers add. `fetched`: bytes that come back from the host while backward still runs the call after this one.
     """
 
     held: int
@@ -81,7 +83,7 @@ class _Backward:
         return self.profile.graph.ops[op].inputs
 
     def timeline(self) -> tuple[int, ...]:
-        """The bytes at each event: intervals as changes, summed up."""
+        """The bytes alive at each event."""
         events = self.profile.graph.events
         changes = [0] * (len(events) + 1)
         for first, last, nbytes in self._intervals():
@@ -92,13 +94,13 @@ class _Backward:
         return tuple(total + event.gradient_bytes + extra for total, event, extra in alive)
 
     def _intervals(self) -> Iterator[tuple[int, int, int]]:
-        """First event, last event, bytes, of all that is alive."""
+        """First event, last event and bytes of each copy and payload."""
         end = len(self.profile.graph.events) - 1
         for value, first in self.rebuilt.items():
             if value in self.last_use:
                 yield first, self.last_use[value], self.profile.graph.values[value].nbytes
         for value, store in enumerate(self.policy.stores):
-            # what nothing uses is held to the end
+            # a value that nothing uses is held to the end
             last = self.last_use.get(value, end)
             if store == OFFLOAD:
                 yield 0, last, self.profile.graph.values[value].nbytes
@@ -106,7 +108,7 @@ class _Backward:
                 yield 0, last, self.policy.stored_bytes(self.profile, value)
 
     def _workspace(self) -> list[int]:
-        """Per event the largest workspace: a codec's for as long as what it restored is alive."""
+        """The largest workspace at each event. A codec's counts as long as the value it decompressed is alive."""
         most = [0] * len(self.profile.graph.events)
         for value, offer in chosen_codecs(self.profile, self.policy).items():
             if value in self.rebuilt:
@@ -123,7 +125,7 @@ class _Backward:
         return replays + codecs + self._stalls([offer for offer in offers if offer.codec == OFFLOAD])
 
     def _stalls(self, transfers: list[CodecCost]) -> float:
-        """The part of the transfers that the block's own compute cannot hide."""
+        """The seconds of the transfers beyond the block's own compute, beside which they run."""
         forward, backward = self.profile.overlap_seconds
         out = sum(offer.compress_seconds for offer in transfers) - forward
         back = sum(offer.decompress_seconds for offer in transfers) - backward
@@ -131,7 +133,7 @@ class _Backward:
 
 
 def _forward(profile: Profile, policy: Policy) -> tuple[int, ...]:
-    """The bytes at each op."""
+    """The bytes alive at each op of forward."""
     graph, codecs = profile.graph, chosen_codecs(profile, policy)
     end = len(graph.ops) - 1
     changes = [0] * (len(graph.ops) + 1)
@@ -151,7 +153,7 @@ def _forward(profile: Profile, policy: Policy) -> tuple[int, ...]:
 
 
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
-    """The cost of what was chosen for each value that is stored, but not as it is, by value."""
+    """By value, the cost of the codec chosen for it, or of its transfers if it is offloaded."""
     stores = enumerate(policy.stores)
     return {value: profile.codec(value, store) for value, store in stores if store not in (None, RETAIN)}
 

@@ -19,10 +19,10 @@ from ds_adacc.planner.simulate import chosen_codecs
 class Solution:
     """The policies of every block type's blocks, in forward order, with what the simulator says of them.
 
-    `peak` is in bytes over all calls alive together, `held` in bytes over all calls of each block type, `added_seconds`
-    over one run of all calls, `error` the sum over all compressed values of relative error times bytes, `solve_seconds`
-    the planner's own time. `proven_optimal` says that no policies of this planner's form add less time in the budget,
-    `out_of_time` that the search found none in time, and these are greedy.
+    `peak` is in bytes, over all calls; `held` in bytes, over all calls of each block type. `added_seconds` is over one
+    run of all calls. `error` is the sum over all compressed values of relative error times bytes. `solve_seconds` is
+    the planner's own time. `proven_optimal`: no policies that this planner may choose add less time within the budget.
+    `out_of_time`: the search found nothing in time, and these policies are those of `greedy`.
     """
 
     policies: tuple[tuple[Policy, ...], ...]
@@ -36,9 +36,9 @@ class Solution:
 
 
 class InfeasibleBudget(ValueError):
-    """No policy fits; `budget` was asked for, `smallest` bytes would do (both in bytes).
+    """No policies fit the `budget`; `smallest` would do (both in bytes).
 
-    `proven` is False if time ran out before it was certain that nothing smaller would.
+    `proven` is False if a budget between the two may do as well.
     """
 
     def __init__(self, budget: int, smallest: int, proven: bool = True) -> None:
@@ -56,7 +56,7 @@ class InfeasibleBudget(ValueError):
 
 
 class NoSolutionInTime(RuntimeError):
-    """The time limit passed before the solver found any policy, or proved that there is none."""
+    """The time limit passed before the solver found any policies, or proved that there are none."""
 
 
 def check_request(budget: int, max_seconds: float) -> None:
@@ -67,7 +67,7 @@ def check_request(budget: int, max_seconds: float) -> None:
 
 
 def evaluate_uniform(problem: Problem, policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
-    """As `evaluate_per_block`, of one policy per block type."""
+    """As `evaluate_per_block`, with one policy for all blocks of a block type."""
     pairs = zip(problem.block_types, policies, strict=True)
     return evaluate_per_block(
         problem, [(policy,) * block_type.blocks for block_type, policy in pairs], started, proven_optimal
@@ -75,7 +75,7 @@ def evaluate_uniform(problem: Problem, policies: Sequence[Policy], started: floa
 
 
 def evaluate_per_block(problem: Problem, policies: Policies, started: float, proven_optimal: bool) -> Solution:
-    """The solution of these policies, judged by the simulator; `started` is a reading of `time.perf_counter()`."""
+    """The solution with these policies; `started`, a reading of `time.perf_counter()`, is when planning began."""
     return Solution(
         policies=tuple(tuple(chosen) for chosen in policies),
         peak=peak_bytes(problem, policies),

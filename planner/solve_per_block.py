@@ -1,7 +1,7 @@
-"""The best mix: how many of the blocks run which policy, so that the whole budget is used.
+"""The planner of a policy for each block.
 
-One policy for all blocks leaves the rest of the budget unused. Here every block may run another point of its block
-type's frontier, or the one policy.
+Different policies per block use budget that a single policy for all blocks of a type would waste. A block may take any
+point of its block type's frontier, or the policy that `solve_uniform` found.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.heuristics import greedy
-from ds_adacc.planner.mixture import PerBlockModel
+from ds_adacc.planner.greedy import greedy
+from ds_adacc.planner.per_block_model import PerBlockModel
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -29,9 +29,9 @@ from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
 def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
 
-    Never slower than `solve_uniform`, whose policies are among the choices. When `max_seconds` run out, the best found
-    by then comes back, `greedy`'s if need be. Raises InfeasibleBudget if nothing fits, NoSolutionInTime if nothing was
-    found, ValueError for a bad argument.
+    Never slower than `solve_uniform`, whose policies are among the choices. When `max_seconds` run out, the best
+    policies found by then are returned, those of `greedy` if the search found none. Raises InfeasibleBudget if no
+    policies fit, NoSolutionInTime if none were found, ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
@@ -53,28 +53,29 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
 def _better(
     problem: Problem, budget: int, single: Solution | InfeasibleBudget, started: float, deadline: float
 ) -> Solution:
-    """The best mix, or the one policy if nothing better was found in time."""
+    """The best policies per block, or `single`'s if nothing better was found in time."""
     left = deadline - time.perf_counter()
     if not (problem.order or any(block_type.blocks > 1 for block_type in problem.block_types)):
         return _or_raise(single)
     if left <= 0:
         return _unproven(_or_raise(single))
     try:
+        # the searches share the time that is left
         guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
         frontiers = _frontiers(problem, left / 2)
-        mixture = _mixture(problem, frontiers, guess)
+        model = _model(problem, frontiers, guess)
         left = max(deadline - time.perf_counter(), 1e-3)
-        optimal = mixture.minimise_seconds(budget, left, fallback=guess is single)
+        optimal = model.minimise_seconds(budget, left, fallback=guess is single)
     except NoSolutionInTime:
         return _unproven(_or_raise(single))
     if optimal is None:
         return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
-    mixed = evaluate_per_block(problem, mixture.policies(), started, optimal)
-    if mixed.peak > budget:
-        raise RuntimeError(f"the model took a mix {mixed.peak - budget} bytes over the budget: a planner bug")
+    per_block = evaluate_per_block(problem, model.policies(), started, optimal)
+    if per_block.peak > budget:
+        raise RuntimeError(f"the policies take {per_block.peak} bytes of a budget of {budget}: a bug in the planner")
     if isinstance(single, InfeasibleBudget):
-        return mixed
-    best = min(single, mixed, key=lambda solution: (solution.added_seconds, solution.error))
+        return per_block
+    best = min(single, per_block, key=lambda solution: (solution.added_seconds, solution.error))
     return replace(best, proven_optimal=optimal)
 
 
@@ -85,15 +86,15 @@ def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
     ]
 
 
-def _mixture(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> PerBlockModel:
-    """Of these points and the guess, each policy once."""
+def _model(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> PerBlockModel:
+    """The model in which blocks take one of these points or the guess; each policy is offered once."""
     choices = []
     for block_type, of_type, policies in zip(problem.block_types, points, guess.policies, strict=True):
         offered = (*of_type, Point.of(block_type.profile, policies[0]))
         choices.append(list({point.policy: point for point in offered}.values()))
-    mixture = PerBlockModel(problem, choices)
-    mixture.expect([policies[0] for policies in guess.policies])
-    return mixture
+    model = PerBlockModel(problem, choices)
+    model.expect([policies[0] for policies in guess.policies])
+    return model
 
 
 def _refusal(
@@ -103,17 +104,17 @@ def _refusal(
     refusal: InfeasibleBudget,
     max_seconds: float,
 ) -> InfeasibleBudget:
-    """The refusal, with the smallest peak of a mix if that is less than of one policy.
+    """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all.
 
-    Only the points that hold the least count: which others there are hangs on measured seconds, and the smallest budget
-    named must do when all is measured anew.
+    Only the points that hold the least are on offer. Which other points there are depends on measured seconds, and the
+    budget that is named must do when all is measured again.
     """
-    mixture = _mixture(problem, [of_type[-1:] for of_type in frontiers], least)
+    model = _model(problem, [of_type[-1:] for of_type in frontiers], least)
     try:
-        mixture.minimise_peak(max_seconds)
+        model.minimise_peak(max_seconds)
     except NoSolutionInTime:
         return refusal
-    smallest = mixture.peak_bytes()
+    smallest = model.peak_bytes()
     return refusal if refusal.smallest <= smallest else InfeasibleBudget(refusal.budget, smallest, proven=False)
 
 
@@ -124,7 +125,7 @@ def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
 
 
 def _unproven(single: Solution) -> Solution:
-    """One policy may be the best of its form, and a mix better yet."""
+    """It may be proven that no single policy is better, but not that no policies per block are."""
     return replace(single, proven_optimal=False)
 
 

@@ -1,7 +1,6 @@
-"""The paper's planner: one mixed-integer program over all block types, one policy a block type (section 3.3).
+"""The paper's planner: one mixed-integer program over all block types, one policy for all blocks of a type (3.3).
 
-The first search in a process installs CBC's own handlers for SIGABRT, SIGFPE and SIGSEGV, and each model leaks about
-34 KB; `isolated` keeps both out of the training process.
+It changes the process that it runs in; `solver_process` says how, and keeps that out of the training process.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import replace
 import mip
 
 from ds_adacc.planner.baselines import retain_policy
-from ds_adacc.planner.heuristics import greedy
+from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -27,13 +26,14 @@ _GAP = 5e-3  # for more values, of the time added: below what can be measured
 def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """One policy a block type, which add the least time with a peak of at most `budget` bytes (equations 4 to 8).
 
-    Times count to 0.1 microseconds, and with more than 60 values to a 200th of their sum. Among equals a small
-    quantization error is preferred, then few bytes held. `max_seconds` bounds the search; the best policies found by
-    then come back with `proven_optimal` False. The same input gives the same policies, unless time runs out. Backward
-    may take the blocks in any order.
+    The added time is minimal to within 0.1 microseconds; with more than 60 values, to within a 200th of it. Among
+    equally quick policies those with the smaller quantization error are preferred, then those that hold fewer bytes.
+    The problem's order is not used: backward may take the blocks in any. When `max_seconds` run out, the best policies
+    found by then are returned with `proven_optimal` False. The same input gives the same policies, unless time runs
+    out.
 
-    Raises InfeasibleBudget if no policy fits (after a second search, as long at most, for what would),
-    NoSolutionInTime if the search ended with nothing, ValueError for a bad argument.
+    Raises InfeasibleBudget if no policies fit (a second search, as long at most, looks for the smallest budget that
+    would do), NoSolutionInTime if the search found none, ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
@@ -51,17 +51,19 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
         return _smallest(problem, budget, started, max_seconds)
     solution = evaluate_uniform(problem, program.policies(), started, optimal)
     if solution.peak > budget:
-        raise RuntimeError(f"the model took a policy {solution.peak - budget} bytes over the budget: a planner bug")
-    # where a gap is allowed, greedy's may be the quicker
+        raise RuntimeError(
+            f"the policies found take {solution.peak} bytes of a budget of {budget}: a bug in the planner"
+        )
+    # where a gap to the optimum is allowed, greedy's policies may be quicker
     best = min([solution, *known], key=lambda found: round(found.added_seconds / QUANTUM_SECONDS))
     return replace(best, solve_seconds=time.perf_counter() - started, proven_optimal=optimal)
 
 
 def smallest_peak(problem: Problem, max_seconds: float) -> int:
-    """The smallest peak in bytes that any policies reach, rounded up to the granule; a budget of as much is feasible.
+    """The smallest peak in bytes that any policies reach, rounded up to the granule. As a budget it is feasible.
 
-    The smallest found, if `max_seconds` run out first. Raises NoSolutionInTime if none was, ValueError for a bad
-    argument.
+    If `max_seconds` run out, it is the smallest found by then. Raises NoSolutionInTime if none was found, ValueError
+    for a bad argument.
     """
     check_request(0, max_seconds)
     program = _Program(problem)
@@ -70,7 +72,12 @@ def smallest_peak(problem: Problem, max_seconds: float) -> int:
 
 
 def least_peak(problem: Problem, max_seconds: float) -> Solution:
-    """One policy a block type, of the smallest peak found in time. Raises NoSolutionInTime if none was found."""
+    """One policy a block type: those of the smallest peak found in time, whatever time they add.
+
+    They do not depend on measured seconds, so a budget named after their peak still does when all is measured again.
+    Raises NoSolutionInTime if none were found, ValueError for a bad argument.
+    """
+    check_request(0, max_seconds)
     started = time.perf_counter()
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
@@ -78,7 +85,10 @@ def least_peak(problem: Problem, max_seconds: float) -> Solution:
 
 
 def _smallest(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
-    """The policies of smallest peak, which may fit where the model's rounding up does not; else InfeasibleBudget."""
+    """The policies of the smallest peak, if they fit: the model rounds sizes up, the simulator does not.
+
+    Raises InfeasibleBudget otherwise.
+    """
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
     solution = evaluate_uniform(problem, program.policies(), started, False)
@@ -88,7 +98,7 @@ def _smallest(problem: Problem, budget: int, started: float, max_seconds: float)
 
 
 class _Program:
-    """The model over all block types, with the peak as a variable: held under the budget, or itself to be minimised."""
+    """The model over all block types. The peak is a variable: bounded by the budget, or minimised."""
 
     def __init__(self, problem: Problem) -> None:
         self._block_types = problem.block_types
@@ -99,27 +109,28 @@ class _Program:
         self._blocks = [Watched(self._model, block_type, self._granule, bound) for block_type in problem.block_types]
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
-        for group in problem.groups:
-            everyone = mip.xsum(problem.block_types[place].count * held[place] for place in group)
-            fetch = self._most([self._blocks[place].memory.fetched() for place in group])
-            self._model += everyone + fetch <= self._peak
-            for place in group:
-                self._blocks[place].watch(everyone - held[place] + fetch, mip.xsum([self._peak]))
         self._held = self._total(held)
+        fetch = self._most([block.memory.fetched() for block in self._blocks])
+        self._model += self._held + fetch <= self._peak
+        for block, own in zip(self._blocks, held, strict=True):
+            block.watch(self._held - own + fetch, mip.xsum([self._peak]))
 
     def expect(self, guess: Solution) -> None:
-        """What the solution may be like."""
+        """Add at once the constraints that this guess comes closest to breaking."""
         for block, policies in zip(self._blocks, guess.policies, strict=True):
             block.expect(policies[0])
 
     def minimise_peak(self, max_seconds: float) -> bool | None:
-        """Find policies of the smallest peak; as `optimise`."""
+        """Find the policies of the smallest peak; returns what `optimise` does."""
         self._model.objective = mip.minimize(self._peak)
         return optimise(self._model, self._blocks, max_seconds)
 
     def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
-        """Find policies of the least time, error and held bytes adding less than half a quantum to that."""
-        # peaks are whole granules: half of one keeps an exact fit clear of CBC's tolerances
+        """Find the policies of the least time; returns what `optimise` does.
+
+        Error and held bytes break ties: together they count less than half a quantum of time.
+        """
+        # peaks are whole granules: with half of one to spare, CBC's tolerances do not exclude an exact fit
         self._peak.ub = budget // self._granule + 0.5
         quanta = self._total([block.program.quanta() for block in self._blocks])
         error = self._total([block.program.error() for block in self._blocks])
@@ -127,7 +138,7 @@ class _Program:
         return optimise(self._model, self._blocks, max_seconds)
 
     def peak_bytes(self) -> int:
-        """The peak found, as the model rounds it up."""
+        """The peak found in bytes, with the model's rounding up."""
         return round(self._peak.x) * self._granule
 
     def policies(self) -> list[Policy]:
@@ -141,7 +152,7 @@ class _Program:
         )
 
     def _most(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
-        """A bound on the largest of several sums over binaries, 0 if all of them are empty."""
+        """A variable of at least the largest of these sums over binaries; 0 if all of them are empty."""
         present = [expression for expression in expressions if expression.expr]
         if not present:
             return mip.xsum([])

@@ -1,90 +1,86 @@
-"""Planning in a child process.
+"""Planning in a child process: the parent pickles the question to its stdin, it pickles the answer to its stdout.
 
-CBC sets the OpenMP thread count of its process to one, which slows every later operator and changes the bits of
-reductions; it installs handlers for SIGABRT, SIGFPE and SIGSEGV; and python-mip leaks about 34 KB a model. None of it
-may reach the training process.
+The solver must not run in the training process. CBC sets the number of OpenMP threads of its process to one, which
+slows every later operator and changes the bits of reductions. It installs handlers for SIGABRT, SIGFPE and SIGSEGV.
+python-mip leaks about 34 KB per model.
 """
 
 from __future__ import annotations
 
-import json
+import gc
+import os
+import pickle
 import subprocess
 import sys
-from dataclasses import asdict
-from typing import Any
 
-from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
 from ds_adacc.planner.solve_per_block import solve_per_block
+from ds_adacc.planner.solve_uniform import least_peak
+
+Question = tuple[Problem, int | None, float]  # the budget in bytes, None: the smallest peak; the solver's seconds
 
 _START_SECONDS = 60.0
+_MARK = b"\0answer of ds_adacc.planner\0"  # what stands before it on stdout was printed while Python started
 
 
 def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """As `solve_per_block`, and as reproducible, but in a process of its own (about 0.3 s to start).
 
-    Raises what `solve_per_block` raises, and RuntimeError with the child's last words if it dies.
+    Raises what `solve_per_block` raises, and RuntimeError with the last lines of the child's stderr if it dies.
     """
     check_request(budget, max_seconds)
-    question = json.dumps({"problem": _told(problem), "budget": budget, "max_seconds": max_seconds})
+    return _ask((problem, budget, max_seconds))
+
+
+def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
+    """As `least_peak`, in a process of its own; errors as in `solve_in_process`."""
+    check_request(0, max_seconds)
+    return _ask((problem, None, max_seconds))
+
+
+def _ask(question: Question) -> Solution:
     try:
         child = subprocess.run(
             [sys.executable, "-m", "ds_adacc.planner.solver_process"],
-            input=question,
+            input=pickle.dumps(question),
             capture_output=True,
-            text=True,
-            timeout=_START_SECONDS + 10 * max_seconds,
+            timeout=_START_SECONDS + 10 * question[2],
         )
     except subprocess.TimeoutExpired as error:
         raise NoSolutionInTime(f"the solver's process gave no answer in {error.timeout:.0f} seconds") from error
-    if child.returncode != 0:
-        raise RuntimeError(f"the solver's process ended with code {child.returncode}: {child.stderr.strip()[-2000:]}")
-    return _read(json.loads(child.stdout.splitlines()[-1]))
+    _, marked, answer = child.stdout.partition(_MARK)
+    if child.returncode != 0 or not marked:
+        said = child.stderr.decode(errors="replace").strip()[-2000:]
+        raise RuntimeError(f"the solver's process ended with code {child.returncode}: {said}")
+    solution = pickle.loads(answer)
+    if isinstance(solution, Exception):
+        raise solution
+    return solution
 
 
-def _told(problem: Problem) -> dict[str, Any]:
-    return {
-        "block_types": [
-            {**vars(block_type), "profile": block_type.profile.to_json()} for block_type in problem.block_types
-        ],
-        "together": [sorted(names) for names in problem.live_sets],
-        "order": problem.order,
-        "max_gradient_error": problem.max_gradient_error,
-    }
+def _serve() -> None:
+    """Answer the question on stdin."""
+    # The cyclic collector may run python-mip's Model.__del__ inside a call to CBC, where it waits for a lock that its
+    # own thread holds.
+    gc.disable()
+    # From here on whatever Python or CBC print to stdout goes to stderr, so that nothing gets into the answer.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    answer = _answer(pickle.load(sys.stdin.buffer))
+    with answers:
+        answers.write(_MARK + pickle.dumps(answer))
 
 
-def _heard(told: dict[str, Any]) -> Problem:
-    block_types = tuple(
-        BlockType(**{**block_type, "profile": Profile.from_json(block_type["profile"])})
-        for block_type in told["block_types"]
-    )
-    live_sets = tuple(frozenset(names) for names in told["together"])
-    return Problem(block_types, live_sets, tuple(told["order"]), told["max_gradient_error"])
-
-
-def _read(answer: dict[str, Any]) -> Solution:
-    if "infeasible" in answer:
-        raise InfeasibleBudget(*answer["infeasible"])
-    if "no_solution" in answer:
-        raise NoSolutionInTime(answer["no_solution"])
-    distinct = [Policy.from_json(policy) for policy in answer.pop("distinct")]
-    policies = tuple(tuple(distinct[number] for number in of_type) for of_type in answer.pop("policies"))
-    return Solution(policies=policies, held=tuple(answer.pop("held")), **answer)
-
-
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
+def _answer(question: Question) -> Solution | InfeasibleBudget | NoSolutionInTime:
+    problem, budget, max_seconds = question
     try:
-        solution = solve_per_block(_heard(question["problem"]), question["budget"], max_seconds=question["max_seconds"])
-    except InfeasibleBudget as error:
-        return {"infeasible": (error.budget, error.smallest, error.proven)}
-    except NoSolutionInTime as error:
-        return {"no_solution": str(error)}
-    distinct = list(dict.fromkeys(policy for of_type in solution.policies for policy in of_type))
-    numbers = [[distinct.index(policy) for policy in of_type] for of_type in solution.policies]
-    return {**asdict(solution), "policies": numbers, "distinct": [policy.to_json() for policy in distinct]}
+        if budget is None:
+            return least_peak(problem, max_seconds)
+        return solve_per_block(problem, budget, max_seconds=max_seconds)
+    except (InfeasibleBudget, NoSolutionInTime) as error:
+        return error
 
 
 if __name__ == "__main__":
-    print(json.dumps(_answer(json.load(sys.stdin))))
+    _serve()

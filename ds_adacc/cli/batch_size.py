@@ -29,7 +29,7 @@ class BatchLine:
     batches: tuple[int, int]
 
     def __post_init__(self) -> None:
-        shapes = [(problem.live_sets, problem.order, *map(_shape, problem.block_types)) for problem in self.problems]
+        shapes = [(problem.order, *map(_shape, problem.block_types)) for problem in self.problems]
         if shapes[0] != shapes[1]:
             small, large = self.batches
             raise Incomparable(f"at micro-batch {large} the blocks run other operators than at {small}")

@@ -142,7 +142,7 @@ def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
     given = {block_type.name: block_type for block_type in group.problem.block_types}
     block_types = tuple(_named(given[digest], name) for digest, name in names.items())
     order = tuple(names[digest] for digest in group.problem.order)
-    problem = planner.Problem(block_types, (), order, group.problem.max_gradient_error)
+    problem = planner.Problem(block_types, order, group.problem.max_gradient_error)
     return problem, {name: runtime.coordinator.block_types[digest] for digest, name in names.items()}
 
 

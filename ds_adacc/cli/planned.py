@@ -38,7 +38,7 @@ def document(planned: Planned) -> dict[str, Any]:
             "solve_seconds": solution.solve_seconds,
             "proven_optimal": solution.proven_optimal,
         },
-        "baselines": [vars(costs) for costs in planned.baselines],
+        "baselines": [vars(baseline) for baseline in planned.baselines],
         "largest_batch": {"recorded": estimate.batches, "estimates": estimate.largest, "refusal": estimate.refusal},
     }
 
@@ -179,12 +179,12 @@ def _baselines(planned: Planned) -> RenderableType:
     header = ("instead", "peak", "added ms", "fits")
     rows = [
         (
-            costs.name,
-            human_bytes(costs.peak),
-            "-" if costs.added_seconds is None else f"{1000 * costs.added_seconds:.1f}",
-            "yes" if costs.fits else "no",
+            baseline.name,
+            human_bytes(baseline.peak),
+            "-" if baseline.added_seconds is None else f"{1000 * baseline.added_seconds:.1f}",
+            "yes" if baseline.fits else "no",
         )
-        for costs in planned.baselines
+        for baseline in planned.baselines
     ]
     return table("Beside it", header, rows, {"peak", "added ms"})
 

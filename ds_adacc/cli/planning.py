@@ -11,7 +11,7 @@ from ds_adacc.cli.batch_size import BatchLine, Incomparable
 from ds_adacc.cli.factory import Recorded
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.budget import budget_bytes
-from ds_adacc.plan.plan import Group, compare, peak_when
+from ds_adacc.plan.plan import Baseline, Group, compare, peak_when
 
 Stage = Callable[[str], None]  # told what is being done
 
@@ -21,16 +21,6 @@ _FIXED = {
     "recompute all": planner.recompute_policy,
     "compress all": planner.compress_policy,
 }
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a baseline costs: peak bytes, and seconds added to a forward and backward, None if only that is known."""
-
-    name: str
-    peak: int
-    added_seconds: float | None
-    fits: bool
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class Planned:
     frontiers: Mapping[str, tuple[planner.Point, ...]]
     solution: planner.Solution | None
     refusal: planner.InfeasibleBudget | None
-    baselines: Sequence[Costs]
+    baselines: Sequence[Baseline]
     policies: Mapping[str, Mapping[str, planner.Policy]]
     estimate: Estimate
 
@@ -101,29 +91,24 @@ def _fit(
 
 def _baselines(
     problem: planner.Problem, budget: int, seconds: float
-) -> tuple[list[Costs], dict[str, dict[str, planner.Policy]]]:
+) -> tuple[list[Baseline], dict[str, dict[str, planner.Policy]]]:
     """What each would have cost; and its policy by block type, of those that search if they fit."""
     live_sets = (frozenset(block_type.name for block_type in problem.block_types),)
     retained = planner.evaluate_uniform(
         problem, [planner.retain_policy(k.profile) for k in problem.block_types], 0.0, False
     )
-    known = compare([Group(problem, live_sets, retained)], budget)
-    costs = [Costs(other.name, other.peak, other.added_seconds, other.fits) for other in known]
+    baselines = list(compare([Group(problem, live_sets, retained)], budget))
     one, refusal = _fit(planner.solve_uniform, problem, budget, seconds)
-    costs.append(Costs("one policy", one.peak, one.added_seconds, True) if one else _unfit("one policy", refusal))
-    found = {"one policy": one}
-    for name, search in (("greedy", planner.greedy), ("dynamic programming", planner.dynamic_programming)):
-        found[name], _ = _fit(search, problem, budget, seconds)
+    if one is not None:
+        baselines.append(Baseline("one policy", one.peak, one.added_seconds, True))
+    elif refusal is not None:
+        baselines.append(Baseline("one policy", refusal.smallest, None, False))
+    found = {"one policy": one, "greedy": _fit(planner.greedy, problem, budget, seconds)[0]}
     policies = {}
     for place, block_type in enumerate(problem.block_types):
         fixed = {name: plan(block_type.profile) for name, plan in _FIXED.items()}
         policies[block_type.name] = fixed | {name: s.policies[place][0] for name, s in found.items() if s is not None}
-    return costs, policies
-
-
-def _unfit(name: str, refusal: planner.InfeasibleBudget | None) -> Costs:
-    assert refusal is not None
-    return Costs(name, refusal.smallest, None, False)
+    return baselines, policies
 
 
 def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) -> Estimate:

@@ -34,10 +34,10 @@ from ds_adacc.plan.plan import (
     PlanRequest,
     compare,
     components,
-    decide,
     largest,
     most_without,
     peak_when,
+    solve,
 )
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.codecs import CodecMaker
@@ -271,7 +271,7 @@ class Coordinator:
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: agreed.policies for digest, agreed in self._agreed.items()}
-        groups = decide(request, budget, self._config, settled, forgiven)
+        groups = solve(request, budget, self._config, settled, forgiven)
         plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)

@@ -1,4 +1,8 @@
-"""Policies for block types under a budget: block types that are alive together share it, others have it whole."""
+"""One plan for all block types under one budget (bytes): which of them share it, and what is solved for whom.
+
+Block types whose calls are alive at once form a live set and share the budget. Every live set has the whole budget, as
+no two are alive at once. Live sets that have block types in common hang together, and are solved as one group.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
+from ds_adacc.plan.live_sets import LiveSet, Policies, apart, judge, slowest, solve_live_sets, stricter
 
-LiveSet = frozenset[str]  # the names of block types whose calls are alive at once
 Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
-Policies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 
 _BASELINE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What there is to plan for: block types by name, the sets of them alive together, and the orders known."""
+    """What there is to plan for: block types by name, the live sets, and the orders known of them."""
 
     block_types: Mapping[str, planner.BlockType]
     live_sets: Sequence[LiveSet]
@@ -26,15 +29,17 @@ class PlanRequest:
     max_gradient_error: float | None = None
 
     def problem(self, names: Collection[str]) -> planner.Problem:
-        """The planner's problem of these block types, which hang together."""
-        sets = tuple(s for s in self.live_sets if s <= set(names))
+        """The planner's problem of these block types, as if all were alive at once."""
         members = tuple(self.block_types[name] for name in sorted(names))
-        order = self._order(members) if len(sets) <= 1 else ()
-        return planner.Problem(members, sets if len(sets) > 1 else (), order, self.max_gradient_error)
+        return planner.Problem(members, self._order(members), self.max_gradient_error)
 
     def _order(self, block_types: Sequence[planner.BlockType]) -> tuple[str, ...]:
         """The order in which one forward runs these blocks, if each runs once and there are no others."""
-        order = self.orders.get(frozenset(block_type.name for block_type in block_types), ())
+        names = frozenset(block_type.name for block_type in block_types)
+        # in another live set the same blocks may run in another order, but each has one policy for both
+        if any(names & other and names != other for other in self.live_sets):
+            return ()
+        order = self.orders.get(names, ())
         fits = all(
             block_type.calls_per_block == 1 and order.count(block_type.name) == block_type.blocks
             for block_type in block_types
@@ -44,9 +49,10 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Group:
-    """Block types that hang together, as some sets of them are alive together, and the solution for all of them.
+    """Live sets that hang together, and the solution for all their block types.
 
-    `shortfall` says why the budget may not be kept.
+    `problem` lists the block types; of a single live set it is the problem that was solved. In the solution, `peak` is
+    that of the live set that takes the most. `shortfall` says why the budget may be broken.
     """
 
     problem: planner.Problem
@@ -60,34 +66,37 @@ class Group:
 
     @property
     def held(self) -> int:
-        """Bytes that all calls of the largest set hold between forward and backward."""
+        """Bytes that all calls of the largest live set hold between forward and backward."""
         each = {block_type.name: held for block_type, held in zip(self.block_types, self.solution.held, strict=True)}
         return max(sum(each[name] for name in names) for names in self.live_sets)
 
     @property
     def added_seconds(self) -> float:
-        """What the choices add to one forward and backward of the slowest set."""
+        """What the policies add to one forward and backward of the slowest live set."""
         return slowest(self.problem, self.live_sets, self.solution)
 
     def unfit(self, budget: int) -> list[LiveSet]:
-        """The sets whose predicted peak is above so many bytes."""
-        pairs = {k.name: (k, chosen) for k, chosen in zip(self.block_types, self.solution.policies, strict=True)}
-        return [names for names in self.live_sets if _peak([pairs[name] for name in sorted(names)]) > budget]
+        """The live sets whose predicted peak is above so many bytes."""
+        each = zip(self.live_sets, apart(self.problem, self.live_sets, self.solution.policies), strict=True)
+        return [names for names, (one, chosen) in each if planner.peak_bytes(one, chosen) > budget]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a planner of another block type would have cost, within the budget or not."""
+    """What a simpler planner would have cost: peak bytes, and seconds added to a forward and backward.
+
+    `added_seconds` is None if the planner found no policies within the budget, and `peak` the smallest that it can do.
+    """
 
     name: str
     peak: int
-    added_seconds: float
+    added_seconds: float | None
     fits: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one planning gave, the same on every rank.
+    """The result of planning, the same on every rank.
 
     `budget` and `without` (the peak without checkpointing) are in bytes.
     """
@@ -115,12 +124,12 @@ class Plan:
 
     @property
     def held(self) -> int:
-        """Bytes held between forward and backward, where they are most."""
+        """Bytes held between forward and backward by the live set that holds the most."""
         return max(group.held for group in self.groups)
 
     @property
     def added_seconds(self) -> float:
-        """What the choices add to one forward and backward of the slowest set."""
+        """What the policies add to one forward and backward of the slowest live set."""
         return max(group.added_seconds for group in self.groups)
 
     @property
@@ -132,58 +141,60 @@ class Plan:
         return all(group.solution.proven_optimal for group in self.groups)
 
 
-def decide(
+def solve(
     request: PlanRequest,
     budget: int,
     config: AdaccConfig,
-    settled: Mapping[str, Policies],
+    in_force: Mapping[str, Policies],
     forgiven: tuple[type[Exception], ...],
 ) -> tuple[Group, ...]:
-    """Solve for each group of block types that hang together. The budget is in bytes.
+    """Choose policies for all block types, group by group. The budget is in bytes.
 
-    Policies `settled` before stay where new ones would gain less than measured seconds scatter. Raises
-    planner.InfeasibleBudget, with a budget that all groups would fit, and planner.NoSolutionInTime. Where they are
-    among the `forgiven`, the group's policies are those settled before; a block type that has none, or one whose codecs
-    are on offer no more, is recomputed. Where all have one and nothing fits, as after a correction, the policies that
-    take least come into force, unless more sets of block types break the budget by them.
+    Policies `in_force` stay where new ones would save less time than measured seconds scatter. Raises
+    planner.InfeasibleBudget with a budget that all groups would fit, and planner.NoSolutionInTime.
+
+    An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
+    or whose policies need a codec that is no longer on offer, is recomputed. If all block types of the group have
+    policies and the budget is too small for it, as may happen after a correction, it takes the policies of the smallest
+    peak, unless these break the budget for more live sets.
     """
     groups: list[Group] = []
-    unfit: list[planner.InfeasibleBudget] = []
+    refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
-        problem, sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
+        problem, live_sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
         try:
-            solution = _incumbent(problem, settled, budget, _solve(problem, budget, config))
-            group = Group(problem, sets, solution)
+            new = solve_live_sets(problem, live_sets, budget, config)
+            group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
         except planner.InfeasibleBudget as error:
-            unfit.append(error)
-            group = Group(problem, sets, _settle(problem, settled), str(error))
-            if planner.InfeasibleBudget in forgiven and _are_possible(settled, problem):
-                group = _least(group, error.smallest, budget, config)
+            refusals.append(error)
+            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
+            if planner.InfeasibleBudget in forgiven and _are_possible(in_force, problem):
+                group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
-            group = Group(problem, sets, _settle(problem, settled), f"adacc.solver.max_seconds: {error}")
+            reason = f"adacc.solver.max_seconds: {error}"
+            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
         groups.append(group)
-    if unfit and planner.InfeasibleBudget not in forgiven:
-        raise max(unfit, key=lambda error: error.smallest)
+    if refusals and planner.InfeasibleBudget not in forgiven:
+        raise max(refusals, key=lambda error: error.smallest)
     return tuple(groups)
 
 
 def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
-    """What the planners without a MILP solver would have cost under the same budget."""
+    """What simpler planners would have cost under the same budget."""
     planners = {
         "retain all": planner.retain_all,
         "recompute all": planner.recompute_all,
         "compress all": planner.compress_all,
         "greedy": planner.greedy,
-        "dynamic programming": planner.dynamic_programming,
     }
     return tuple(_baseline(name, plan, groups, budget) for name, plan in planners.items())
 
 
 def most_without(request: PlanRequest) -> int:
-    """Peak bytes without checkpointing, of the set that takes the most."""
-    return max(peak_when(planner.retain_policy, request.problem(names)) for names in components(request.live_sets))
+    """Peak bytes without checkpointing, of the live set that takes the most."""
+    return max(peak_when(planner.retain_policy, request.problem(names)) for names in request.live_sets)
 
 
 def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> int:
@@ -192,70 +203,66 @@ def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planne
     return planner.evaluate_uniform(problem, policies, time.perf_counter(), proven_optimal=False).peak
 
 
-def slowest(problem: planner.Problem, live_sets: Iterable[LiveSet], solution: planner.Solution) -> float:
-    """Seconds added to one forward and backward of the set to which they add the most."""
-    pairs = zip(problem.block_types, solution.policies, strict=True)
-    each = {
-        block_type.name: planner.added_seconds(planner.Problem((block_type,)), (chosen,))
-        for block_type, chosen in pairs
-    }
-    return max(sum(each[name] for name in names) for names in live_sets)
-
-
 def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:
-    """The names that hang together, as sets that overlap do, in order."""
-    apart: list[LiveSet] = []
+    """The names of the block types that hang together, because their live sets overlap; sorted."""
+    found: list[LiveSet] = []
     for names in live_sets:
-        overlapping = [known for known in apart if known & set(names)]
-        apart = [known for known in apart if known not in overlapping] + [frozenset(names).union(*overlapping)]
-    return sorted(apart, key=sorted)
+        overlapping = [known for known in found if known & set(names)]
+        found = [known for known in found if known not in overlapping] + [frozenset(names).union(*overlapping)]
+    return sorted(found, key=sorted)
 
 
 def largest(live_sets: Iterable[LiveSet]) -> tuple[LiveSet, ...]:
-    """The sets that are part of no other, in order."""
+    """The live sets that are part of no other, sorted."""
     distinct = set(live_sets) - {frozenset()}
     return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))
 
 
-def _solve(problem: planner.Problem, budget: int, config: AdaccConfig) -> planner.Solution:
-    solver = planner.compress_all if config.forces_compression else planner.solve_in_process
-    return solver(problem, budget, max_seconds=config.solver.max_seconds)
-
-
-def _incumbent(
-    problem: planner.Problem, settled: Mapping[str, Policies], budget: int, new: planner.Solution
+def _keep_or_replace(
+    problem: planner.Problem,
+    live_sets: Sequence[LiveSet],
+    in_force: Mapping[str, Policies],
+    budget: int,
+    new: planner.Solution,
 ) -> planner.Solution:
-    """The new solution, or what is in force if that still fits and would gain nothing that can be measured."""
-    if not _are_possible(settled, problem):
+    """The new solution, or the policies in force if they still fit and the new ones save no time worth a change."""
+    if not _are_possible(in_force, problem):
         return new
-    policies = [settled[block_type.name] for block_type in problem.block_types]
-    old = planner.evaluate_per_block(problem, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
+    policies = [in_force[block_type.name] for block_type in problem.block_types]
+    old = judge(problem, live_sets, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
     noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
 
-def _settle(problem: planner.Problem, settled: Mapping[str, Policies]) -> planner.Solution:
+def _keep_or_recompute(
+    problem: planner.Problem, live_sets: Sequence[LiveSet], in_force: Mapping[str, Policies]
+) -> planner.Solution:
+    """The policies in force; a block type that has none, or none that is still possible, is recomputed."""
     policies = [
-        settled[block_type.name]
-        if _is_possible(settled.get(block_type.name, ()), block_type)
+        in_force[block_type.name]
+        if _is_possible(in_force.get(block_type.name, ()), block_type)
         else (planner.recompute_policy(block_type.profile),) * block_type.blocks
         for block_type in problem.block_types
     ]
-    return planner.evaluate_per_block(problem, policies, time.perf_counter(), proven_optimal=False)
+    return judge(problem, live_sets, policies, time.perf_counter(), proven_optimal=False)
 
 
-def _least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
-    """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more sets."""
+def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
+    """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more live sets.
+
+    `smallest` may be more than the least possible, and a search for it may end without any policies: the group is then
+    left as it is.
+    """
     try:
-        least = replace(group, solution=_solve(group.problem, smallest, config))
-    except (planner.InfeasibleBudget, planner.NoSolutionInTime):  # the smallest found was not proven
+        least = replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
+    except (planner.InfeasibleBudget, planner.NoSolutionInTime):
         return group
     is_worse = not set(least.unfit(budget)) <= set(group.unfit(budget)) or least.solution.peak >= group.solution.peak
     return group if is_worse else least
 
 
-def _are_possible(settled: Mapping[str, Policies], problem: planner.Problem) -> bool:
-    return all(_is_possible(settled.get(block_type.name, ()), block_type) for block_type in problem.block_types)
+def _are_possible(policies: Mapping[str, Policies], problem: planner.Problem) -> bool:
+    return all(_is_possible(policies.get(block_type.name, ()), block_type) for block_type in problem.block_types)
 
 
 def _is_possible(policies: Policies, block_type: planner.BlockType) -> bool:
@@ -266,13 +273,8 @@ def _is_possible(policies: Policies, block_type: planner.BlockType) -> bool:
     )
 
 
-def _peak(pairs: Sequence[tuple[planner.BlockType, Policies]]) -> int:
-    problem = planner.Problem(tuple(block_type for block_type, _ in pairs))
-    return planner.peak_bytes(problem, [chosen for _, chosen in pairs])
-
-
 def _baseline(name: str, plan: Callable[..., planner.Solution], groups: Sequence[Group], budget: int) -> Baseline:
-    solutions = [_would_be(plan, group.problem, budget) for group in groups]
+    solutions = [stricter(lambda one: _would_be(plan, one, budget), group.problem, group.live_sets) for group in groups]
     peak = max(solution.peak for solution in solutions)
     seconds = max(slowest(g.problem, g.live_sets, solution) for g, solution in zip(groups, solutions, strict=True))
     return Baseline(name, peak, seconds, peak <= budget)

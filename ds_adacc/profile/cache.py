@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from ds_adacc import kernels, planner
 from ds_adacc.config import AdaccConfig
@@ -28,7 +29,7 @@ SCHEMA_VERSION = 1
 _SCHEMA = "CREATE TABLE profiles (key TEXT PRIMARY KEY, description TEXT, saved TEXT, profile TEXT NOT NULL)"
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
 _SOURCES = (".py", ".cu", ".cuh")
-_MALFORMED = (ArithmeticError, LookupError, TypeError, ValueError)
+_PROFILE = TypeAdapter(planner.Profile)
 
 # application_id, user_version and number of tables
 _NEW = (0, 0, 0)
@@ -105,7 +106,7 @@ class ProfileCache:
     def save(self, key: str, profile: planner.Profile, description: str = "") -> None:
         """Keep `profile` under `key` in place of an earlier one. `description` is for a person who opens the file."""
         saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        row = (key, description, saved, json.dumps(profile.to_json()))
+        row = (key, description, saved, _PROFILE.dump_json(profile).decode())
         self._attempt(lambda connection: connection.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", row))
 
     def count(self) -> int:
@@ -219,8 +220,8 @@ def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
     if row is None:
         return None
     try:
-        return planner.Profile.from_json(json.loads(row[0]))
-    except _MALFORMED as error:
+        return _PROFILE.validate_json(row[0])
+    except ValidationError as error:
         # The text is compared too: another process may have put a good profile in its place.
         connection.execute("DELETE FROM profiles WHERE key = ? AND profile = ?", (key, row[0]))
         text = "profile %s in the cache cannot be read (%s: %s): it was deleted, and its block is measured again"

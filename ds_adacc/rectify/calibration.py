@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from ds_adacc import planner
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import LiveSet, Plan
+from ds_adacc.plan.live_sets import LiveSet, peak_of
+from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import GradientLifetimes
 from ds_adacc.rectify.step_profiler import Measured
 
@@ -131,9 +132,8 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
             replace(block_type, profile=excess.get(block_type.name, Correction()).of(block_type.profile))
             for block_type in group.problem.block_types
         )
-        peaks.append(
-            planner.peak_bytes(replace(group.problem, block_types=tuple(block_types)), group.solution.policies)
-        )
+        corrected = replace(group.problem, block_types=tuple(block_types))
+        peaks.append(peak_of(corrected, group.live_sets, group.solution.policies))
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 

@@ -109,7 +109,8 @@ def _baselines(baselines: Sequence[Baseline]) -> list[str]:
     rows = [("instead", "peak", "added", "")]
     for baseline in baselines:
         fits = "" if baseline.fits else "does not fit"
-        rows.append((baseline.name, human_bytes(baseline.peak), f"{1000 * baseline.added_seconds:.1f} ms", fits))
+        added = "-" if baseline.added_seconds is None else f"{1000 * baseline.added_seconds:.1f} ms"
+        rows.append((baseline.name, human_bytes(baseline.peak), added, fits))
     return aligned(rows)
 
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from random_blocks import (
     ERROR_BOUNDS,
     LARGE,
@@ -14,14 +13,11 @@ from random_blocks import (
     microseconds,
     points,
     problems,
-    profiles,
     undominated,
 )
 
 from ds_adacc.planner import (
-    BlockType,
     InfeasibleBudget,
-    Problem,
     gradient_error,
     peak_bytes,
     smallest_peak,
@@ -39,15 +35,11 @@ def all_outcomes(problem):
     """(peak, added microseconds) of every combination."""
     choices = [outcomes(block_type.profile, problem.max_gradient_error) for block_type in problem.block_types]
     for combination in itertools.product(*choices):
-        peaks = []
-        for group in problem.groups:
-            held = sum(problem.block_types[place].count * combination[place][1] for place in group)
-            transient, fetched = (max(combination[place][part] for place in group) for part in (2, 3))
-            peaks.append(held + transient + fetched)
-        yield (
-            max(peaks),
-            sum(block_type.count * run[0] for block_type, run in zip(problem.block_types, combination, strict=True)),
-        )
+        counts = [block_type.count for block_type in problem.block_types]
+        held = sum(count * run[1] for count, run in zip(counts, combination, strict=True))
+        transient, fetched = (max(run[part] for run in combination) for part in (2, 3))
+        seconds = sum(count * run[0] for count, run in zip(counts, combination, strict=True))
+        yield held + transient + fetched, seconds
 
 
 def check(problem, slack):
@@ -84,20 +76,6 @@ def check_gradient_error(problem, solution):
 @examples(60)
 @given(problem=problems(SMALL))
 def test_optimum_equals_brute_force(problem):
-    check(problem, slack=0)
-
-
-@st.composite
-def gatherings(draw):
-    """Two block types, and which of them are alive together: never, or now and then."""
-    block_types = tuple(BlockType(name, draw(profiles(SMALL)), draw(st.integers(1, 3))) for name in "ab")
-    live_sets = draw(st.sampled_from([("a", "b"), ("b", "ab"), ("a", "b", "ab")]))
-    return Problem(block_types, tuple(map(frozenset, live_sets)))
-
-
-@examples(60)
-@given(problem=gatherings())
-def test_optimum_equals_brute_force_where_not_all_are_alive_together(problem):
     check(problem, slack=0)
 
 

@@ -104,14 +104,12 @@ def test_what_was_offloaded_comes_back_beside_the_block_after(block):
     assert peak_bytes(replace(problem, order=()), [(REPLAY, away)]) == 210 + (260 - 110) + 100
 
 
-def test_sets_alive_together_each_have_a_peak(block):
-    block_types = (BlockType("a", block, 1), BlockType("b", block, 4, calls_per_block=2))
+def test_all_calls_of_a_block_count(block):
+    problem = Problem((BlockType("a", block, 1), BlockType("b", block, 4, calls_per_block=2)))
     policies = [[KEEP], [PACK, REPLAY]]
-    apart = Problem(block_types, (frozenset("a"), frozenset("b")))
-    assert peak_bytes(apart, policies) == 2 * 115 + 2 * 100 + 145
-    assert peak_bytes(Problem(block_types), policies) == 210 + 2 * 115 + 2 * 100 + 145
-    assert held_bytes(apart, policies) == (210, 2 * 115 + 2 * 100)
-    assert added_seconds(apart, policies) == 0.5 + 2 * 8.5 + 2 * 3.5
+    assert peak_bytes(problem, policies) == 210 + 2 * 115 + 2 * 100 + 145
+    assert held_bytes(problem, policies) == (210, 2 * 115 + 2 * 100)
+    assert added_seconds(problem, policies) == 0.5 + 2 * 8.5 + 2 * 3.5
 
 
 @st.composite

@@ -28,6 +28,8 @@ from ds_adacc.planner import (
     frontier,
     gradient_error,
     greedy,
+    least_peak,
+    least_peak_in_process,
     peak_bytes,
     retain_all,
     simulate,
@@ -36,7 +38,7 @@ from ds_adacc.planner import (
     solve_per_block,
     solve_uniform,
 )
-from ds_adacc.planner.mixture import _GAP
+from ds_adacc.planner.per_block_model import _GAP
 
 TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds
@@ -122,16 +124,6 @@ def test_where_a_block_stands_among_other_kinds_matters():
         solve_per_block(Problem(block_types, order=("f", "r", "r")), 23, max_seconds=60)
 
 
-def test_sets_alive_together_are_planned_apart():
-    block_types = (packable("a", 8), packable("b", 4))
-    apart = Problem(block_types, (frozenset("a"), frozenset("b")))
-    solution = solve_per_block(apart, 31, max_seconds=60)
-    # a: 64 - 6 n + 8 <= 31; b: 32 - 6 n + 8 <= 31
-    assert [chosen.count(PACK) for chosen in solution.policies] == [7, 2]
-    also_together = Problem(block_types, (frozenset("a"), frozenset("ab")))
-    assert microseconds(solve_per_block(also_together, 55, max_seconds=60).added_seconds) == 9  # 96 - 6 n + 8 <= 55
-
-
 def test_max_gradient_error():
     problem = Problem((packable("a", 8, error=0.2),), max_gradient_error=0.1)
     assert solve_per_block(problem, 64, max_seconds=60).policies == ((KEEP,) * 8,)
@@ -195,20 +187,17 @@ def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monke
 
 @st.composite
 def few_blocks(draw, transfers=False):
-    """Two to four blocks of one or two block types, in a known order, in any, or in sets of their own."""
+    """Two to four blocks of one or two block types, in a known order or in any."""
     order = draw(st.sampled_from(["aa", "aaa", "aaaa", "ab", "abab", "aabb", "abba", "aab", "aba"]))
     names = sorted(set(order))
-    how = draw(st.sampled_from(["order", "order", "any", "apart"]))
+    how = draw(st.sampled_from(["order", "order", "any"]))
     calls = 1 if how == "order" else draw(st.sampled_from([1, 1, 2]))
     block_types = tuple(
         BlockType(name, draw(profiles(TINY, ops=3, transfers=transfers)), calls * order.count(name), calls)
         for name in names
     )
-    live_sets = (
-        draw(st.permutations([frozenset(names), frozenset("a"), frozenset(names[-1])])) if how == "apart" else ()
-    )
     bound = draw(st.one_of(st.none(), ERROR_BOUNDS))
-    return Problem(block_types, tuple(live_sets), tuple(order) if how == "order" else (), bound)
+    return Problem(block_types, tuple(order) if how == "order" else (), bound)
 
 
 def budgets(problem):
@@ -240,12 +229,8 @@ def peak_of(problem, places, runs):
     """The peak of one run for each block."""
     if problem.order:
         return walk(runs)
-    peaks = []
-    for group in problem.groups:
-        members = [(problem.block_types[place], run) for place, run in zip(places, runs, strict=True) if place in group]
-        held = sum(block_type.calls_per_block * run.held for block_type, run in members)
-        peaks.append(held + max(run.transient for _, run in members) + max(run.fetched for _, run in members))
-    return max(peaks)
+    held = sum(problem.block_types[place].calls_per_block * run.held for place, run in zip(places, runs, strict=True))
+    return held + max(run.transient for run in runs) + max(run.fetched for run in runs)
 
 
 def quickest(problem, single, budget):
@@ -296,7 +281,7 @@ def test_keeps_what_it_promises(problem):
 ISOLATED = [
     Problem((packable("a", 8),)),
     Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r")),
-    Problem((packable("a", 8, calls_per_block=2), packable("b", 4)), (frozenset("a"), frozenset("ab"))),
+    Problem((packable("a", 8, calls_per_block=2), packable("b", 4))),
     # but for the bound it would pack three rather than replay four
     Problem((packable("a", 4, error=0.2), replayable(4)), order=("r",) * 4 + ("a",) * 4, max_gradient_error=0.1),
 ]
@@ -308,6 +293,14 @@ def test_a_process_of_its_own_gives_the_same(problem):
     here, there = (planner(problem, budget, max_seconds=60) for planner in (solve_per_block, solve_in_process))
     assert here.added_seconds > 0
     assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
+
+
+def test_the_smallest_peak_from_a_process_of_its_own():
+    here, there = least_peak(ISOLATED[0], 60), least_peak_in_process(ISOLATED[0], max_seconds=60)
+    assert here.peak == smallest_peak(ISOLATED[0], 60)
+    assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
+    with pytest.raises(NoSolutionInTime, match="allow more"):
+        least_peak_in_process(ISOLATED[0], max_seconds=1e-9)
 
 
 def test_a_process_of_its_own_refuses_the_same():
@@ -323,6 +316,16 @@ def test_a_process_that_dies(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(RuntimeError, match="the solver's process ended with code 1"):
         solve_in_process(ISOLATED[0], 40, max_seconds=1)
+
+
+def test_what_is_printed_on_the_way_does_not_corrupt_the_answer(tmp_path, monkeypatch):
+    """Python reads sitecustomize as it starts; the second text comes when the solver runs, and past Python's stdout."""
+    patched = "import os, time; print('one'); time.perf_counter = lambda: os.write(1, b'two') and time.monotonic()"
+    (tmp_path / "sitecustomize.py").write_text(patched)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    problem = ISOLATED[0]
+    solution = solve_in_process(problem, 40, max_seconds=60)
+    assert solution.policies == solve_per_block(problem, 40, max_seconds=60).policies
 
 
 def test_a_process_that_gives_no_answer(monkeypatch):

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import sys
 
 import pytest
 
@@ -91,8 +92,9 @@ def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
 
 
 def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, monkeypatch):
-    search = solve_uniform._Program.minimise_peak
-    monkeypatch.setattr(solve_uniform._Program, "minimise_peak", lambda *given: search(*given) and False)
+    program = sys.modules["ds_adacc.planner.solve_uniform"]._Program  # the function hides its module in the package
+    search = program.minimise_peak
+    monkeypatch.setattr(program, "minimise_peak", lambda *given: search(*given) and False)
     with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is") as caught:
         solve_uniform(problem, 1, max_seconds=60)
     assert not caught.value.proven
@@ -102,10 +104,10 @@ def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, mo
 def test_kinds_share_one_budget(gpt):
     few = BlockType("few", gpt.profile, 2)
     apart = [smallest_peak(Problem((block_type,)), 60) for block_type in (gpt, few)]
-    live_sets = smallest_peak(Problem((gpt, few)), 60)
+    both = smallest_peak(Problem((gpt, few)), 60)
     # only one call's backward runs at a time
-    assert max(apart) < live_sets < sum(apart)
-    assert solve_uniform(Problem((gpt, few)), live_sets, max_seconds=60).peak == live_sets
+    assert max(apart) < both < sum(apart)
+    assert solve_uniform(Problem((gpt, few)), both, max_seconds=60).peak == both
 
 
 def test_retains_everything_where_that_fits(problem):

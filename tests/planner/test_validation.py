@@ -1,6 +1,5 @@
 """What does not fit together is refused by name."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from ds_adacc.planner import (
     Profile,
     Value,
     compress_all,
-    dynamic_programming,
     frontier,
     greedy,
     peak_bytes,
@@ -167,7 +165,6 @@ PLANNERS = (
     recompute_all,
     compress_all,
     greedy,
-    dynamic_programming,
     solve_uniform,
     solve_per_block,
     solve_in_process,
@@ -202,43 +199,22 @@ def test_kinds(block, names, message):
 
 
 @pytest.mark.parametrize(
-    ("live_sets", "message"),
+    ("calls_per_block", "order", "message"),
     [
-        (("a", "c"), r"live_sets names 'c'; the block types are \['a', 'b'\]"),
-        (("a",), "live_sets has no set with block type 'b'"),
-        (("ab", ""), "live_sets has an empty set"),
+        (2, "aab", "order is given, but each block of block type 'b' is called more than once"),
+        (1, "aab", r"order names {'a': 2, 'b': 1} blocks by block type; the block types have {'a': 2, 'b': 2}"),
+        (1, "aabbc", r"order names {'a': 2, 'b': 2, 'c': 1} blocks by block type; the block types have"),
+        (1, "aa", r"order names {'a': 2} blocks by block type; the block types have {'a': 2, 'b': 2}"),
     ],
 )
-def test_together(block, live_sets, message):
-    with pytest.raises(ValueError, match=message):
-        Problem(tuple(BlockType(name, block, 1) for name in "ab"), tuple(map(frozenset, live_sets)))
-
-
-@pytest.mark.parametrize(
-    ("live_sets", "calls_per_block", "order", "message"),
-    [
-        (("a", "b"), 1, "aabb", "order is given, and several sets are alive together; give an order to one set only"),
-        ((), 2, "aab", "order is given, but each block of block type 'b' is called more than once"),
-        ((), 1, "aab", r"order names {'a': 2, 'b': 1} blocks by block type; the block types have {'a': 2, 'b': 2}"),
-        (
-            (),
-            1,
-            "aabbc",
-            r"order names {'a': 2, 'b': 2, 'c': 1} blocks by block type; the block types have {'a': 2, 'b': 2}",
-        ),
-        ((), 1, "aa", r"order names {'a': 2} blocks by block type; the block types have {'a': 2, 'b': 2}"),
-    ],
-)
-def test_order(block, live_sets, calls_per_block, order, message):
+def test_order(block, calls_per_block, order, message):
     block_types = (BlockType("a", block, 2), BlockType("b", block, 2, calls_per_block))
     with pytest.raises(ValueError, match=message):
-        Problem(block_types, tuple(map(frozenset, live_sets)), tuple(order))
+        Problem(block_types, tuple(order))
 
 
-def test_groups_and_runs(block):
+def test_runs(block):
     block_types = (BlockType("a", block, 3), BlockType("b", block, 2))
-    assert Problem(block_types).groups == ((0, 1),)
-    assert Problem(block_types, (frozenset("b"), frozenset("ab"))).groups == ((1,), (0, 1))
     assert Problem(block_types).runs == ()
     assert Problem(block_types, order=tuple("abbaa")).runs == ((0, 1), (1, 2), (0, 2))
 
@@ -263,11 +239,3 @@ def test_smallest_peak_request(block):
 def test_frontier_request(block):
     with pytest.raises(ValueError, match="max_seconds is 0; it must be finite and positive"):
         frontier(block, max_seconds=0)
-
-
-def test_profiles_and_policies_travel_as_json(gpt, block):
-    overhead = replace(block, graph=replace(block.graph, forward_overhead=7))
-    for profile in (gpt.profile, overhead, replace(block, overlap_seconds=(1.0, 2.5))):
-        assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
-    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
-    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy

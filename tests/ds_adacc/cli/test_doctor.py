@@ -158,7 +158,7 @@ def test_a_solver_that_dies_is_a_finding(monkeypatch):
     def die(*arguments, **options):
         raise RuntimeError("the solver's process ended with code -11: ")
 
-    monkeypatch.setattr(planner, "mix_isolated", die)
+    monkeypatch.setattr(planner, "solve_in_process", die)
     detail = "RuntimeError: the solver's process ended with code -11:"
     assert checks._finding("CBC", checks._cbc, "mend it", required=True) == Finding(
         "CBC", False, True, detail, "mend it"
@@ -169,7 +169,7 @@ def test_the_solver_is_asked_something_that_needs_a_search(monkeypatch):
     from ds_adacc import planner
 
     asked, solve_uniform = [], planner.solve_in_process
-    monkeypatch.setattr(planner, "mix_isolated", lambda *a, **k: asked.append(solve_uniform(*a, **k)) or asked[0])
+    monkeypatch.setattr(planner, "solve_in_process", lambda *a, **k: asked.append(solve_uniform(*a, **k)) or asked[0])
     assert checks._cbc() == f"solves a model in {asked[0].solve_seconds:.3f} s"
     assert asked[0].added_seconds == 2.0 and asked[0].proven_optimal
 

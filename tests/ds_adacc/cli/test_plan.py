@@ -156,7 +156,7 @@ def test_a_kind_s_frontier_and_policies_are_told_value_by_value(planned):
 
 def test_every_baseline_has_its_cost(planned):
     costs = {costs["name"]: costs for costs in document_of(planned)["baselines"]}
-    names = ("retain all", "recompute all", "compress all", "greedy", "dynamic programming", "one policy")
+    names = ("retain all", "recompute all", "compress all", "greedy", "one policy")
     assert tuple(costs) == names
     assert all(c.keys() == {"name", "peak", "added_seconds", "fits"} for c in costs.values())
     assert costs["retain all"]["peak"] == planned.without and costs["retain all"]["fits"] is False

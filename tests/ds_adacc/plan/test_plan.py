@@ -4,7 +4,7 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.plan import PlanRequest, components, decide, largest, most_without
+from ds_adacc.plan.plan import PlanRequest, components, largest, most_without, solve
 
 MIB = 1 << 20
 
@@ -46,7 +46,7 @@ BOTH = (planner.InfeasibleBudget, planner.NoSolutionInTime)
 def decided(sizes, live_sets, budget, settled=(), forgiven=()):
     block_types = {name: block_type(name, size) for name, size in sizes.items()}
     config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
-    return decide(PlanRequest(block_types, sets(*live_sets)), budget * MIB, config, dict(settled), forgiven)
+    return solve(PlanRequest(block_types, sets(*live_sets)), budget * MIB, config, dict(settled), forgiven)
 
 
 def test_kinds_that_never_run_together_have_the_whole_budget_each():

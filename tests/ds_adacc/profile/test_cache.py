@@ -80,7 +80,7 @@ def test_people_can_read_a_row(path):
     assert row[1].startswith(f"{environment.device_name(CPU)}; ds_adacc ")
     assert f"torch {environment.installed('torch')}" in row[1]
     assert datetime.fromisoformat(row[2]).utcoffset().total_seconds() == 0
-    assert row[3].startswith('{"graph": {"values": [{"name": "x", "role": "block_input", "nbytes": 64')
+    assert row[3].startswith('{"graph":{"values":[{"name":"x","role":"block_input","nbytes":64')
 
 
 def test_counting_makes_no_file(path):
@@ -239,11 +239,11 @@ def test_counting_leaves_a_damaged_file_alone(path):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("[0.25]", "[NaN]", "ValueError: op_seconds of op 'gelu' is nan; it must be finite and non-negative"),
-        ("[0.25]", "[1" + 400 * "0" + "]", "OverflowError"),
-        ('"graph"', '"grape"', "KeyError: 'graph'"),
-        ('{"graph"', '["graph"', "JSONDecodeError"),
-        ('"role"', '"rule"', "TypeError"),
+        ("[0.25]", "[NaN]", "op_seconds of op 'gelu' is nan; it must be finite and non-negative"),
+        ("[0.25]", "[1" + 400 * "0" + "]", "op_seconds of op 'gelu' is inf"),
+        ('"graph"', '"grape"', "graph\n  Field required"),
+        ('{"graph"', '["graph"', "Invalid JSON"),
+        ('"role"', '"rule"', "role\n  Field required"),
     ],
 )
 def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):

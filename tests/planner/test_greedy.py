@@ -1,4 +1,4 @@
-"""Greedy and dynamic programming, by hand; and no planner beats the MILP."""
+"""Greedy by hand, and no planner beats the MILP."""
 
 from dataclasses import replace
 
@@ -18,7 +18,6 @@ from ds_adacc.planner import (
     Profile,
     Value,
     compress_all,
-    dynamic_programming,
     gradient_error,
     greedy,
     recompute_all,
@@ -94,63 +93,20 @@ def test_greedy_keeps_the_gradient_error_within_its_bound(pair):
     assert caught.value.smallest == 4 * 140
 
 
-def test_dynamic_programming_finds_the_least_time_for_what_it_holds(pair):
-    expected = [
-        (560, ("retain", "retain"), 560, 0.0),
-        (559, ("retain", "int4"), 480, 4 * 0.2),
-        (479, ("int8", "retain"), 4 * 90 + 60, 4 * 0.5),
-        # p in INT4 alone would hold 260 bytes, but takes longer than both, which hold 240
-        (419, ("int8", "int4"), 4 * 60 + 90, 4 * 0.7),
-        (329, ("int4", "int4"), 4 * 35 + 90, 4 * 1.2),
-    ]
-    for budget, stores, peak, seconds in expected:
-        for asked in (budget, peak):
-            solution = dynamic_programming(pair, asked, max_seconds=1)
-            assert (stores_of(solution), solution.peak) == (stores, peak)
-            assert solution.added_seconds == pytest.approx(seconds)
-    with pytest.raises(InfeasibleBudget) as caught:
-        dynamic_programming(pair, 229, max_seconds=1)
-    assert (caught.value.smallest, caught.value.proven) == (230, False)
-
-
-def test_dynamic_programming_gives_each_value_an_equal_share_of_the_gradient_error(pair):
-    # 0.45 / sqrt(2) allows for p's 0.3 alone, 0.6 / sqrt(2) for q's 0.4 too
-    for bound, stores, least in [(0.45, ("int8", "retain"), 420), (0.6, ("int8", "int4"), 330)]:
-        bounded = replace(pair, max_gradient_error=bound)
-        assert stores_of(dynamic_programming(bounded, least, max_seconds=1)) == stores
-        with pytest.raises(InfeasibleBudget) as caught:
-            dynamic_programming(bounded, least - 1, max_seconds=1)
-        assert caught.value.smallest == least
-
-
-def test_dynamic_programming_keeps_everything_where_that_fits():
-    """1024 bytes are 512 cells of 2; rounded up to whole cells the values take 513."""
-    values = tuple(Value(name, "", nbytes, None, True) for name, nbytes in (("a", 511), ("b", 511), ("c", 2)))
-    gone = (CodecCost("gone", 0, 1.0, 0.0, 0.0, 0),)
-    graph = BlockGraph(values, (), (Event("abc", (0, 1, 2), 0),))
-    problem = Problem((BlockType("odd", Profile(graph, (), (gone,) * 3), 1),))
-    assert stores_of(dynamic_programming(problem, 1024, max_seconds=1)) == ("retain",) * 3
-
-
-HEURISTICS = (greedy, dynamic_programming)
-
-
-@pytest.mark.parametrize("planner", HEURISTICS)
-def test_neither_moves_values_to_the_host(block, planner):
+def test_greedy_moves_no_values_to_the_host(block):
     away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0)
     profile = replace(block, codecs=((away,), (away,), (), (*block.codecs[3], away), (), ()))
     problem = Problem((BlockType("block", profile, 2),))
-    assert planner(problem, 345, max_seconds=1).policies == recompute_all(problem, 345, max_seconds=1).policies
+    assert greedy(problem, 345, max_seconds=1).policies == recompute_all(problem, 345, max_seconds=1).policies
 
 
-@pytest.mark.parametrize("planner", HEURISTICS)
-def test_gpt(gpt, planner):
+def test_gpt(gpt):
     problem = Problem((gpt,))
     full = retain_all(problem, 2**50, max_seconds=1)
-    assert planner(problem, full.peak, max_seconds=1).added_seconds == 0
+    assert greedy(problem, full.peak, max_seconds=1).added_seconds == 0
     for percent in (40, 60, 80):
         budget = full.peak * percent // 100
-        found = planner(problem, budget, max_seconds=1)
+        found = greedy(problem, budget, max_seconds=1)
         assert found.peak <= budget
         assert 0 < solve_uniform(problem, budget, max_seconds=60).added_seconds <= found.added_seconds
 
@@ -160,7 +116,7 @@ def test_gpt(gpt, planner):
 def test_no_planner_beats_the_milp(problem):
     smallest, most = smallest_peak(problem, 60), 2**50
     full = retain_all(problem, most, max_seconds=1)
-    planners = [retain_all, recompute_all, greedy, dynamic_programming]
+    planners = [retain_all, recompute_all, greedy]
     planners += [compress_all] if problem.max_gradient_error is None else []
     for budget in {smallest, (smallest + full.peak) // 2, full.peak}:
         best = solve_uniform(problem, budget, max_seconds=60)

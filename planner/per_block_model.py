@@ -1,8 +1,9 @@
-"""The integer program of a mix: how many blocks of each run take which point.
+"""The integer program of a policy for each block: how many blocks in a row take which point of the frontier.
 
-Where backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones.
-The peak then falls at the last block, which is planned in every detail beside the points. Within a run of blocks of one
-block type larger transients come first in forward order: swapping two neighbours that are not so never raises a peak.
+If backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones.
+The peak then falls at the last block in forward order, so the program chooses for each of this block's values, not only
+among points. Among blocks of one block type in a row, those with the larger transients come first in forward order:
+swapping two neighbours that do not never raises the peak.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 
 _GAP = 5e-3  # of the time added: below what can be measured
-_NODES = 300  # of the search for better than what is known: later ones hardly ever find it, but may be millions
+# nodes of the search if a solution is known already: later ones hardly ever find a better one, but may be millions
+_NODES = 300
 
 
 @dataclass
 class _Choice:
-    """A point in granules, how many blocks of a run take it, and whether any does, once that is asked for."""
+    """A point of the frontier that blocks of a run may take.
+
+    `run` is its simulation in granules, `blocks` how many take it, `taken` whether any does (made when first needed).
+    """
 
     point: Point
     run: Simulation
@@ -35,7 +40,7 @@ class _Choice:
 
 
 class _Run:
-    """Blocks of one block type in a row, in the model: its choices, those with the larger transients first."""
+    """Blocks of one block type in a row, and the points that they may take, larger transients first."""
 
     def __init__(
         self, model: mip.Model, block_type: BlockType, scaled: Profile, points: Sequence[Point], blocks: int
@@ -48,7 +53,7 @@ class _Run:
         model += mip.xsum(choice.blocks for choice in self.choices) == blocks
 
     def held(self, upto: int | None = None) -> mip.LinExpr:
-        """What the calls of the first choices hold."""
+        """What the calls hold that take one of the first `upto` choices; of all choices if None."""
         calls = self.block_type.calls_per_block
         return mip.xsum(calls * choice.run.held * choice.blocks for choice in self.choices[:upto])
 
@@ -65,7 +70,7 @@ class _Run:
         return [choice.point.policy for choice in self.choices for _ in range(round(choice.blocks.x))]
 
     def transient(self, model: mip.Model) -> mip.LinExpr:
-        """The largest of those taken: the least on offer, and each step up from it that a block needs."""
+        """The largest transient that is taken: the smallest on offer, and each step up that a block needs."""
         sizes = [choice.run.transient for choice in self.choices]
         parts: list[mip.LinExpr | int] = [sizes[-1]]
         for upto, (size, smaller) in enumerate(itertools.pairwise(sizes), 1):
@@ -76,7 +81,7 @@ class _Run:
         return mip.xsum(parts)
 
     def taken(self, model: mip.Model, choice: _Choice) -> mip.Var:
-        """Whether any block takes it."""
+        """Whether any block takes the choice."""
         if choice.taken is None:
             choice.taken = model.add_var(var_type=mip.BINARY)
             model += choice.blocks <= self._blocks * choice.taken
@@ -86,14 +91,15 @@ class _Run:
         return _Choice(point, run, model.add_var(var_type=mip.INTEGER, ub=self._blocks))
 
 
-Row = tuple[_Run, mip.LinExpr, _Choice]  # what is held when a block that takes the choice begins its backward
+# a run, what is held when a block that takes the choice begins its backward, the choice
+Row = tuple[_Run, mip.LinExpr, _Choice]
 
 
 class PerBlockModel:
     """The model over all blocks; `points` are those on offer, by block type.
 
-    In a known order, that a block's transient stays below the peak is asked for the choices of which a solution found
-    breaks it.
+    In a known order there would be a constraint for the transient of each choice. `tighten` adds only those that a
+    solution breaks.
     """
 
     def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
@@ -117,14 +123,15 @@ class PerBlockModel:
         self._bound_peak()
 
     def expect(self, policies: Sequence[Policy]) -> None:
-        """What the solution may be like: a policy for each block type."""
+        """Add at once the constraints that these policies, one for each block type, come closest to breaking."""
         for block in self._last:
             block.expect(policies[self._places[-1]])
 
     def minimise_seconds(self, budget: int, max_seconds: float, fallback: bool) -> bool | None:
-        """Find the mix of the least time, error and held bytes adding less than a quantum to that; as `optimise`.
+        """Find the policies of the least time; returns what `optimise` does.
 
-        With a `fallback` the search ends after some nodes, the same each time.
+        Error and held bytes break ties: together they count less than a quantum of time. With a `fallback` the search
+        ends after a fixed number of nodes, so that it gives the same policies each time.
         """
         if fallback:
             self._model.max_nodes = _NODES
@@ -137,13 +144,13 @@ class PerBlockModel:
         return optimise(self._model, [self, *self._last], max_seconds)
 
     def minimise_peak(self, max_seconds: float) -> bool | None:
-        """Find the mix of the smallest peak; as `optimise`."""
+        """Find the policies of the smallest peak; returns what `optimise` does."""
         self._peak.ub = mip.INF
         self._model.objective = mip.minimize(self._peak)
         return optimise(self._model, [self, *self._last], max_seconds)
 
     def peak_bytes(self) -> int:
-        """The peak found, as the model rounds it up."""
+        """The peak found in bytes, with the model's rounding up."""
         return round(self._peak.x) * self._granule
 
     def policies(self) -> list[list[Policy]]:
@@ -159,7 +166,7 @@ class PerBlockModel:
         return mip.xsum([run.held() for run in self._runs] + [block.memory.held() for block in self._last])
 
     def tighten(self) -> bool:
-        """Add rows for the choices whose transient breaks the limit in the solution found; False if there are none."""
+        """Add constraints for the choices whose transient breaks the limit in the solution; False if there are none."""
         room = self._peak.x - self._fetch.x + 0.5
         broken = [
             (run, held, choice)
@@ -174,7 +181,7 @@ class PerBlockModel:
         return bool(broken)
 
     def _bound_peak(self) -> None:
-        """Hold what is alive at every block's backward below the peak; `_rows` are added where `tighten` finds need."""
+        """Keep what is alive during every block's backward below the peak; `_rows` wait until `tighten` needs them."""
         self._reserve_fetch()
         for block in self._last:
             others = mip.xsum(run.held() for run in self._runs)
@@ -191,14 +198,11 @@ class PerBlockModel:
                 yield run, before + run.held(place), choice
 
     def _bound_in_any_order(self) -> None:
-        transients = [run.transient(self._model) for run in self._runs]
-        for group in self._problem.groups:
-            total = mip.xsum(self._runs[place].held() for place in group)
-            for place in group:
-                self._model += total + transients[place] + self._fetch <= self._peak
+        for run in self._runs:
+            self._model += self._held() + run.transient(self._model) + self._fetch <= self._peak
 
     def _reserve_fetch(self) -> None:
-        """Room for what is fetched from the host while another block's backward runs."""
+        """Reserve room for what comes back from the host while another block's backward runs."""
         for run in self._runs:
             for choice in run.choices:
                 if choice.run.fetched:

@@ -1,0 +1,126 @@
+"""Live sets that hang together: each is solved by itself, and a block type has the same policies in all of them.
+
+A live set is a set of block types whose calls are alive at once. Each has the whole budget (bytes), as no two live sets
+are alive at once. What is said of several together is said of the one that takes the most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ds_adacc import planner
+from ds_adacc.config import AdaccConfig
+
+LiveSet = frozenset[str]  # the names of its block types
+Policies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
+
+
+def solve_live_sets(
+    problem: planner.Problem, live_sets: Sequence[LiveSet], budget: int, config: AdaccConfig
+) -> planner.Solution:
+    """Policies with which every live set keeps the budget.
+
+    Raises planner.InfeasibleBudget, with a budget at which it will find policies, and planner.NoSolutionInTime.
+    """
+    seconds = config.solver.max_seconds
+    if config.forces_compression:
+        policies = [
+            (planner.compress_policy(block_type.profile),) * block_type.blocks for block_type in problem.block_types
+        ]
+        solution = judge(problem, live_sets, policies, time.perf_counter(), proven_optimal=False)
+        if solution.peak > budget:
+            raise planner.InfeasibleBudget(budget, solution.peak)
+        return solution
+    if len(live_sets) == 1:
+        return planner.solve_in_process(problem, budget, max_seconds=seconds)
+    return _solve_overlapping(problem, live_sets, budget, seconds)
+
+
+def _solve_overlapping(
+    problem: planner.Problem, live_sets: Sequence[LiveSet], budget: int, seconds: float
+) -> planner.Solution:
+    """The stricter policies of the live sets' own solutions, or else those of the smallest peak."""
+    started = time.perf_counter()
+    with contextlib.suppress(planner.InfeasibleBudget):
+        solution = stricter(lambda one: planner.solve_in_process(one, budget, max_seconds=seconds), problem, live_sets)
+        if solution.peak <= budget:
+            return solution
+    # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
+    # set. The policies of the smallest peak that all block types can have together are lean in both.
+    least = planner.least_peak_in_process(problem, max_seconds=seconds)
+    solution = judge(problem, live_sets, least.policies, started, proven_optimal=False)
+    if solution.peak > budget:
+        raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
+    # These were chosen for their bytes alone. Others may be quicker at the same peak.
+    with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
+        quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds)
+        quick = judge(problem, live_sets, quick.policies, started, proven_optimal=False)
+        if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
+            return quick
+    return solution
+
+
+def stricter(
+    solver: Callable[[planner.Problem], planner.Solution], problem: planner.Problem, live_sets: Sequence[LiveSet]
+) -> planner.Solution:
+    """Solve each live set by itself; a block type takes those policies with which its blocks hold the fewest bytes.
+
+    Whether every live set keeps the budget with the policies of another's solution is for the caller to see.
+    """
+    started = time.perf_counter()
+    solutions: list[planner.Solution] = []
+    found: dict[str, list[tuple[int, Policies]]] = {block_type.name: [] for block_type in problem.block_types}
+    for names in live_sets:
+        one = _part(problem, names)
+        solution = solver(one)
+        solutions.append(solution)
+        for block_type, held, chosen in zip(one.block_types, solution.held, solution.policies, strict=True):
+            found[block_type.name].append((held, chosen))
+    policies = [min(found[block_type.name], key=lambda pair: pair[0])[1] for block_type in problem.block_types]
+    # a proof holds for a solution of which nothing was replaced
+    agree = all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
+    proven = agree and all(solution.proven_optimal for solution in solutions)
+    out_of_time = any(solution.out_of_time for solution in solutions)
+    return replace(judge(problem, live_sets, policies, started, proven), out_of_time=out_of_time)
+
+
+def judge(
+    problem: planner.Problem,
+    live_sets: Sequence[LiveSet],
+    policies: Sequence[Policies],
+    started: float,
+    proven_optimal: bool,
+) -> planner.Solution:
+    """The solution of these policies, with the peak of the live set that takes the most."""
+    solution = planner.evaluate_per_block(problem, policies, started, proven_optimal)
+    return replace(solution, peak=peak_of(problem, live_sets, policies))
+
+
+def peak_of(problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[Policies]) -> int:
+    """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
+    return max(planner.peak_bytes(one, chosen) for one, chosen in apart(problem, live_sets, policies))
+
+
+def slowest(problem: planner.Problem, live_sets: Iterable[LiveSet], solution: planner.Solution) -> float:
+    """Seconds added to one forward and backward of the live set to which they add the most."""
+    each = apart(problem, live_sets, solution.policies)
+    return max(planner.added_seconds(one, chosen) for one, chosen in each)
+
+
+def apart(
+    problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[Policies]
+) -> Iterator[tuple[planner.Problem, list[Policies]]]:
+    """Each live set as a problem of its own, with the policies of its block types."""
+    chosen = {block_type.name: of_type for block_type, of_type in zip(problem.block_types, policies, strict=True)}
+    for names in live_sets:
+        one = _part(problem, names)
+        yield one, [chosen[block_type.name] for block_type in one.block_types]
+
+
+def _part(problem: planner.Problem, names: LiveSet) -> planner.Problem:
+    """The problem of one live set. The group's problem has an order only if the group is this live set alone."""
+    members = tuple(block_type for block_type in problem.block_types if block_type.name in names)
+    return replace(problem, block_types=members)

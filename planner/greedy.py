@@ -1,0 +1,107 @@
+"""A planner without a solver: it compresses or recomputes the values that save the most bytes per second first.
+
+It decides value by value, and assumes that a replay runs one operator only and that backward needs no more than the
+bytes held. The simulator then tells what its policies really take. It never offloads.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ds_adacc.planner.baselines import cover, retain_policy
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType
+from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Value number `value` of block type number `place` stored as `store` rather than retained, in all its blocks."""
+
+    place: int
+    value: int
+    store: str | None
+    saved: int
+    seconds: float
+    square: float  # of its gradient error
+
+
+def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
+    """Compress or recompute the values that save the most bytes per second first ("Band", paper, section 2.2).
+
+    Stops as soon as the peak is within `budget` bytes. Raises InfeasibleBudget, with the last peak, if it never is;
+    ValueError for a bad argument.
+    """
+    check_request(budget, max_seconds)
+    started = time.perf_counter()
+    ranked = sorted(_moves(problem), key=lambda move: move.saved / (move.seconds + 1e-12), reverse=True)
+    moves = _within_error(problem, _first_of_each(ranked))
+
+    def after(count: int) -> Solution:
+        return evaluate_uniform(problem, _policies(problem, moves[:count]), started, proven_optimal=False)
+
+    # the peak falls with almost every move, so the fewest moves that fit are found by bisection
+    fewest = bisect_left(range(len(moves) + 1), True, key=lambda count: after(count).peak <= budget)
+    solution = after(min(fewest, len(moves)))
+    if solution.peak > budget:
+        raise InfeasibleBudget(budget, solution.peak, proven=False)
+    return solution
+
+
+def _moves(problem: Problem) -> list[_Move]:
+    return [move for place, block_type in enumerate(problem.block_types) for move in _moves_of(place, block_type)]
+
+
+def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
+    """What can be done with each value that backward asks for, other than retaining it."""
+    graph, moves = block_type.profile.graph, []
+    rebuildable, stored = graph.rebuildable_ops, retain_policy(block_type.profile).stores
+    for index, value in enumerate(graph.values):
+        if stored[index] is None:
+            continue
+        if value.producer in rebuildable:
+            seconds = block_type.count * block_type.profile.op_seconds[value.producer]
+            moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds, 0.0))
+        for offer in block_type.profile.codecs[index]:
+            if offer.codec != OFFLOAD and offer.nbytes < value.nbytes:
+                saved, square = block_type.count * (value.nbytes - offer.nbytes), offer.gradient_error**2
+                moves.append(_Move(place, index, offer.codec, saved, block_type.count * offer.seconds, square))
+    return [move for move in moves if move.saved]
+
+
+def _first_of_each(moves: Sequence[_Move]) -> list[_Move]:
+    """Each value is moved once: the first move of each."""
+    first: dict[tuple[int, int], _Move] = {}
+    for move in moves:
+        first.setdefault((move.place, move.value), move)
+    return list(first.values())
+
+
+def _within_error(problem: Problem, moves: Sequence[_Move]) -> list[_Move]:
+    """The moves, without those that would take a block type's gradient error above its bound."""
+    if problem.max_gradient_error is None:
+        return list(moves)
+    left = [problem.max_gradient_error**2] * len(problem.block_types)
+    kept = []
+    for move in moves:
+        if move.square <= left[move.place]:
+            left[move.place] -= move.square
+            kept.append(move)
+    return kept
+
+
+def _policies(problem: Problem, moves: Sequence[_Move]) -> list[Policy]:
+    """One policy per block type: everything is retained, but for these moves."""
+    wanted: list[list[str | None]] = [
+        [RETAIN if value.storable else None for value in block_type.profile.graph.values]
+        for block_type in problem.block_types
+    ]
+    for move in moves:
+        wanted[move.place][move.value] = move.store
+    return [
+        cover(block_type.profile.graph, stores) for block_type, stores in zip(problem.block_types, wanted, strict=True)
+    ]
