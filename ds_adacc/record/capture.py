@@ -1,4 +1,4 @@
-"""The first call of a block: run it under the recorder, prove the recording, tell its roles."""
+"""The first call of a block: run it under the recorder, verify the recording, find its values' roles and labels."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         slots = hook.close()
     recording, reason = None, ""
     try:
-        recording = verify(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
+        recording = assign_roles(_sound(recorder.recording()), recorder.tensors)
+        recording = recorder.labels.give(verify(recording, recorder.tensors))
     except Unrecordable as failure:
         reason = str(failure)
     return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)

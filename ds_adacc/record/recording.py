@@ -40,6 +40,7 @@ class Value:
     block's modules) or "captured" (from elsewhere). `channels` is the length of its last dimension as the
     operators that read it see it. `requires_grad` matters for inputs: what needs no gradient stays with the caller.
     `device` is the type of the device it lies on. `is_parameter`: an argument that is an `nn.Parameter`.
+    `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Value:
     role: str = "other"
     device: str = "cpu"
     is_parameter: bool = False
+    label: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +175,10 @@ def _portable(op: Op) -> tuple[Any, ...]:
 
 
 def _structure(value: Value) -> tuple[Any, ...]:
-    """The role is left out too: it follows from the program, but for a mask's, which its data tells."""
+    """The role is left out too: it follows from the program, but for a mask's, which its data tells.
+
+    So is the label: blocks that differ in nothing but their modules' names are of one type.
+    """
     layout = None if value.dynamic else (value.geometry, value.channels)
     flags = value.requires_grad, value.overwritten, value.dynamic
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
