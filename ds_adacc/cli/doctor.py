@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ds_adacc.cli.answer import Answer, table
+from ds_adacc.cli.answer import Answer
 from ds_adacc.cli.checks import Finding, findings, store_size
+from ds_adacc.report.layout import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
