@@ -37,7 +37,7 @@ def value(label, nbytes, role="linear", choices=("retain",)):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_tables_of_zoo_blocks_have_80_columns_at_most_and_wrap_no_cell(name, count):
-    recording, policies, decision = decided(name, count)
+    _, _, decision = decided(name, count)
     text = plain(decision_tables(decision))
     assert all(len(line) <= 80 for line in text.splitlines())
     shown = Counter(row[0] for row in rows_of(text))
@@ -92,7 +92,7 @@ def test_small_statistics_that_are_treated_alike_are_one_row():
 def test_columns_are_left_out_where_there_is_no_room():
     def header(count):
         choices, blocks = ("recompute",) * count, [f"blocks {n}" for n in range(count)]
-        return rows_of(plain(decision_tables(made([value("attention.qkv out", 10, choices=choices)], blocks))))[0]
+        return rows_of(plain(decision_tables(made([value("attention.query_key_value out", 10, choices=choices)], blocks))))[0]
 
     assert header(1) == ["value", "role", "tensor", "raw", "blocks 0"]
     assert header(3) == ["value", "role", "raw", "blocks 0", "blocks 1", "blocks 2"]
