@@ -16,7 +16,7 @@ from rich.text import Text
 from ds_adacc import planner
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.factory import Factory, Recorded, record
-from ds_adacc.cli.planned import document, view
+from ds_adacc.cli.planned import document, labels_of, view
 from ds_adacc.cli.planning import Planned, Stage, plan
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read
 
@@ -137,7 +137,8 @@ def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
         )
         for number, policy in enumerate(dict.fromkeys(chosen), start=1):
             blocks = f"{chosen.count(policy)} of {len(chosen)} blocks"
-            figure = plots.graph_figure(block_type.profile, policy, f"{block_type.name}: {blocks}")
+            labels = labels_of(planned, place - 1)
+            figure = plots.graph_figure(block_type.profile, policy, labels, f"{block_type.name}: {blocks}")
             yield f"graph-{place}-{number}", figure
     if problem.order:
         full = [

@@ -45,7 +45,7 @@ def document(planned: Planned) -> dict[str, Any]:
 
 
 def _block_type(planned: Planned, place: int) -> dict[str, Any]:
-    block_type, labels = planned.problem.block_types[place], _labels(planned, place)
+    block_type, labels = planned.problem.block_types[place], labels_of(planned, place)
     return {
         "name": block_type.name,
         "blocks": block_type.blocks,
@@ -60,7 +60,7 @@ def _block_type(planned: Planned, place: int) -> dict[str, Any]:
     }
 
 
-def _labels(planned: Planned, place: int) -> list[str]:
+def labels_of(planned: Planned, place: int) -> list[str]:
     """The users' names of the block type's values."""
     name = planned.problem.block_types[place].name
     return [value.label for value in planned.recorded.known[name].recording.values]
@@ -119,7 +119,7 @@ def _frontier(planned: Planned, place: int) -> RenderableType:
     picked = {point.policy: point for number, point in enumerate(points) if number in _some(len(points))}
     picked |= {policy: planner.Point.of(block_type.profile, policy) for policy in used}
     shown = sorted(picked.values(), key=lambda point: (-point.simulation.held, point.simulation.seconds))
-    measured, labels = _is_measured(block_type.profile), _labels(planned, place)
+    measured, labels = _is_measured(block_type.profile), labels_of(planned, place)
     roles = {label: value.role for label, value in zip(labels, block_type.profile.graph.values, strict=True)}
     header = ("held", "added ms", *(("error",) if measured else ()), "blocks", "what changes")
     rows = []

@@ -46,7 +46,8 @@ class Labels:
     def note(self) -> None:
         """The next operator is run by the module that runs now."""
         frames = list(_frames())
-        self._modules.append(next((self._path(frame) for frame in frames if frame.f_code is _CALL), ""))
+        running = (id(frame.f_locals["self"]) for frame in frames if frame.f_code is _CALL)
+        self._modules.append(next((self._paths[module] for module in running if module in self._paths), ""))
         if not self._arguments:
             self._arguments = next(filter(None, map(self._named_by, reversed(frames))), {})
 
@@ -69,10 +70,6 @@ class Labels:
                 label = _made(value, op, module, is_result)
             values.append(replace(value, label=_unique(label, taken)))
         return replace(recording, values=tuple(values))
-
-    def _path(self, frame: FrameType) -> str:
-        module = frame.f_locals["self"]
-        return self._paths.get(id(module), type(module).__name__)
 
     def _named_by(self, frame: FrameType) -> dict[int, str]:
         """The inputs by their names as arguments of this call, if it is one of the user's functions."""

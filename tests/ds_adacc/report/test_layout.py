@@ -92,7 +92,9 @@ def test_small_statistics_that_are_treated_alike_are_one_row():
 def test_columns_are_left_out_where_there_is_no_room():
     def header(count):
         choices, blocks = ("recompute",) * count, [f"blocks {n}" for n in range(count)]
-        return rows_of(plain(decision_tables(made([value("attention.query_key_value out", 10, choices=choices)], blocks))))[0]
+        return rows_of(
+            plain(decision_tables(made([value("attention.query_key_value out", 10, choices=choices)], blocks)))
+        )[0]
 
     assert header(1) == ["value", "role", "tensor", "raw", "blocks 0"]
     assert header(3) == ["value", "role", "raw", "blocks 0", "blocks 1", "blocks 2"]
