@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The plan; no, if nothing fits. Raises BadInput."""
+    """The plan. The answer is no if no plan fits. Raises BadInput."""
     section = _section(arguments.ds_config, arguments.budget)
     factory = Factory(arguments.factory)
     batches = _batches(arguments.batch, factory)
@@ -93,7 +93,7 @@ def _record(factory: Factory, section: AdaccConfig, batch: int, stage: Stage) ->
 
 @contextmanager
 def _stages() -> Iterator[Stage]:
-    """A bar on stderr, if that is a terminal, which each call of the stage moves by one."""
+    """A progress bar on stderr, if that is a terminal; each call of the stage moves it by one."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -109,7 +109,7 @@ def _require_plots() -> None:
 
 
 def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
-    """plan.json, and the figures: of each block type a frontier and the graph of each policy, and one timeline."""
+    """Write plan.json and the figures: for each block type its frontier and a graph per policy, and one timeline."""
     from ds_adacc.cli import plots
 
     written = [folder / "plan.json"]

@@ -65,7 +65,7 @@ def test_a_figure_is_saved_as_png_and_svg_and_the_same_one_as_the_same_bytes(tmp
 # frontier
 
 
-def test_the_frontier_the_baselines_and_the_mix_are_drawn_where_the_simulator_puts_them(block_type, tmp_path):
+def test_the_frontier_the_baselines_and_the_policies_are_drawn_where_the_simulator_puts_them(block_type, tmp_path):
     points = planner.frontier(block_type.profile, max_seconds=5.0)
     retained = planner.retain_policy(block_type.profile)
     baselines = {
