@@ -50,6 +50,7 @@ class Labels:
         self._modules.append(next((self._paths[module] for module in running if module in self._paths), ""))
         if not self._arguments:
             self._arguments = next(filter(None, map(self._named_by, reversed(frames))), {})
+        frames.clear()  # this call's own frame is among them: a cycle would keep all frames' tensors until a collection
 
     def give(self, recording: Recording) -> Recording:
         """The recording, each value with a label of its own."""
@@ -73,7 +74,7 @@ class Labels:
 
     def _named_by(self, frame: FrameType) -> dict[int, str]:
         """The inputs by their names as arguments of this call, if it is one of the user's functions."""
-        if frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_BLOCK:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_THE_BLOCK:
             return {}
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

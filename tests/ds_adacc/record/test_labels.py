@@ -1,6 +1,8 @@
 """Values are called what the user would call them, and the names change nothing else."""
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,25 @@ def test_a_recording_leaves_no_hook_behind(raises):
     else:
         run()
     assert [*seen, (guards_of([block], ()), global_hooks())] == [before, before]
+
+
+def test_a_recording_keeps_no_call_of_the_block_alive():
+    class Local:
+        pass
+
+    alive = []
+
+    def block(x):
+        local = Local()
+        alive.append(weakref.ref(local))
+        return (x * 2).tanh()
+
+    gc.disable()
+    try:
+        record(block, (torch.randn(4, 8, requires_grad=True),), {})
+        assert alive[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_the_example_s_block(monkeypatch):
