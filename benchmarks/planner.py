@@ -126,7 +126,9 @@ def compare(problem, args):
                 {
                     "held": point.simulation.held,
                     "added_seconds": point.simulation.seconds,
-                    "choices": named_choices(block_type.profile, point.policy),
+                    "choices": named_choices(
+                        block_type.profile, point.policy, [v.name for v in block_type.profile.graph.values]
+                    ),
                 }
                 for point in points[block_type.name]
             ]

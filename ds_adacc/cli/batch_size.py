@@ -1,4 +1,4 @@
-"""Peaks at micro-batch sizes that were not recorded: every number of bytes on a line through two that were."""
+"""Estimates peaks at other micro-batch sizes: each number of bytes grows on the line through two recorded sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ds_adacc import planner
 
 Part = TypeVar("Part", planner.Value, planner.Op, planner.Event, planner.CodecCost)
 
-_MOST = 1 << 20  # samples; what fits so many is not bounded by the blocks' activations
+_MOST = 1 << 20  # samples; if so many fit, activations are no limit
 
 
 class Incomparable(ValueError):
-    """At the two micro-batch sizes the blocks run different programs."""
+    """The blocks run different programs at the two micro-batch sizes, so there is no line between them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BatchLine:
         return replace(self.problems[0], block_types=tuple(block_types))
 
     def largest(self, policies: planner.Policies, budget: int) -> int | None:
-        """The most samples with a peak of at most `budget` bytes under these policies; None if there is no bound."""
+        """The most samples with a peak of at most `budget` bytes under these policies; None if a million would fit."""
 
         def exceeds(batch: int) -> bool:
             return planner.peak_bytes(self.at(batch), policies) > budget

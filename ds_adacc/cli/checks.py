@@ -19,12 +19,12 @@ _CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
 
 
 class Absent(Exception):
-    """Something is not here; the text says what."""
+    """Something is missing or does not work; the text says what."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: its version or state, or why it does not work, and then the command that mends it."""
+    """One check: the version or state found, or why it does not work and which command mends it."""
 
     name: str
     fine: bool
@@ -34,7 +34,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """All there is to look at."""
+    """The results of all checks."""
     cuda = f"pip install 'ds_adacc[{_cuda_extra()}]'"
     return [
         _finding("Python", _python, "install another Python: https://www.python.org", required=True),
@@ -61,7 +61,7 @@ class CacheSize:
 
 
 def cache_size() -> CacheSize:
-    """Of the cache at its default path.
+    """The size of the cache at its default path.
 
     Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
     """
@@ -72,7 +72,7 @@ def cache_size() -> CacheSize:
 
 
 def _finding(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
-    """What `look` returns, or raises: whatever goes wrong in another's package is a finding."""
+    """What `look` returns, or the error that it raises: an error in another package is a finding too."""
     try:
         return Finding(name, True, required, look())
     except Absent as absent:
@@ -89,7 +89,7 @@ def _python() -> str:
 
 
 def _requirements() -> list[Requirement]:
-    """What the installation of ds_adacc asks for, without its extras."""
+    """The packages that ds_adacc requires, without its extras."""
     requirements = map(Requirement, metadata.requires("ds_adacc") or ())
     return [requirement for requirement in requirements if requirement.marker is None]
 
@@ -106,7 +106,7 @@ def _requirement(requirement: Requirement) -> Finding:
 
 
 def _import(name: str) -> str:
-    """The version of a distribution whose module, of the same name, can be imported."""
+    """The version of a package, once its module of the same name has been imported."""
     if (version := installed(name)) is None:
         raise Absent("not installed")
     importlib.import_module(name)
@@ -114,7 +114,7 @@ def _import(name: str) -> str:
 
 
 def _cuda_extra() -> str:
-    """The extra for torch's version of CUDA; the newer one for a torch without."""
+    """The extra for torch's version of CUDA; the newer one if torch has no CUDA."""
     try:
         from torch.version import cuda
     except ImportError:
@@ -145,7 +145,7 @@ def _nvrtc() -> str:
 
 
 def _cbc() -> str:
-    """Plan, in a process of its own, for a block whose one saved value does not fit the budget for its two calls."""
+    """Solve a small problem in a process of its own: two calls, and a budget that holds the saved value of one."""
     from ds_adacc import planner
 
     values = (planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True))

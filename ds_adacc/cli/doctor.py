@@ -1,4 +1,4 @@
-"""Tell what is installed and works here, and how to mend what does not."""
+"""Show what is installed and works here, and how to mend what does not."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ds_adacc.cli.answer import Answer, table
+from ds_adacc.cli.answer import Answer
 from ds_adacc.cli.checks import Finding, cache_size, findings
+from ds_adacc.report.layout import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None beside the common ones."""
+    """It has no arguments of its own."""
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """What was found; no, if something is missing that ds_adacc requires."""
+    """What was found. The answer is no if something that ds_adacc requires is missing."""
     found = findings()
     fine = all(finding.fine for finding in found if finding.required)
     return Answer({"fine": fine, "findings": [asdict(f) for f in found], "cache": _cache()}, _view(found, fine), fine)

@@ -1,4 +1,4 @@
-"""The events of a journal that `ds_adacc report` tells of, checked."""
+"""The events of a journal that `ds_adacc report` shows, as checked objects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import JournalError, read
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]  # of bytes, steps, choices, ranks
@@ -17,12 +18,12 @@ class _Part(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, frozen=True)
 
 
-class _Event(_Part):
+class _Timed(_Part):
     time: datetime
 
 
-class Start(_Event):
-    """A run begins."""
+class Started(_Timed):
+    """A run began."""
 
     event: Literal["start"]
     ranks: Count
@@ -32,8 +33,8 @@ class Start(_Event):
     blocks: list[str]
 
 
-class Baseline(_Part):
-    """What another strategy would take: peak bytes, and seconds added to a forward and backward."""
+class BaselineCost(_Part):
+    """What another strategy would cost: peak bytes, and seconds added to a forward and backward."""
 
     name: str
     peak: Count
@@ -41,8 +42,8 @@ class Baseline(_Part):
     fits: bool
 
 
-class Plan(_Event):
-    """A plan is in force from `step` on. Bytes and seconds; `table` is one row a value, its header first."""
+class PlanMade(_Timed):
+    """A plan is in force from `step` on. Bytes and seconds; `block_types` says what it does with each value."""
 
     event: Literal["plan"]
     step: Count
@@ -54,31 +55,34 @@ class Plan(_Event):
     added_seconds: float
     solve_seconds: float
     proven_optimal: bool
-    table: list[list[str]]
-    baselines: list[Baseline]
+    block_types: list[Decision]
+    baselines: list[BaselineCost]
 
-    @field_validator("table")
+    @field_validator("block_types")
     @classmethod
-    def _is_rectangular(cls, table: list[list[str]]) -> list[list[str]]:
-        if len({len(row) for row in table}) > 1:
-            raise ValueError("rows differ in length")
-        return table
+    def _have_all_choices(cls, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            for value in decision.values:
+                if len(value.choices) != len(decision.policies):
+                    counts = f"{len(value.choices)} choices for {len(decision.policies)} policies"
+                    raise ValueError(f"value {value.label!r} has {counts}")
+        return decisions
 
 
 class Compared(_Part):
-    """A prediction, and what was seen of it."""
+    """A prediction, and what was observed."""
 
     planned: Count | float
     observed: Count | float
 
     @property
     def difference(self) -> float | None:
-        """Of what was seen, relative to the prediction; None if that is 0."""
+        """Observed less planned, as a fraction of planned; None if planned is 0."""
         return (self.observed - self.planned) / self.planned if self.planned else None
 
 
-class Observed(_Event):
-    """What a step took: bytes held and at the peak, and seconds."""
+class Observed(_Timed):
+    """What a step took: bytes held, peak bytes, and seconds; the last two are None if they were not measured."""
 
     event: Literal["observed"]
     step: Count
@@ -87,8 +91,8 @@ class Observed(_Event):
     seconds: Compared | None
 
 
-class Rectified(_Event):
-    """The rectifier looked at the outliers, and asked for a new plan or not."""
+class Rectified(_Timed):
+    """The rectifier looked at the outliers, and asked for a new plan or did not."""
 
     event: Literal["rectifier"]
     step: Count
@@ -97,22 +101,15 @@ class Rectified(_Event):
     changed: Count
 
 
-class Warned(_Event):
-    """A warning was given."""
+_KINDS = {"start": Started, "plan": PlanMade, "observed": Observed, "rectifier": Rectified}
 
-    event: Literal["warning"]
-    text: str
+JournalEvent = Started | PlanMade | Observed | Rectified
 
 
-_KINDS = {"start": Start, "plan": Plan, "observed": Observed, "rectifier": Rectified, "warning": Warned}
+def load(path: Path) -> list[JournalEvent]:
+    """The events of a journal, in order; those of another kind than the above are left out.
 
-Event = Start | Plan | Observed | Rectified | Warned
-
-
-def load(path: Path) -> list[Event]:
-    """The events of a journal that are known here, in order.
-
-    Raises JournalError for a journal that cannot be read, or an event that lacks what it should have.
+    Raises JournalError, naming file and line, for a journal that cannot be read or an event with a bad field.
     """
     events = []
     for number, fields in enumerate(read(path), start=1):

@@ -1,4 +1,4 @@
-"""The user's model for `ds_adacc plan`: made by a function of theirs, and recorded in one forward and backward."""
+"""The user's model for `ds_adacc plan`: their function makes it, and one forward and backward records its blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNLIMITED = MemoryBudget("bytes", 1 << 62)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one forward and backward showed: the planner's problem, its block types named after their first blocks.
+    """The planner's problem, recorded in one forward and backward. Block types are named after their first blocks.
 
     `known` are the block types by these names. `available` bytes are what the device has for activations.
     """
@@ -42,7 +42,7 @@ class Recorded:
 
 
 class Factory:
-    """A function of one micro-batch size that returns a model, and the arguments of its forward at that size."""
+    """The user's function: it takes a micro-batch size and returns a model and the arguments of one forward."""
 
     def __init__(self, text: str) -> None:
         """`text` is MODULE:FUNCTION; the current directory is importable. Raises BadInput."""

@@ -16,8 +16,8 @@ from ds_adacc.cli.answer import BadInput
 # Each is a module beside this one, with `add_arguments(parser)` and `run(arguments) -> Answer` that may raise BadInput.
 SUBCOMMANDS = {
     "plan": "plan before any training: what fits a budget, what it costs, how large the micro-batch may be",
-    "report": "tell what a run did: its plans, what they predicted and what was observed",
-    "doctor": "tell what is installed and works here, and how to mend what does not",
+    "report": "show what a run did: its plans, what they predicted and what was observed",
+    "doctor": "show what is installed and works here, and how to mend what does not",
 }
 YES, NO, BAD_INPUT = 0, 1, 2  # exit codes; argparse has the last one for bad usage
 

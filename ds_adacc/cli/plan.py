@@ -16,7 +16,7 @@ from rich.text import Text
 from ds_adacc import planner
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.factory import Factory, Recorded, record
-from ds_adacc.cli.planned import document, view
+from ds_adacc.cli.planned import document, labels_of, view
 from ds_adacc.cli.planning import Planned, Stage, plan
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """The plan; no, if nothing fits. Raises BadInput."""
+    """The plan. The answer is no if no plan fits. Raises BadInput."""
     section = _section(arguments.ds_config, arguments.budget)
     factory = Factory(arguments.factory)
     batches = _batches(arguments.batch, factory)
@@ -93,7 +93,7 @@ def _record(factory: Factory, section: AdaccConfig, batch: int, stage: Stage) ->
 
 @contextmanager
 def _stages() -> Iterator[Stage]:
-    """A bar on stderr, if that is a terminal, which each call of the stage moves by one."""
+    """A progress bar on stderr, if that is a terminal; each call of the stage moves it by one."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -109,7 +109,7 @@ def _require_plots() -> None:
 
 
 def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
-    """plan.json, and the figures: of each block type a frontier and the graph of each policy, and one timeline."""
+    """Write plan.json and the figures: for each block type its frontier and a graph per policy, and one timeline."""
     from ds_adacc.cli import plots
 
     written = [folder / "plan.json"]
@@ -137,7 +137,8 @@ def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
         )
         for number, policy in enumerate(dict.fromkeys(chosen), start=1):
             blocks = f"{chosen.count(policy)} of {len(chosen)} blocks"
-            figure = plots.graph_figure(block_type.profile, policy, f"{block_type.name}: {blocks}")
+            labels = labels_of(planned, place - 1)
+            figure = plots.graph_figure(block_type.profile, policy, labels, f"{block_type.name}: {blocks}")
             yield f"graph-{place}-{number}", figure
     if problem.order:
         full = [

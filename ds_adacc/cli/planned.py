@@ -1,4 +1,4 @@
-"""What `ds_adacc plan` shows: a JSON document, or tables."""
+"""What `ds_adacc plan` shows: a JSON document, or tables of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc import planner
-from ds_adacc.cli.answer import table
 from ds_adacc.cli.planning import Planned
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.choices import named_choices
-from ds_adacc.report.table import block_type_rows
+from ds_adacc.report.decision import decision_of
+from ds_adacc.report.layout import baselines_grid, decision_tables, shortened, table
 
 _ROWS = 12  # of a frontier's table, beside the points in use
+_NAME, _CHANGES = 28, 40  # the most characters of a block's name, and of what changes from one point to the next
 
 
 def document(planned: Planned) -> dict[str, Any]:
-    """All of it. Bytes, and seconds."""
+    """All that was found out, in bytes and seconds."""
     solution, estimate = planned.solution, planned.estimate
     return {
         "batch": planned.recorded.batch,
@@ -44,46 +45,53 @@ def document(planned: Planned) -> dict[str, Any]:
 
 
 def _block_type(planned: Planned, place: int) -> dict[str, Any]:
-    block_type = planned.problem.block_types[place]
+    block_type, labels = planned.problem.block_types[place], labels_of(planned, place)
     return {
         "name": block_type.name,
         "blocks": block_type.blocks,
         "calls": block_type.count,
         "operators": len(block_type.profile.graph.ops),
         "values": len(block_type.profile.graph.values),
-        "frontier": [_point(block_type.profile, point) for point in planned.frontiers[block_type.name]],
+        "frontier": [_point(block_type.profile, point, labels) for point in planned.frontiers[block_type.name]],
         "policies": [
-            {"blocks": count, **_point(block_type.profile, planner.Point.of(block_type.profile, policy))}
+            {"blocks": count, **_point(block_type.profile, planner.Point.of(block_type.profile, policy), labels)}
             for policy, count in _used(planned, place).items()
         ],
     }
 
 
-def _point(profile: planner.Profile, point: planner.Point) -> dict[str, Any]:
+def labels_of(planned: Planned, place: int) -> list[str]:
+    """The users' names of the block type's values."""
+    name = planned.problem.block_types[place].name
+    return [value.label for value in planned.recorded.known[name].recording.values]
+
+
+def _point(profile: planner.Profile, point: planner.Point, labels: Sequence[str]) -> dict[str, Any]:
     return {
         "held": point.simulation.held,
         "added_seconds": point.simulation.seconds,
         "gradient_error": point.gradient_error if _is_measured(profile) else None,
-        "choices": named_choices(profile, point.policy),
+        "choices": named_choices(profile, point.policy, labels),
     }
 
 
 def view(planned: Planned) -> RenderableType:
-    """The block types, their frontiers, the plan, what there is beside it, and the largest micro-batch."""
+    """The block types, their frontiers, the plan, other strategies, and the largest micro-batch."""
     return Group(
         _block_types(planned),
         *(_frontier(planned, place) for place in range(len(planned.problem.block_types))),
         *_plan(planned),
-        _baselines(planned),
+        Text("\nOther strategies"),
+        baselines_grid(planned.baselines),
         *_estimate(planned),
     )
 
 
 def _block_types(planned: Planned) -> RenderableType:
-    header = ("blocks like", "blocks", "calls", "operators", "without", "full checkpointing")
+    header = ("blocks like", "blocks", "calls", "operators", "none", "full")
     rows = [
         (
-            block_type.name,
+            shortened(block_type.name, _NAME),
             str(block_type.blocks),
             str(block_type.count),
             str(len(block_type.profile.graph.ops)),
@@ -94,35 +102,46 @@ def _block_types(planned: Planned) -> RenderableType:
         )
         for block_type in planned.problem.block_types
     ]
-    title = f"What micro-batch {planned.recorded.batch} holds between forward and backward"
+    title = (
+        f"What micro-batch {planned.recorded.batch} holds between forward and backward,\n"
+        "without checkpointing (none) and with every block checkpointed (full)"
+    )
     return table(title, header, rows, header[1:])
 
 
 def _frontier(planned: Planned, place: int) -> RenderableType:
-    """Some of the points, and all that the plan uses; what a point does that the one above does not."""
+    """Some of the points, and all that the plan uses. A row says what differs from the row above.
+
+    It does not say so of statistics, which are small and many.
+    """
     block_type, used = planned.problem.block_types[place], _used(planned, place)
     points = planned.frontiers[block_type.name]
     picked = {point.policy: point for number, point in enumerate(points) if number in _some(len(points))}
     picked |= {policy: planner.Point.of(block_type.profile, policy) for policy in used}
     shown = sorted(picked.values(), key=lambda point: (-point.simulation.held, point.simulation.seconds))
-    measured = _is_measured(block_type.profile)
-    header = ("held", "added ms", *(("gradient error",) if measured else ()), "blocks", "what changes")
+    measured, labels = _is_measured(block_type.profile), labels_of(planned, place)
+    roles = {label: value.role for label, value in zip(labels, block_type.profile.graph.values, strict=True)}
+    header = ("held", "added ms", *(("error",) if measured else ()), "blocks", "what changes")
     rows = []
     before: Mapping[str, str] = {}
     for point in shown:
-        choices = named_choices(block_type.profile, point.policy)
+        named = named_choices(block_type.profile, point.policy, labels)
+        choices = {label: choice for label, choice in named.items() if roles[label] != "statistic"}
         rows.append(
             (
                 human_bytes(point.simulation.held),
                 f"{1000 * point.simulation.seconds:.3f}",
                 *((f"{point.gradient_error:.4f}",) if measured else ()),
                 str(used[point.policy] or ""),
-                _changes(before, choices) if before else _summed(choices),
+                _changes(before, choices) if before else _counted(choices),
             )
         )
         before = choices
-    which = f"{len(shown)} points, of its frontier's {len(points)} and all that are in use"
-    return table(f"What a call of {block_type.name} can hold: {which}", header, rows, header[:-1])
+    title = (
+        f"What a call of {block_type.name} can hold, and the time that this adds\n"
+        f"({len(shown)} points: some of the frontier's {len(points)}, and those that the plan uses)"
+    )
+    return table(title, header, rows, header[:-1])
 
 
 def _is_measured(profile: planner.Profile) -> bool:
@@ -142,58 +161,53 @@ def _some(count: int) -> set[int]:
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """The values by their new choice; how many they are, where their names are too long for a row."""
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     by_choice: dict[str, list[str]] = {}
     for name in changed:
         by_choice.setdefault(after.get(name, "drop"), []).append(name)
-    return ", ".join(f"{choice} {' '.join(names)}" for choice, names in by_choice.items())
+    if not changed:
+        return "statistics only"
+    named = "; ".join(f"{choice} {', '.join(names)}" for choice, names in by_choice.items())
+    return named if len(named) <= _CHANGES else _counted({name: after.get(name, "drop") for name in changed})
 
 
-def _summed(choices: Mapping[str, str]) -> str:
-    return ", ".join(f"{choice} {count} values" for choice, count in Counter(choices.values()).items())
+def _counted(choices: Mapping[str, str]) -> str:
+    (first, count), *others = Counter(choices.values()).items()
+    counts = [f"{first} {count} value{'s' if count > 1 else ''}", *(f"{choice} {count}" for choice, count in others)]
+    return shortened("; ".join(counts), _CHANGES)
 
 
 def _plan(planned: Planned) -> list[RenderableType]:
-    """What each block type's blocks run, and the sums; or what would fit."""
-    budget = f"{human_bytes(planned.budget)}, {planned.budget / planned.without:.2f} of what no checkpointing takes"
+    """What the blocks of each type run, and the sums; or the smallest budget that would do."""
+    budget = f"{human_bytes(planned.budget)}, {planned.budget / planned.without:.2f} of the peak without checkpointing"
     solution = planned.solution
     if solution is None:
         assert planned.refusal is not None
-        return [Text(f"budget: {budget}\nNOTHING FITS: {planned.refusal}")]
+        return [Text(f"budget: {budget}\nNO PLAN FITS: {planned.refusal}")]
     parts: list[RenderableType] = []
     for block_type, chosen in zip(planned.problem.block_types, solution.policies, strict=True):
-        header, *rows = block_type_rows(block_type, chosen, planned.recorded.known[block_type.name])
-        parts.append(table(f"The plan for {block_type.name}", header, rows, {"raw"}))
+        recording = planned.recorded.known[block_type.name].recording
+        decision = decision_of(block_type.name, block_type, chosen, recording)
+        parts += [Text(f"The plan for {block_type.name}"), decision_tables(decision), Text()]
     optimal = "optimal" if solution.proven_optimal else "not proven optimal"
     lines = (
         f"budget: {budget}",
-        f"peak:   {human_bytes(solution.peak)}, of which {human_bytes(sum(solution.held))} are held between forward "
-        "and backward",
+        f"peak:   {human_bytes(solution.peak)}, of which {human_bytes(sum(solution.held))} is held between passes",
         f"added:  {1000 * solution.added_seconds:.1f} ms to a forward and backward; "
         f"solved in {solution.solve_seconds:.3f} s, {optimal}",
     )
     return [*parts, *map(Text, lines)]
 
 
-def _baselines(planned: Planned) -> RenderableType:
-    header = ("instead", "peak", "added ms", "fits")
-    rows = [
-        (
-            baseline.name,
-            human_bytes(baseline.peak),
-            "-" if baseline.added_seconds is None else f"{1000 * baseline.added_seconds:.1f}",
-            "yes" if baseline.fits else "no",
-        )
-        for baseline in planned.baselines
-    ]
-    return table("Beside it", header, rows, {"peak", "added ms"})
-
-
 def _estimate(planned: Planned) -> Sequence[RenderableType]:
     estimate = planned.estimate
     small, large = estimate.batches
     if estimate.refusal:
-        return [Text(f"no estimate of the largest micro-batch: {estimate.refusal}")]
+        return [Text(f"\nno estimate of the largest micro-batch:\n  {estimate.refusal}")]
     rows = [(name, "any" if most is None else str(most)) for name, most in estimate.largest.items()]
-    told = f"  estimated: all bytes on the line through those at micro-batches {small} and {large}"
-    return [table("Largest micro-batch within the budget", ("with", "estimate"), rows, {"estimate"}), Text(told)]
+    title = (
+        "Largest micro-batch within the budget\n"
+        f"(estimated: bytes grow on the line through micro-batches {small} and {large})"
+    )
+    return [Text(), table(title, ("with", "estimate"), rows, {"estimate"})]

@@ -1,4 +1,4 @@
-"""What `ds_adacc plan` finds out, as plain data: the plan for a budget, and what there is beside it."""
+"""What `ds_adacc plan` finds out, as plain data: the plan for a budget, and what other strategies would cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """The largest micro-batch by strategy (None: nothing bounds it), or why there is no saying."""
+    """The largest micro-batch by strategy (None: activations do not limit it), or why it cannot be estimated."""
 
     batches: tuple[int, int]
     largest: Mapping[str, int | None]
@@ -34,7 +34,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan for a budget (bytes), or the refusal if nothing fits.
+    """The plan for a budget (bytes), or the refusal if no plan fits.
 
     `without` is the peak without checkpointing. `frontiers` and `policies` are by the block type's name; `policies` are
     those of the baselines, by the baseline's name, one for all of the block type's blocks.
@@ -92,7 +92,7 @@ def _fit(
 def _baselines(
     problem: planner.Problem, budget: int, seconds: float
 ) -> tuple[list[Baseline], dict[str, dict[str, planner.Policy]]]:
-    """What each would have cost; and its policy by block type, of those that search if they fit."""
+    """What each baseline would have cost, and its policies by block type; those of a search only if it fits."""
     live_sets = (frozenset(block_type.name for block_type in problem.block_types),)
     retained = planner.evaluate_uniform(
         problem, [planner.retain_policy(k.profile) for k in problem.block_types], 0.0, False

@@ -1,4 +1,4 @@
-"""Tell what a run did: its plans, what they predicted and what was observed."""
+"""Show what a run did: its plans, what they predicted and what was observed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc.cli import events
-from ds_adacc.cli.answer import Answer, BadInput, table
+from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
+from ds_adacc.report.layout import baselines_grid, decision_tables, table
 
 _COMPARED = ("held", "peak", "seconds")
-_CUT_OFF = "the journal holds no event yet"
 
-BlockType = TypeVar("Kind", bound=events.Event)
+Kind = TypeVar("Kind", bound=events.JournalEvent)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +39,18 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(_document(path, happened), _view(path, happened))
 
 
-def _document(path: Path, happened: Sequence[events.Event]) -> dict[str, Any]:
-    """Each block type of event by name, as in the journal; observations with their relative differences."""
+def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, Any]:
+    """The events of each kind, as in the journal; observations with their relative differences."""
     return {
         "journal": str(path),
-        "starts": _plain(_of(events.Start, happened)),
-        "plans": _plain(_of(events.Plan, happened)),
+        "starts": _plain(_of(events.Started, happened)),
+        "plans": _plain(_of(events.PlanMade, happened)),
         "observed": [_with_differences(event) for event in _of(events.Observed, happened)],
         "rectifier": _plain(_of(events.Rectified, happened)),
-        "warnings": _plain(_of(events.Warned, happened)),
     }
 
 
-def _plain(happened: Sequence[events.Event]) -> list[dict[str, Any]]:
+def _plain(happened: Sequence[events.JournalEvent]) -> list[dict[str, Any]]:
     return [event.model_dump(mode="json", exclude={"event"}) for event in happened]
 
 
@@ -63,27 +62,26 @@ def _with_differences(event: events.Observed) -> dict[str, Any]:
     return document
 
 
-def _of(block_type: type[BlockType], happened: Sequence[events.Event]) -> list[BlockType]:
-    return [event for event in happened if isinstance(event, block_type)]
+def _of(kind: type[Kind], happened: Sequence[events.JournalEvent]) -> list[Kind]:
+    return [event for event in happened if isinstance(event, kind)]
 
 
-def _view(path: Path, happened: Sequence[events.Event]) -> RenderableType:
-    """A table for each block type of event that there is."""
-    plans = _of(events.Plan, happened)
-    parts = [Text(str(path)), *map(_start, _of(events.Start, happened))]
-    block_types: tuple[tuple[type[events.Event], Callable[[Any], RenderableType]], ...] = (
-        (events.Plan, _plans),
+def _view(path: Path, happened: Sequence[events.JournalEvent]) -> RenderableType:
+    """A table for each kind of event that there is."""
+    plans = _of(events.PlanMade, happened)
+    parts = [Text(str(path)), *map(_start, _of(events.Started, happened))]
+    kinds: tuple[tuple[type[events.JournalEvent], Callable[[Any], RenderableType]], ...] = (
+        (events.PlanMade, _plans),
         (events.Observed, _observed),
         (events.Rectified, _rectified),
-        (events.Warned, _warned),
     )
-    parts += [show(found) for block_type, show in block_types if (found := _of(block_type, happened))]
+    parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
     if plans:
         parts += _in_force(plans[-1])
-    return Group(*parts) if happened else Group(*parts, Text(_CUT_OFF))
+    return Group(*parts) if happened else Group(*parts, Text("the journal holds no event yet"))
 
 
-def _start(event: events.Start) -> RenderableType:
+def _start(event: events.Started) -> RenderableType:
     versions = ", ".join(f"{name} {version}" for name, version in event.versions.items())
     ranks = "1 rank" if event.ranks == 1 else f"{event.ranks} ranks"
     return Text(
@@ -92,12 +90,11 @@ def _start(event: events.Start) -> RenderableType:
     )
 
 
-def _plans(found: Sequence[events.Plan]) -> RenderableType:
-    header = ("step", "reason", "budget", "peak", "of all", "held", "added ms", "solved s", "optimal")
+def _plans(found: Sequence[events.PlanMade]) -> RenderableType:
+    header = ("step", "budget", "peak", "of all", "held", "added ms", "solved s", "optimal")
     rows = [
         (
             str(plan.step),
-            plan.reason,
             "none" if plan.budget is None else human_bytes(plan.budget),
             human_bytes(plan.peak),
             f"{plan.peak / plan.without:.2f}" if plan.without else "-",
@@ -108,7 +105,9 @@ def _plans(found: Sequence[events.Plan]) -> RenderableType:
         )
         for plan in found
     ]
-    return table("Plans", header, rows, {*header} - {"reason", "optimal"})
+    costs = table("Plans", header, rows, {*header} - {"optimal"})
+    reasons = [(str(plan.step), plan.reason) for plan in found]  # apart, for a reason may be a whole line
+    return Group(costs, table("Why they were made", ("step", "reason"), reasons, {"step"}))
 
 
 def _observed(found: Sequence[events.Observed]) -> RenderableType:
@@ -137,23 +136,13 @@ def _rectified(found: Sequence[events.Rectified]) -> RenderableType:
     return table("Rectifier", header, rows, {"step", "choices changed"})
 
 
-def _warned(found: Sequence[events.Warned]) -> RenderableType:
-    return table("Warnings", ("time", "warning"), [(f"{event.time:%H:%M:%S}", event.text) for event in found])
-
-
-def _in_force(plan: events.Plan) -> list[RenderableType]:
-    """What the last plan does with each value, and what other strategies would have taken."""
-    parts = []
-    if plan.table:
-        header, *rows = plan.table
-        parts.append(table(f"The plan from step {plan.step} on", header, rows, header[-3:]))
+def _in_force(plan: events.PlanMade) -> list[RenderableType]:
+    """What the last plan does with each value, and what other strategies would have cost."""
+    parts: list[RenderableType] = []
+    for decision in plan.block_types:
+        parts += [Text(f"The plan from step {plan.step} on: {decision.name}"), decision_tables(decision), Text()]
     if plan.baselines:
-        header = ("strategy", "peak", "added ms", "fits")
-        rows = [
-            (other.name, human_bytes(other.peak), f"{1000 * other.added_seconds:.1f}", _yes(other.fits))
-            for other in plan.baselines
-        ]
-        parts.append(table("Beside it", header, rows, {"peak", "added ms"}))
+        parts += [Text("Other strategies"), baselines_grid(plan.baselines)]
     return parts
 
 

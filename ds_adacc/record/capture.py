@@ -1,4 +1,4 @@
-"""The first call of a block: run it under the recorder, assign roles to its values, verify its operators."""
+"""The first call of a block: run it under the recorder, find its values' roles and labels, verify its operators."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
-        recording = verify(assign_roles(_sound(recorder.recording()), recorder.tensors), recorder.tensors)
+        recording = assign_roles(_sound(recorder.recording()), recorder.tensors)
+        recording = recorder.labels.give(verify(recording, recorder.tensors))
     except Unrecordable as failure:
         reason = str(failure)
     return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.labels import Labels
 from ds_adacc.record.recording import (
     COLLECTIVE,
     COMPILED,
@@ -53,6 +54,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.name = name
         self.inputs = inputs
+        self.labels = Labels(inputs, found)
         self.failure: str | None = None
         self.tensors: list[torch.Tensor] = []
         self.saved: list[torch.Tensor] = []
@@ -171,6 +173,7 @@ class Recorder(TorchDispatchMode):
         if dynamic and refusal is None:
             refusal = "its shape depends on data"
         self._fresh = True
+        self.labels.note()
         self._ops.append(replace(op, outputs=(*made, *rewritten), refusal=refusal))
 
     def _note_compiled(self) -> bool:
@@ -268,6 +271,7 @@ class Recorder(TorchDispatchMode):
     def _made_unseen(self, tensor: torch.Tensor) -> int:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
         op, index = len(self._ops), len(self._values)
+        self.labels.note()
         self._ops.append(RecordedOp(op, KERNEL, (), (), (index,), COMPILED))
         self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
         return index

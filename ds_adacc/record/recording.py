@@ -42,6 +42,7 @@ class RecordedValue:
     that read it see it. `overwritten`: written to in place later on. `dynamic`: its shape depends on data.
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
     that is an `nn.Parameter`.
+    `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     """
 
     index: int
@@ -60,6 +61,7 @@ class RecordedValue:
     role: str = "other"
     device: str = "cpu"
     is_parameter: bool = False
+    label: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +180,10 @@ def _portable(op: RecordedOp) -> tuple[Any, ...]:
 
 
 def _structure(value: RecordedValue) -> tuple[Any, ...]:
-    """The role is left out: it follows from the program, except for that of a mask, which its data decides."""
+    """The role is left out: it follows from the program, except for that of a mask, which its data decides.
+
+    So is the label: blocks that differ in nothing but their modules' names are of one type.
+    """
     layout = None if value.dynamic else (value.geometry, value.channels)
     flags = value.requires_grad, value.overwritten, value.dynamic
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags

@@ -73,7 +73,7 @@ class Rectifier:
                     drifted.append(digest)
                 if drift > worst:
                     worst = drift
-                    reason = f"compression rate of {value.name} ({value.role}) {before:.3f} -> {now:.3f}"
+                    reason = f"compression rate of {value.label} ({value.role}) {before:.3f} -> {now:.3f}"
         return Verdict(counts, tuple(drifted), reason)
 
 

@@ -1,0 +1,11 @@
+"""What a run says: its plan as a table in the log, its events in a journal, its numbers on DeepSpeed's monitor.
+
+In: the plan, what was recorded of the blocks, and what was observed of a step. Out: text, and lines of JSON.
+
+* choices.py: what a policy does with each value, in words
+* decision.py: what a plan does with the values of one block type, as plain data
+* layout.py: tables of at most 80 columns, by Rich
+* table.py: the plan for the log and for the journal
+* journal.py: the run's journal, a line of JSON for each event
+* monitor.py: events for DeepSpeed's monitor
+"""

@@ -1,6 +1,8 @@
-"""A policy in words, value by value."""
+"""What a policy does with each value, in words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ds_adacc import planner
 
@@ -8,12 +10,12 @@ RECOMPUTE = "recompute"
 
 
 def choices(profile: planner.Profile, policy: planner.Policy) -> list[str | None]:
-    """Per value "retain", "offload", a codec's name, "recompute", or None for what backward does without."""
+    """For each value "retain", "offload", a codec's name, "recompute", or None if backward does not need it."""
     rebuilt = {value for op in policy.replays for value in profile.graph.ops[op].outputs}
     return [store or (RECOMPUTE if value in rebuilt else None) for value, store in enumerate(policy.stores)]
 
 
-def named_choices(profile: planner.Profile, policy: planner.Policy) -> dict[str, str]:
-    """The same by the value's name, of values that have bytes of their own and that backward does not do without."""
-    pairs = zip(profile.graph.values, choices(profile, policy), strict=True)
-    return {value.name: choice for value, choice in pairs if choice is not None and value.nbytes}
+def named_choices(profile: planner.Profile, policy: planner.Policy, names: Sequence[str]) -> dict[str, str]:
+    """The same by these names of the values, without values that have no bytes of their own or that are not needed."""
+    triples = zip(names, profile.graph.values, choices(profile, policy), strict=True)
+    return {name: choice for name, value, choice in triples if choice is not None and value.nbytes}

@@ -13,11 +13,11 @@ from ds_adacc.log import get_logger
 
 
 class JournalError(ValueError):
-    """A journal cannot be read; the text names the file, and the line if one is at fault."""
+    """A journal cannot be read; the text names the file, and the line if a line is wrong."""
 
 
 def folder() -> Path:
-    """runs/ in the user's cache folder, where journals lie unless a run is told otherwise."""
+    """The folder runs/ in the user's cache folder, where runs keep their journals."""
     return cache_folder() / "runs"
 
 
@@ -32,10 +32,10 @@ def latest() -> Path | None:
 
 
 class Journal:
-    """Adds events to a file; to none, if `path` is None.
+    """Adds events to a file; with a `path` of None it writes nothing.
 
-    The file is opened for each event, so that nothing is lost in a crash or shared with a fork. A disk that fails is
-    one warning, and nothing is written from then on.
+    The file is opened for each event: a crash loses nothing, and a forked process shares no buffer. If the disk fails,
+    one warning is logged and nothing is written from then on.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -43,7 +43,7 @@ class Journal:
 
     @classmethod
     def of_this_run(cls) -> Journal:
-        """At `default_path`; nowhere, with a warning, for a user without a home."""
+        """A journal at `default_path`. A user without a home folder gets a warning and no journal."""
         try:
             return cls(default_path(datetime.now(), os.getpid()))
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What is planned and observed, as events of DeepSpeed's monitor: curves beside those of loss and learning rate."""
+"""What is planned and observed, as events of DeepSpeed's monitor: curves beside the loss and the learning rate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.rectify.rectifier import Review
 
-Value = tuple[str, float]
-Event = tuple[str, float, int]  # the name, the value, and engine.global_samples, as in DeepSpeed's own
+Reading = tuple[str, float]  # a name and a number
+MonitorEvent = tuple[str, float, int]  # a name, a number and engine.global_samples: what DeepSpeed's monitor takes
 
 
-def events(controller: Any, samples: int) -> list[Event]:
-    """What is known of the plan in force at the end of an optimizer step; none before there is one.
+def events(controller: Any, samples: int) -> list[MonitorEvent]:
+    """The plan in force at the end of an optimizer step, and what was observed of it; empty before the first plan.
 
     Bytes and seconds are of one forward and backward of this rank's blocks. `Adacc/held_bytes`, `peak_bytes` and
-    `block_seconds` are as observed in the first step under the plan, beside `planned_held_bytes` and so on;
-    `overhead_seconds` is what the plan adds by what was measured of operators and codecs. `compression_ratio/<role>` is
-    the payload of what a codec holds over its raw bytes. `rectifier/replanned` (0 or 1) and `rectifier/changed` (values
-    stored otherwise) come at tracking steps, `rectifier/interval` (steps to the next) at each.
+    `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted.
+    `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
+    `compression_ratio/<role>` is compressed bytes over raw bytes, of the values that a codec holds.
+    `rectifier/interval` (steps to the next tracking step) comes at each step; `rectifier/replanned` (0 or 1) and
+    `rectifier/changed` (how many values are stored differently) at tracking steps.
     """
     if controller.plan is None:
         return []
@@ -36,13 +37,13 @@ def events(controller: Any, samples: int) -> list[Event]:
     return [(f"Adacc/{name}", value, samples) for name, value in values]
 
 
-def _planned(plan: Plan) -> Iterable[Value]:
+def _planned(plan: Plan) -> Iterable[Reading]:
     yield "planned_held_bytes", plan.held
     yield "planned_peak_bytes", plan.peak
     yield "overhead_seconds", plan.added_seconds
 
 
-def _observed(seen: Seen | None) -> Iterable[Value]:
+def _observed(seen: Seen | None) -> Iterable[Reading]:
     if seen is None:
         return
     yield "held_bytes", seen.held.observed
@@ -53,8 +54,8 @@ def _observed(seen: Seen | None) -> Iterable[Value]:
         yield "block_seconds", seen.seconds.observed
 
 
-def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Value]:
-    """By role, over all calls of the block types that this rank has met."""
+def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Reading]:
+    """By role, over all calls of the block types that this rank runs."""
     payload: Counter[str] = Counter()
     raw: Counter[str] = Counter()
     for block_type in plan.block_types:
@@ -72,7 +73,7 @@ def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Value]
         yield f"compression_ratio/{role}", payload[role] / raw[role]
 
 
-def _rectifier(interval: int, review: Review | None) -> Iterable[Value]:
+def _rectifier(interval: int, review: Review | None) -> Iterable[Reading]:
     yield "rectifier/interval", interval
     if review is not None:
         yield "rectifier/replanned", int(review.replanned)

@@ -22,10 +22,9 @@ def frontier_figure(
 ) -> Figure:
     """Added milliseconds against MiB held, of one call.
 
-    The frontier's `points` are a step curve, for what lies between two of them holds as little as the lower one. The
-    `baselines`, by name, are markers, those of equal cost one; rings mark the policies `chosen` for the block type's
-    blocks, with their number; none if nothing was chosen. Raises ValueError for a policy that does not fit the block
-    type.
+    The frontier's `points` are drawn as steps: between two points the better one that fits is the left one. The
+    `baselines`, by name, are markers; those of equal cost share one. Rings mark the policies `chosen` for the blocks,
+    and say how many blocks run each. Raises ValueError for a policy that does not fit the block type.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -36,7 +35,7 @@ def frontier_figure(
     axes.set_xlim(left=0)
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelspacing=0.9)
     return figure
 
 
@@ -64,8 +63,9 @@ def _draw_chosen(axes: Axes, profile: planner.Profile, chosen: Sequence[planner.
     axes.scatter(held, added, s=170, facecolors="none", edgecolors="black", label="chosen", zorder=4)
     for number, (place, count) in enumerate(rings):
         text = "1 block" if count == 1 else f"{count} blocks"
-        above = 34 - 13 * (number % 3)  # points: the labels of neighbours on a falling curve keep clear of each other
-        axes.annotate(text, place, xytext=(8, above), textcoords="offset points", zorder=5)
+        above = 48 - 16 * (number % 3)  # points: on a falling curve, neighbours' labels do not meet
+        line = {"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 7}  # to the ring, and no further
+        axes.annotate(text, place, xytext=(12, above), textcoords="offset points", arrowprops=line, zorder=5)
 
 
 def _at(simulation: planner.Simulation) -> tuple[float, float]:

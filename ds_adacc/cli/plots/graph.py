@@ -14,38 +14,42 @@ from matplotlib.path import Path
 from ds_adacc import planner
 from ds_adacc.cli.plots.layers import Layers, Place
 from ds_adacc.report.choices import RECOMPUTE, choices
+from ds_adacc.report.layout import shortened
 
 _UNUSED = "not needed"
 _COLOURS = {planner.RETAIN: "#3b6fb6", RECOMPUTE: "#e08214", planner.OFFLOAD: "#8e4ec6", _UNUSED: "#d0d0d0"}
-_COLUMN, _ROW = 1.9, 0.45  # inches
+_COLUMN, _ROW, _NARROWEST = 2.2, 0.45, 6.0  # inches; the legend needs the last
 _LARGEST, _SMALLEST, _OP, _LEGEND = 420.0, 12.0, 14.0, 40.0  # areas, in square points
-_BEHIND = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5}  # a label
-_LONGEST = 24  # characters of a name
-_BEND = 0.28  # columns by which an edge past other rows goes round
+_ASIDE = 16  # points from the middle of a value to its label, past the largest disc
+_LONGEST = 24  # characters of a label
+_LANES = (0.12, 0.16, 0.2)  # columns to the left of a value, where edges that pass other rows go down
+_LEAVE = 0.35  # rows below a value, where such an edge has reached its lane
 
 
-def graph_figure(profile: planner.Profile, policy: planner.Policy, title: str) -> Figure:
-    """The block from top to bottom: a disc is a value, of an area by its bytes, a square an operator.
+def graph_figure(profile: planner.Profile, policy: planner.Policy, labels: Sequence[str], title: str) -> Figure:
+    """The block from top to bottom: a disc is a value, its area follows its bytes; a square is an operator.
 
-    Below a value's name are its bytes, and what a codec leaves of them. "not needed" is what backward does without.
-    Raises ValueError if the policy does not fit.
+    Below each value's label are its bytes, and their number once compressed. Backward does without a value that is
+    "not needed". Raises ValueError if the policy does not fit the profile.
     """
     policy.check(profile)
     layers = Layers.of(profile.graph)
     columns, rows = (1 + max(int(place[axis]) for place in (*layers.values, (0, 0))) for axis in (0, 1))
-    figure = Figure(figsize=(1 + _COLUMN * columns, 1 + _ROW * rows), layout="constrained")
+    figure = Figure(figsize=(max(_NARROWEST, 1 + _COLUMN * columns), 1 + _ROW * rows), layout="constrained")
     axes = figure.subplots()
     axes.set_axis_off()
-    axes.set(xlim=(-0.45, columns - 0.3), ylim=(rows - 0.5, -0.5), title=title)
+    axes.set(xlim=(-0.45, columns - 0.2), ylim=(rows - 0.5, -0.5), title=title)
     _draw_edges(axes, profile.graph, layers)
     _draw_ops(axes, policy, layers)
-    _draw_values(axes, profile, policy, layers)
+    _draw_values(axes, profile, policy, labels, layers)
     for handle in figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small").legend_handles:
         handle.set_sizes([_LEGEND])
     return figure
 
 
-def _draw_values(axes: Axes, profile: planner.Profile, policy: planner.Policy, layers: Layers) -> None:
+def _draw_values(
+    axes: Axes, profile: planner.Profile, policy: planner.Policy, labels: Sequence[str], layers: Layers
+) -> None:
     """One collection for each choice, in the order of the legend."""
     values = profile.graph.values
     made = [choice or _UNUSED for choice in choices(profile, policy)]
@@ -60,10 +64,8 @@ def _draw_values(axes: Axes, profile: planner.Profile, policy: planner.Policy, l
             zorder=3,
         )
     for index, place in enumerate(layers.values):
-        text = f"{_short(values[index].name)}\n{_size(profile, policy, index)}"
-        axes.annotate(
-            text, place, xytext=(12, 0), textcoords="offset points", fontsize=7, va="center", zorder=4, bbox=_BEHIND
-        )
+        text = f"{shortened(labels[index], _LONGEST)}\n{_size(profile, policy, index)}"
+        axes.annotate(text, place, xytext=(_ASIDE, 0), textcoords="offset points", fontsize=7, va="center", zorder=4)
 
 
 def _draw_ops(axes: Axes, policy: planner.Policy, layers: Layers) -> None:
@@ -83,17 +85,22 @@ def _draw_edges(axes: Axes, graph: planner.BlockGraph, layers: Layers) -> None:
 
 
 def _edge(upper: Place, lower: Place) -> PathPatch:
-    """Straight to the next row, else round what lies between."""
-    if lower[1] - upper[1] <= 1:
-        path = Path([upper, lower])
+    """An edge that crosses no label: labels are beside the values, and it goes aside at the operators' height only.
+
+    Values are in whole rows and operators half a row from them. An edge that passes other rows goes down on the left
+    of its column.
+    """
+    if lower[1] - upper[1] > 1:
+        left = upper[0] - _LANES[int(upper[1]) % len(_LANES)]  # apart from the edges of the values above and below
+        corners = [(left, upper[1] + _LEAVE), (left, lower[1])]
     else:
-        left = min(upper[0], lower[0]) - _BEND
-        path = Path([upper, (left, upper[1] + 0.5), (left, lower[1] - 0.5), lower], [1, 4, 4, 4])
-    return PathPatch(path, facecolor="none", edgecolor="#a0a0a0", linewidth=0.7, zorder=1)
+        is_value = upper[1] == int(upper[1])
+        corners = [(upper[0], lower[1]) if is_value else (lower[0], upper[1])]
+    return PathPatch(Path([upper, *corners, lower]), facecolor="none", edgecolor="#a0a0a0", linewidth=0.7, zorder=1)
 
 
 def _colours(made: Sequence[str]) -> dict[str, str]:
-    """The colour of each choice that is made, in the order of the legend; codecs have shades of green."""
+    """A colour for each choice that is made, in the order of the legend; codecs have shades of green."""
     codecs = sorted(set(made) - _COLOURS.keys())
     green = colormaps["summer"].resampled(len(codecs) + 1)
     shades = {codec: to_hex(green(number)) for number, codec in enumerate(codecs)}
@@ -106,9 +113,3 @@ def _size(profile: planner.Profile, policy: planner.Policy, index: int) -> str:
     if policy.stores[index] in (None, planner.RETAIN, planner.OFFLOAD):
         return raw
     return f"{raw} \N{RIGHTWARDS ARROW} {planner.human_bytes(policy.stored_bytes(profile, index))}"
-
-
-def _short(name: str) -> str:
-    """The name, its middle left out if it is long: its end tells the operator's number."""
-    half = _LONGEST // 2
-    return name if len(name) <= _LONGEST else f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half + 1 :]}"

@@ -11,14 +11,14 @@ Place = tuple[float, float]  # column, row; row 0 is the top
 
 @dataclass(frozen=True)
 class Layers:
-    """The place of each value, in a whole row, and of each operator, half a row above what it makes."""
+    """Places of values and operators. Values are in whole rows, operators half a row above what they make."""
 
     values: tuple[Place, ...]
     ops: tuple[Place, ...]
 
     @classmethod
     def of(cls, graph: BlockGraph) -> Layers:
-        """Each operator below all that it reads, and in the leftmost column of it if that is free."""
+        """Each operator is below all values that it reads, in the column of the leftmost one if that is free."""
         depths = _depths(graph)
         rows = _rows(graph, depths)
         values: dict[int, Place] = {}
@@ -37,7 +37,7 @@ class Layers:
 
 
 def _depths(graph: BlockGraph) -> list[int]:
-    """Per operator, how many come one after the other before it and with it."""
+    """For each operator, the length of the longest chain of operators that ends with it."""
     depths: list[int] = []
     for op in graph.ops:
         producers = [graph.values[value].producer for value in op.inputs]
@@ -46,7 +46,7 @@ def _depths(graph: BlockGraph) -> list[int]:
 
 
 def _rows(graph: BlockGraph, depths: list[int]) -> list[int]:
-    """Per value its row: of what no operator makes, the one above its first reader."""
+    """For each value its row. A value that no operator makes is in the row above its first reader."""
     first: dict[int, int] = {}
     for op, depth in zip(graph.ops, depths, strict=True):
         for value in op.inputs:

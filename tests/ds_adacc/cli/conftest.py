@@ -7,9 +7,9 @@ from ds_adacc.cli.main import main
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """A cache folder of this test's own, and a terminal 100 columns wide."""
+    """A cache folder of this test's own, and a terminal 80 columns wide."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     return tmp_path / "ds_adacc"
 
 

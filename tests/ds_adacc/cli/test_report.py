@@ -1,7 +1,9 @@
 """A journal is told of in full, while its run goes on too, and a garbled one is refused with its line."""
 
 import json
+import re
 from datetime import datetime
+from itertools import takewhile
 
 import pytest
 
@@ -17,11 +19,32 @@ START = {
     "section": {"memory_budget": 0.25},
     "blocks": ["Block", "Head"],
 }
-TABLE = [
-    ["value", "role", "shape", "dtype", "choice", "raw", "held", "ms"],
-    ["addmm1", "query", "2048x1536", "float32", "channel", "12.00 MiB", "1.59 MiB", "2.645"],
-    ["[bold]", "gelu", "4x512", "float32", "recompute", "4.00 MiB", "0 B", "0.500"],
-]
+DECISION = {
+    "name": "Block",
+    "calls": 6,
+    "operators": 10,
+    "values": [
+        {
+            "label": "qkv out",
+            "name": "addmm1",
+            "role": "query",
+            "shape": [2048, 1536],
+            "dtype": "float32",
+            "nbytes": 12 * MIB,
+            "choices": ["channel"],
+        },
+        {
+            "label": "[bold]",
+            "name": "gelu2",
+            "role": "gelu",
+            "shape": [4, 512],
+            "dtype": "float32",
+            "nbytes": 4 * MIB,
+            "choices": ["recompute"],
+        },
+    ],
+    "policies": [{"blocks": "all blocks", "held_bytes": 35 * MIB, "added_seconds": 0.0026}],
+}
 BASELINES = [
     {"name": "full recomputation", "peak": 110 * MIB, "added_seconds": 0.3, "fits": False},
     {"name": "compress all", "peak": 90 * MIB, "added_seconds": 0.25, "fits": True},
@@ -36,7 +59,7 @@ PLAN = {
     "added_seconds": 0.065,
     "solve_seconds": 0.126,
     "proven_optimal": True,
-    "table": TABLE,
+    "block_types": [DECISION],
     "baselines": BASELINES,
 }
 OBSERVED = {
@@ -50,7 +73,7 @@ RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replann
 
 @pytest.fixture
 def path():
-    """The journal of a run with an event of each block type, and one of a block type that is not known."""
+    """The journal of a run with an event of each kind, and one of a kind that is not known."""
     path = default_path(datetime(2026, 3, 4), 1)
     journal = Journal(path)
     journal.write("start", **START)
@@ -60,7 +83,6 @@ def path():
     journal.write("rectifier", **RECTIFIER)
     journal.write("plan", **{**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False})
     journal.write("observed", step=6, held={"planned": 0, "observed": 7}, peak=None, seconds=None)
-    journal.write("warning", text="codecs are [slower] than need be")
     return path
 
 
@@ -72,13 +94,12 @@ def without_time(events):
 def test_the_document_holds_what_the_journal_does(path, document):
     code, told = document("report", str(path))
     assert code == 0
-    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier", "warnings"]
+    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier"]
     assert told["journal"] == str(path)
     assert without_time(told["starts"]) == [START]
     second = {**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False}
     assert without_time(told["plans"]) == [PLAN, second]
     assert without_time(told["rectifier"]) == [RECTIFIER]
-    assert without_time(told["warnings"]) == [{"text": "codecs are [slower] than need be"}]
     assert without_time(told["observed"]) == [
         {
             "step": 2,
@@ -90,26 +111,26 @@ def test_the_document_holds_what_the_journal_does(path, document):
     ]
 
 
-def holders(out, title):
-    """The rows of the table of a title, as lists of holders; a row that is folded counts as several."""
-    body, _, _ = out[out.index(f"\n{title} ") :].partition("└")
-    rows = (line[1:-1] for line in body.replace("┃", "│").splitlines() if line.startswith("│"))
-    return [[holder.strip() for holder in row.split("│")] for row in rows]
+def cells(out, title):
+    """The rows of the table below a title, as lists of cells."""
+    _, *lines = out[out.index(f"\n{title}\n") + 1 :].splitlines()
+    rows = takewhile(lambda line: line.startswith("  "), lines)
+    return [re.split(r"\s{2,}", row.strip()) for row in rows]
 
 
 def test_the_plans_are_told_over_time(path, said):
     code, out, err = said("report", str(path))
     assert (code, err) == (0, "")
-    rows = [[holder for holder in row if holder] for row in holders(out, "Plans") if row[0].isdigit()]
-    assert [row[0] for row in rows] == ["1", "5"]
-    assert " ".join(row[1] for row in holders(out, "Plans")) == "reason first step recorded outliers drifted"
-    assert rows[0][-7:] == ["100.00 MiB", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "yes"]
-    assert rows[1][-7:] == ["none", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "no"]
+    assert cells(out, "Plans")[1:] == [
+        ["1", "100.00 MiB", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "yes"],
+        ["5", "none", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "no"],
+    ]
+    assert cells(out, "Why they were made")[1:] == [["1", "first step recorded"], ["5", "outliers drifted"]]
 
 
 def test_predictions_stand_beside_what_was_observed(path, said):
     _, out, _ = said("report", str(path))
-    assert holders(out, "Planned and observed") == [
+    assert cells(out, "Planned and observed") == [
         ["step", "what", "planned", "observed", "difference"],
         ["2", "held", "40.00 MiB", "50.00 MiB", "+25.0%"],
         ["2", "peak", "95.00 MiB", "95.00 MiB", "+0.0%"],
@@ -120,21 +141,24 @@ def test_predictions_stand_beside_what_was_observed(path, said):
 
 def test_the_rest_is_told_too(path, said):
     _, out, _ = said("report", str(path))
-    assert holders(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
-    assert holders(out, "Warnings")[1][1] == "codecs are [slower] than need be"
-    assert holders(out, "The plan from step 5 on")[0] == TABLE[0]
-    assert holders(out, "The plan from step 5 on")[2] == TABLE[2]
-    assert holders(out, "Beside it")[1:] == [
+    assert cells(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
+    assert cells(out, "The plan from step 5 on: Block") == [
+        ["value", "role", "tensor", "raw", "all blocks"],
+        ["qkv out", "query", "2048x1536 float32", "12.00 MiB", "channel"],
+        ["[bold]", "gelu", "4x512 float32", "4.00 MiB", "recompute"],
+    ]
+    assert "  all blocks       35.00 MiB         2.600 ms\n" in out
+    assert cells(out, "Other strategies")[1:] == [
         ["full recomputation", "110.00 MiB", "300.0", "no"],
         ["compress all", "90.00 MiB", "250.0", "yes"],
     ]
     assert " with 2 ranks on a processor, 2 threads\nds_adacc 0.1.0, torch 2.13.0\nblocks: Block, Head\n" in out
-    assert all(len(line) <= 100 for line in out.splitlines()[1:])
+    assert all(len(line) <= 80 for line in out.splitlines()[1:])
 
 
 def test_the_latest_journal_is_told_of(path, document):
     earlier = default_path(datetime(2026, 3, 3), 2)
-    Journal(earlier).write("warning", text="x")
+    Journal(earlier).write("start", **START)
     assert document("report")[1]["journal"] == str(path)
 
 
@@ -144,7 +168,7 @@ def test_a_run_still_going_is_told_of_so_far(path, document, said):
     code, told = document("report", str(path))
     assert code == 0
     assert without_time(told["starts"]) == [START]
-    assert told["plans"] == told["observed"] == told["rectifier"] == told["warnings"] == []
+    assert told["plans"] == told["observed"] == told["rectifier"] == []
     assert "Plans" not in said("report", str(path))[1]
 
 
@@ -167,11 +191,18 @@ def test_a_missing_journal_is_bad_input(tmp_path, said):
 GARBLED = [
     ("{", "not a line of JSON: "),
     ('{"event": "plan", "time": "2026-03-04T00:00:00+00:00"}', "plan.step: Field required"),
-    ('{"event": "warning", "text": "x"}', "warning.time: Field required"),
-    ('{"event": "warning", "time": "soon", "text": "x"}', "warning.time: Input should be a valid datetime"),
+    ('{"event": "rectifier", "reason": "x"}', "rectifier.time: Field required"),
+    ('{"event": "rectifier", "time": "soon", "reason": "x"}', "rectifier.time: Input should be a valid datetime"),
     (
-        json.dumps({"event": "plan", "time": "2026-03-04T00:00:00+00:00", **PLAN, "table": [["a", "b"], ["c"]]}),
-        "plan.table: Value error, rows differ in length",
+        json.dumps(
+            {
+                "event": "plan",
+                "time": "2026-03-04T00:00:00+00:00",
+                **PLAN,
+                "block_types": [{**DECISION, "policies": []}],
+            }
+        ),
+        "plan.block_types: Value error, value 'qkv out' has 1 choices for 0 policies",
     ),
     (
         json.dumps({"event": "plan", "time": "2026-03-04T00:00:00+00:00", **PLAN, "added_seconds": 0.5}).replace(

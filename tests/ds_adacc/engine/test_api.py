@@ -99,7 +99,7 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
     plan = adacc.runtime.controller.plan
     assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
-    for word in ("3 calls held at once", "recompute", "dropout_mask", "peak: planned", "observed", "solved in"):
+    for word in ("3 calls held at once", "recompute", "drop mask", "peak: planned", "observed", "solved in"):
         assert word in table
 
 

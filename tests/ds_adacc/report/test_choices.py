@@ -21,4 +21,4 @@ def test_each_choice_has_its_name_and_what_is_not_needed_none():
 
 def test_values_without_bytes_of_their_own_are_not_named():
     policy = planner.Policy(("retain", "int4", None, None), (1,))
-    assert named_choices(PROFILE, policy) == {"a": "int4", "b": "recompute"}
+    assert named_choices(PROFILE, policy, "xabc") == {"a": "int4", "b": "recompute"}

@@ -50,7 +50,7 @@ def test_events_come_back_in_order(path):
 
 def test_the_time_has_a_zone(path):
     before = datetime.now().astimezone()
-    Journal(path).write("warning", text="x")
+    Journal(path).write("start", text="x")
     (event,) = read(path)
     assert list(event) == ["event", "time", "text"]
     time = datetime.fromisoformat(event["time"])
@@ -61,39 +61,39 @@ def test_the_time_has_a_zone(path):
 def test_a_line_is_on_the_disk_once_written(path):
     journal = Journal(path)
     for count in range(1, 4):
-        journal.write("warning", text="x" * 100_000)
+        journal.write("start", text="x" * 100_000)
         assert len(read(path)) == count
 
 
 def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Journal(None).write("warning", text="x")
+    Journal(None).write("start", text="x")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fork_adds_to_the_same_file(path):
     journal = Journal(path)
-    journal.write("warning", text="parent")
-    child = multiprocessing.get_context("fork").Process(target=journal.write, args=("warning",), kwargs={"text": "x"})
+    journal.write("start", text="parent")
+    child = multiprocessing.get_context("fork").Process(target=journal.write, args=("start",), kwargs={"text": "x"})
     child.start()
     child.join(60)
-    journal.write("warning", text="parent")
+    journal.write("start", text="parent")
     assert [event["text"] for event in read(path)] == ["parent", "x", "parent"]
 
 
 def test_a_disk_that_fails_is_one_warning(warnings):
     path = Path("/dev/full")  # every write to it finds the disk full
     journal = Journal(path)
-    journal.write("warning", text="x")
-    journal.write("warning", text="x")
+    journal.write("start", text="x")
+    journal.write("start", text="x")
     assert warnings() == [f"the run goes on without its journal {path}: [Errno 28] No space left on device"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(warnings, tmp_path):
     (tmp_path / "file").touch()
     journal = Journal(tmp_path / "file" / "run.jsonl")
-    journal.write("warning", text="x")
-    journal.write("warning", text="x")
+    journal.write("start", text="x")
+    journal.write("start", text="x")
     (warning,) = warnings()
     assert warning.startswith(f"the run goes on without its journal {tmp_path / 'file' / 'run.jsonl'}: ")
 
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(warnings, tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(value, path):
     with pytest.raises((TypeError, ValueError)):
-        Journal(path).write("warning", text=value)
+        Journal(path).write("start", text=value)
     assert not path.exists()
 
 
@@ -150,7 +150,7 @@ def test_the_latest_is_the_run_that_began_last(monkeypatch, tmp_path):
     assert latest() is None
     later, earlier = (default_path(datetime(2026, 3, day), 1) for day in (5, 4))
     for path in (later, earlier):
-        Journal(path).write("warning", text="x")
+        Journal(path).write("start", text="x")
     os.utime(later, (0, 0))
     (later.parent / "z").touch()
     assert latest() == later

@@ -1,10 +1,14 @@
 """The figures show the planner's own numbers, and are files that others can read."""
 
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
+import zoo
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from recorded import profile_of, random_policy, record
 
 from ds_adacc import planner
 from ds_adacc.cli.plots import frontier_figure, graph_figure, save, timeline_figure
@@ -61,7 +65,7 @@ def test_a_figure_is_saved_as_png_and_svg_and_the_same_one_as_the_same_bytes(tmp
 # frontier
 
 
-def test_the_frontier_the_baselines_and_the_mix_are_drawn_where_the_simulator_puts_them(block_type, tmp_path):
+def test_the_frontier_the_baselines_and_the_policies_are_drawn_where_the_simulator_puts_them(block_type, tmp_path):
     points = planner.frontier(block_type.profile, max_seconds=5.0)
     retained = planner.retain_policy(block_type.profile)
     baselines = {
@@ -136,7 +140,7 @@ def test_without_an_order_there_is_no_timeline(block_type):
 
 def test_values_are_coloured_by_choice_and_sized_by_bytes(block_type, tmp_path):
     made = ["retain", "int4", "recompute", "offload", "not needed"]
-    figure = graph_figure(block_type.profile, MIXED, "a plan")
+    figure = graph_figure(block_type.profile, MIXED, "xabcd", "a plan")
     (axes,) = figure.axes
     drawn, layers = by_label(axes.collections), Layers.of(block_type.profile.graph)
     for value, choice in enumerate(made):
@@ -154,17 +158,13 @@ def test_values_are_coloured_by_choice_and_sized_by_bytes(block_type, tmp_path):
 
 def test_a_policy_that_does_not_fit_is_refused(block_type):
     with pytest.raises(ValueError, match="needs value 'a'"):
-        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None), ()), "a plan")
+        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None), ()), "xabcd", "a plan")
 
 
 def test_long_names_keep_their_beginning_and_their_end():
-    profile = chain(2)
-    long = planner.Value("_scaled_dot_product_flash_attention_for_cpu21.1", "other", MIB, None, True)
-    graph = planner.BlockGraph((long, profile.graph.values[1]), profile.graph.ops, profile.graph.events)
-    figure = graph_figure(
-        planner.Profile(graph, profile.op_seconds, profile.codecs), planner.Policy(("retain",) * 2, ()), "long"
-    )
-    assert figure.axes[0].texts[0].get_text() == "_scaled_dot_\N{HORIZONTAL ELLIPSIS}for_cpu21.1\n1.00 MiB"
+    labels = ("self_attention.core_attention logsumexp", "y")
+    figure = graph_figure(chain(2), planner.Policy(("retain",) * 2, ()), labels, "long")
+    assert figure.axes[0].texts[0].get_text() == "self_attenti\N{HORIZONTAL ELLIPSIS}n logsumexp\n1.00 MiB"
 
 
 @pytest.mark.parametrize("length", [25, 100])
@@ -174,7 +174,7 @@ def test_no_two_things_of_a_block_lie_in_one_place(length, tmp_path):
     assert layers.values == tuple((0, row) for row in range(length))
     assert layers.ops == tuple((0, row + 0.5) for row in range(length - 1))
     policy = planner.recompute_policy(profile)
-    png, svg = save(graph_figure(profile, policy, "chain"), tmp_path, "chain")
+    png, svg = save(graph_figure(profile, policy, [f"v{n}" for n in range(length)], "chain"), tmp_path, "chain")
     assert imread(png).shape[0] == round(120 * (1 + 0.45 * length))
     assert {f"v{n}" for n in range(length)} <= set(texts(svg))
 
@@ -208,7 +208,27 @@ def test_many_codecs_have_a_colour_each():
     values = tuple(planner.Value(f"v{n}", "", MIB, None, True) for n in range(12))
     offers = tuple((planner.CodecCost(name, 1, 0.0, 0.0, 0.1, 0),) for name in names)
     graph = planner.BlockGraph(values, (), (planner.Event("e", tuple(range(12)), 0),))
-    figure = graph_figure(planner.Profile(graph, (), offers), planner.Policy(tuple(names), ()), "many")
+    figure = graph_figure(planner.Profile(graph, (), offers), planner.Policy(tuple(names), ()), names, "many")
     drawn = by_label(figure.axes[0].collections)
     assert sorted(drawn) == names
     assert len({tuple(artist.get_facecolor()[0]) for artist in drawn.values()}) == 12
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "eager", "bert"])
+def test_no_label_of_a_block_is_crossed(name):
+    """Neither by another label nor by an edge, nor does any lie outside of the figure."""
+    recording = record(*zoo.example(name))
+    labels = [value.label for value in recording.values]
+    figure = graph_figure(profile_of(recording), random_policy(recording, 3), labels, name)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent(renderer) for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert not any(box.overlaps(legend.get_window_extent(renderer)) for box in boxes for legend in figure.legends)
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    edges = [patch.get_path().transformed(patch.get_transform()) for patch in axes.patches]
+    crossed = [
+        label for label, box in zip(labels, boxes, strict=True) if any(e.intersects_bbox(box, False) for e in edges)
+    ]
+    assert crossed == []

@@ -1,0 +1,138 @@
+"""Tables of at most 80 columns, by Rich, for the log and for the command line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ds_adacc.planner import human_bytes
+from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy
+
+WIDTH = 80
+_INDENT = 2
+_GAP = 2  # between two columns
+_LABEL, _CHOICE, _BLOCKS = 28, 12, 40  # the most characters of a label, of a choice, and of a list of blocks
+_SMALL = 0.01  # statistics that take less of the block's bytes are shown as one row
+
+
+def plain(part: RenderableType) -> str:
+    """The text of a table, or of several, for the log."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(part)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> Group:
+    """A table below its title, its columns `numbers` aligned to the right."""
+    return Group(Text(title), grid(header, rows, numbers), Text())
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> RenderableType:
+    """The same without a title."""
+    numbers = set(numbers)
+    made = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for name in header:
+        made.add_column(Text(name), justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))  # not str, in which Rich takes brackets for markup
+    return Padding(made, (0, 0, 0, _INDENT), expand=False)
+
+
+def decision_tables(decision: Decision) -> RenderableType:
+    """What becomes of each value under each policy, and then what each policy costs.
+
+    The columns for role and tensor are left out where there is no room for them; policies that do not fit beside
+    the labels are in tables of their own.
+    """
+    rows = _folded(decision.values)
+    labels = ["value", *(shortened(value.label, _LABEL) for value in rows)]
+    raw = ["raw", *(human_bytes(value.nbytes) for value in rows)]
+    chosen = [
+        [shortened(policy.blocks, _CHOICE), *(shortened(value.choices[place], _CHOICE) for value in rows)]
+        for place, policy in enumerate(decision.policies)
+    ]
+    optional = [["role", *(value.role for value in rows)], ["tensor", *map(_tensor, rows)]]
+    columns = [labels, raw]
+    for column in optional:
+        if _width([*columns, column, *chosen]) <= WIDTH:
+            columns.insert(len(columns) - 1, column)
+    parts: list[RenderableType] = []
+    while chosen:
+        count = max((n for n in range(1, len(chosen) + 1) if _width([*columns, *chosen[:n]]) <= WIDTH), default=1)
+        header, *body = zip(*columns, *chosen[:count], strict=True)
+        parts += [grid(header, body, ("raw",)), Text()]
+        chosen = chosen[count:]
+    return Group(*parts, _policies(decision.policies))
+
+
+class Cost(Protocol):
+    """What a strategy would cost: peak bytes, and seconds added to a forward and backward, None if not known."""
+
+    name: str
+    peak: int
+    added_seconds: float | None
+    fits: bool
+
+
+def baselines_grid(costs: Sequence[Cost]) -> RenderableType:
+    """What other strategies would cost."""
+    rows = [
+        (
+            cost.name,
+            human_bytes(cost.peak),
+            "-" if cost.added_seconds is None else f"{1000 * cost.added_seconds:.1f}",
+            "yes" if cost.fits else "no",
+        )
+        for cost in costs
+    ]
+    return grid(("instead", "peak", "added ms", "fits"), rows, ("peak", "added ms"))
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, its middle left out if it is longer than so many characters."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}\N{HORIZONTAL ELLIPSIS}{text[-end:]}"
+
+
+def _folded(values: Sequence[DecidedValue]) -> list[DecidedValue]:
+    """The values, with small statistics of the same choices as one row, below the others."""
+    small = _SMALL * sum(value.nbytes for value in values)
+    alike: dict[tuple[str, ...], list[DecidedValue]] = {}
+    for value in values:
+        if value.role == "statistic" and value.nbytes < small:
+            alike.setdefault(value.choices, []).append(value)
+    several = [group for group in alike.values() if len(group) > 1]
+    folded = {value for group in several for value in group}
+    sums = [
+        replace(group[0], label=f"{len(group)} statistics", dtype="", nbytes=sum(value.nbytes for value in group))
+        for group in several
+    ]
+    return [*(value for value in values if value not in folded), *sums]
+
+
+def _tensor(value: DecidedValue) -> str:
+    """Its shape and dtype; nothing for a row that stands for several."""
+    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}" if value.dtype else ""
+
+
+def _policies(policies: Sequence[UsedPolicy]) -> RenderableType:
+    rows = [
+        (shortened(policy.blocks, _BLOCKS), human_bytes(policy.held_bytes), f"{1000 * policy.added_seconds:.3f} ms")
+        for policy in policies
+    ]
+    header = ("", "held by a call", "added to a call")
+    return grid(header, rows, header[1:])
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Characters that the columns take side by side."""
+    return _INDENT + sum(max(map(len, column)) for column in columns) + _GAP * (len(columns) - 1)
