@@ -117,7 +117,7 @@ def test_a_rank_that_runs_no_block_votes_with_the_others():
     adacc = stepped(nn.Linear(4, 4))
     votes = []
     adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
-    adacc.runtime.controller.plan_waiting = lambda: votes.append("planned")
+    adacc.runtime.controller.plan_waiting = lambda corrections: votes.append("planned")
     adacc.end_step()
     assert votes == [False, False, "planned"]
 
