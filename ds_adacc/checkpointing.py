@@ -150,7 +150,7 @@ def configure(
         _introduce(mpu_)
     _default.options, _default.is_configured = options, True
     if options.without_effect:
-        get_logger().info("activation_checkpointing: without effect here: %s", ", ".join(options.without_effect))
+        get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
     if _default.is_lent:
         _default.place_inputs()
     elif section is None and SECTION in ds_config:
@@ -170,7 +170,7 @@ def reset() -> None:
 
 def set_num_layers(nlayers: int) -> None:
     """Nothing but a line in the log: DeepSpeed sizes contiguous buffers by it, and there are none."""
-    get_logger().info("set_num_layers(%s): without effect here", nlayers)
+    get_logger().info("set_num_layers(%s) has no effect: ds_adacc keeps no contiguous buffers", nlayers)
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
@@ -220,17 +220,22 @@ def use(runtime: Runtime | None) -> None:
     _default.borrow(runtime)
 
 
+def _serving() -> Runtime | None:
+    """The runtime that serves `checkpoint`; before any `configure` one with the defaults."""
+    if _default.runtime is None and not _default.is_configured:
+        _default.serve_by(_default_section())
+    return _default.runtime
+
+
 @torch._disable_dynamo
 def _warn_of_graph_around(name: str) -> None:
-    if _default.runtime is not None:
-        _default.runtime.warn_of_graph_around(name)
+    if (runtime := _serving()) is not None:
+        runtime.warn_of_graph_around(name)
 
 
 @torch._disable_dynamo
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if _default.runtime is None and not _default.is_configured:
-        _default.serve_by(_default_section())
-    runtime = _default.runtime
+    runtime = _serving()
     if runtime is None:
         return function(*args, **kwargs)
     layers = _layers_run_by(function)

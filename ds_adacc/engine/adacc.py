@@ -47,7 +47,9 @@ class Adacc:
 
     def state(self) -> State:
         """What a checkpoint keeps, between two steps."""
-        return State(self.runtime.state(), self.runtime.blocks.to_plain(), self.runtime.codecs.generator.get_state())
+        return State(
+            self.runtime.state(), self.runtime.controller.blocks_to_plain(), self.runtime.codecs.generator.get_state()
+        )
 
     def restore(self, state: State) -> None:
         """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
@@ -58,13 +60,13 @@ class Adacc:
     def _warn_of_no_calls(self) -> None:
         if self.blocks:
             get_logger().warning(
-                "adacc is enabled but does nothing: none of the %d blocks found (the first: %s) has run in training; "
-                "name the classes of those that do in adacc.blocks",
+                "adacc is enabled but does nothing: none of the %d blocks found (the first: %s) has run in training. "
+                "List the classes of the blocks that do run in adacc.blocks",
                 len(self.blocks),
                 next(iter(self.blocks)),
             )
         else:
             get_logger().warning(
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
-                "through ds_adacc.checkpointing; name the blocks' classes in adacc.blocks"
+                "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )

@@ -94,19 +94,25 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     the midst of gradient accumulation.
     """
     if not isinstance(engine, DeepSpeedEngine):
-        raise TypeError(f"attach takes what deepspeed.initialize returns first, an engine, not {type(engine).__name__}")
+        raise TypeError(
+            f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
+        )
     section = _section_of(engine.config if config is None else config)
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
         if section != served.config:
-            raise ConfigError("adacc: this engine is served already, by another section; attach once, or with that one")
+            raise ConfigError(
+                "adacc: this engine already runs with another section; attach once, or with the same section"
+            )
         return served
     if section is None:
         return None
     pending = engine.micro_steps % engine.gradient_accumulation_steps()
     if pending:
         steps = engine.gradient_accumulation_steps()
-        raise RuntimeError(f"attach between optimizer steps: {pending} of a step's {steps} micro-batches have run")
+        raise RuntimeError(
+            f"attach between optimizer steps: {pending} of this step's {steps} micro-batches have already run"
+        )
     stage = engine.zero_optimization_stage()
     blocks = blocks_to_serve(engine.module, section, stage)
     if blocks and stage == 3:

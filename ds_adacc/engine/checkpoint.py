@@ -61,7 +61,9 @@ def _save(engine: Any, folder: Path) -> None:
     try:
         checkpoint_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
     except OSError as error:
-        get_logger().error("a run resumed from %s will have its plan made anew: %s", folder, error)
+        get_logger().error(
+            "the plan could not be saved in %s. A run resumed from there makes a new one: %s", folder, error
+        )
 
 
 def _load(engine: Any, folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from ds_adacc.execute.block import Block
 from ds_adacc.runtime.runtime import RuntimeState
 
 FORMAT = 2
@@ -21,8 +22,8 @@ FORMAT = 2
 class State:
     """Of one rank, after a whole number of optimizer steps.
 
-    `blocks` are `Registry.to_plain`'s, `seeds` the state of the generator of stochastic rounding, uint8; None: as it
-    is.
+    `blocks` are `StepController.blocks_to_plain`'s. `seeds` is the state of the generator of stochastic rounding,
+    uint8; None leaves it as it is.
     """
 
     runtime: RuntimeState = field(default_factory=RuntimeState)
@@ -66,4 +67,6 @@ def parse(document: Mapping[str, Any]) -> State:
         document["seeds"],
     )
     state.runtime.controller.coordinator.check()
+    for block in state.blocks:  # restoring must not find out on one rank that a file is garbled
+        Block.from_plain(block), dict(block["indices"])
     return state

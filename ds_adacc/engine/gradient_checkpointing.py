@@ -23,7 +23,7 @@ def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) ->
     for module in taken:
         module._gradient_checkpointing_func = _plainly
     if taken:
-        get_logger().info("the model's own gradient checkpointing is taken over: its blocks run under the plan instead")
+        get_logger().info("the model's gradient checkpointing is turned off: its blocks run under the plan instead")
 
 
 def _is_enabled(module: nn.Module) -> bool:

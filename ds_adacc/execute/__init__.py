@@ -37,6 +37,9 @@ Rules of this room, cited where they are obeyed:
 10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
 11. A number that keeps changing is guarded for three values. Then the operators whose constants may follow it are
     refused for replay: guarding it longer would record the block at every step.
+12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that fired
+    twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the one
+    before it could be taken for that.
 
-To add a choice: write its holder in `holders/`, open it in `_open` of `call.py`, and offer it in `profile/codecs.py`.
+To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

@@ -59,10 +59,6 @@ class Registry:
         """All blocks, also those of the past that are yet to be met."""
         return [*self.all(), *self._past]
 
-    def to_plain(self) -> list[dict[str, Any]]:
-        """`every` block, as Python's plain containers with tensors."""
-        return [block.to_plain() for block in self.every()]
-
     def records(self) -> list[tuple[Block, Record]]:
         """The records of all blocks that are bound to a policy, each with its block."""
         return [(block, record) for block in self.all() for record in block.records() if record.bound is not None]

@@ -8,6 +8,6 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `budget`: the bytes that activations may take;
 * `coordinator`: has the ranks agree on a plan, and keeps what was agreed;
 * `consensus`: merges what the ranks have measured, and `ranks` is how they exchange it;
-* `plan`: asks the planner for policies, live set by live set, and holds its answer;
+* `plan`: asks the planner for policies, and holds its answer; `live_sets`: each live set is solved by itself;
 * `correction`, `held_inputs`: bytes that a profile does not tell, counted in.
 """

@@ -27,6 +27,7 @@ from ds_adacc.plan.consensus import (
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
+from ds_adacc.plan.live_sets import Policies
 from ds_adacc.plan.plan import (
     LiveSet,
     Orders,
@@ -76,7 +77,7 @@ class PlanContext:
 
 
 class Coordinator:
-    """Decides policies together with the other ranks.
+    """Has all ranks agree on policies, when the step controller asks for them.
 
     Ranks meet only in `decide`, which all of them call in the same step; the first solves for what any of them has
     measured. A policy for a block type that this rank has yet to meet is kept for when it does. `inputs` is how block
@@ -127,10 +128,16 @@ class Coordinator:
     def count(self, digest: str, alive: int, blocks: int) -> None:
         """So many calls of a block type were seen alive at once, and so many blocks run it.
 
-        A type that has policies may have run before anybody looked: then its count never falls.
+        Before the first plan the whole step is observed, so the calls seen are all there are. Later a type may have run
+        before anybody looked: then each of its blocks counts, and the count never falls.
         """
         known = self.block_types[digest]
-        known.count = alive if alive and known.agreed is None else max(known.count, alive, blocks)
+        is_first = self._limit is None and known.agreed is None
+        known.count = alive if alive and is_first else max(known.count, alive, blocks)
+
+    def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
+        """The policies in force on all ranks, by block type, also of types that this rank has not met."""
+        return {digest: self._agreed[digest].policies for digest in digests if digest in self._agreed}
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget the block types of all other blocks; a policy once agreed still stands for when they come back."""
@@ -179,10 +186,12 @@ class Coordinator:
         for group in plan.groups:
             if group.solution.out_of_time:
                 limit = self._config.solver.max_seconds
-                text = "adacc.solver.max_seconds = %s: no plan was found in that time; a greedy one is in force"
+                text = "adacc.solver.max_seconds = %s: the solver found no plan in that time. A greedy plan is in force"
                 get_logger().warning(text, limit)
             if group.shortfall:
-                text = "nothing fits; what had no policy yet is recomputed if possible, with a planned peak of %s: %s"
+                text = (
+                    "no plan fits the budget; blocks without a plan are recomputed where possible. Planned peak: %s. %s"
+                )
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self._limit = plan.budget if self._limit is None else self._limit
         self._put_in_force(agreed)

@@ -67,12 +67,14 @@ class ForwardOrder:
                 self._indices.setdefault(block, {})[block_type] = index
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget the orders of live sets with any other block type."""
+        """Forget all other block types: the orders of live sets with one, and the indices of their blocks."""
+        for block, indices in self._indices.items():
+            self._indices[block] = {name: index for name, index in indices.items() if name in names}
         self.orders = {live_set: order for live_set, order in self.orders.items() if live_set <= set(names)}
 
-    def state(self, blocks: Sequence[Block]) -> tuple[Mapping[str, int], ...]:
-        """The indices of these blocks, by block type."""
-        return tuple(dict(self._indices.get(block, {})) for block in blocks)
+    def indices(self, block: Block) -> dict[str, int]:
+        """The block's index for each block type that it runs."""
+        return dict(self._indices.get(block, {}))
 
     def restore(
         self,
@@ -80,7 +82,7 @@ class ForwardOrder:
         blocks: Sequence[Block],
         indices: Sequence[Mapping[str, int]],
     ) -> None:
-        """Go on from what `state` told of the same blocks."""
+        """Go on from these orders, and from what `indices` told of each of the blocks."""
         self.orders = dict(orders)
         self._indices = weakref.WeakKeyDictionary()
         for block, known in zip(blocks, indices, strict=True):

@@ -15,6 +15,8 @@ The files, in the order in which a call meets them:
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `geometry`: where a view lies in memory, and whether two tensors have the same bits.
 * `recording`: what is written down: values, operators, positions of the pack hook.
+* `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
+* `labels`: what the user would call a value: the module and the tensor.
 * `roles`: which layer a value belongs to, read off the operators.
 * `verify`: replays each operator on the recorded tensors, and compares bits.
 * `replay`: runs one recorded operator again; backward uses it too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,15 @@ from ds_adacc.record.recording import (
     Recording,
     ValueRef,
 )
-
-_OPAQUE = "not a plain operator"
-_MASKS = (torch.bool, torch.uint8)
-_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+from ds_adacc.record.schema import (
+    MASKS,
+    OPAQUE,
+    has_dynamic_shape,
+    refusal_of,
+    reveals_data,
+    tensors_in,
+    written_tensors,
+)
 
 
 class Unrecordable(Exception):
@@ -154,18 +159,18 @@ class Recorder(TorchDispatchMode):
     def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any) -> None:
         outputs = result if isinstance(result, tuple | list) else (result,)
         index = len(self._ops)
-        written = _written(func, given)
-        refusal = COMPILED if self._note_compiled() else _refusal(func, self._tainted)
-        if not self._tainted and _reveals(func, given, outputs):
+        written = written_tensors(func, given)
+        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted)
+        if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
         op = RecordedOp(index, func, *encoded, (), refusal)
-        dynamic = _dynamic(func, given)
+        dynamic = has_dynamic_shape(func, given)
         if dynamic:
-            self._masks.update(r.index for r in op.references if r.geometry.dtype in _MASKS and type(r) is ValueRef)
+            self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
         rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
-        known = {tensor.untyped_storage()._cdata for tensor in _tensors(given)}
+        known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
             self._fresh = False
@@ -295,7 +300,7 @@ class Recorder(TorchDispatchMode):
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if _refusal(func, False) in (_OPAQUE, COLLECTIVE):
+        if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
             return (
                 (),
                 (),
@@ -308,71 +313,3 @@ class Recorder(TorchDispatchMode):
         if isinstance(tree, tuple | list):
             return type(tree)(self._encode(item) for item in tree)
         return tree
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _tensors(item)
-
-
-def _written(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
-    """The argument tensors that `func` writes to, by its schema. The schemas of c10d do not say so: its names do."""
-    args, kwargs = given
-    schema = getattr(func, "_schema", None)
-    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
-        return list(_tensors(args[0]))
-    if schema is None or not schema.is_mutable:
-        return []
-    written = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            items = value if isinstance(value, tuple | list) else (value,)
-            written.extend(item for item in items if isinstance(item, torch.Tensor))
-    return written
-
-
-def _refusal(func: Any, tainted: bool) -> str | None:
-    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return _OPAQUE
-    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
-        return COLLECTIVE
-    if func._schema.is_mutable:
-        return "writes in place"
-    if "batch_norm" in func._schema.name:
-        return "updates running statistics that its schema does not mention"
-    if "empty" in func._schema.name.split("::")[1]:
-        return "uninitialised memory"
-    if _reads_data(func):
-        return "reads data into Python"
-    if tainted:
-        return "may hold a number read from data"
-    return None
-
-
-def _reveals(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
-    """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
-    if _reads_data(func) or _dynamic(func, given):
-        return True
-    on_host = any(tensor.device.type == "cpu" for tensor in _tensors(outputs))
-    return on_host and any(tensor.device.type not in ("cpu", "meta") for tensor in _tensors(given))
-
-
-def _reads_data(func: Any) -> bool:
-    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
-
-
-def _dynamic(func: Any, given: tuple[Any, Any]) -> bool:
-    """Whether the output's shape depends on data (Rule 7). That of indexing does only with a mask."""
-    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
-        return False
-    if func._schema.name == "aten::index":
-        return any(index is not None and index.dtype in _MASKS for index in given[0][1])
-    return True

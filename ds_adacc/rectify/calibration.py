@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.plan.block_type import KnownType
@@ -42,10 +42,6 @@ class Seen:
     held: Pair
     peak: Pair | None
     seconds: Pair | None
-
-    def to_json(self) -> dict[str, dict[str, float] | None]:
-        """A plain dict."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,6 @@ class Observer:
         if self._profiler is not None:
             self._profiler.restart()
 
-    @property
-    def is_profiled(self) -> bool:
-        """Whether the next forward and backward will be, or are being, measured."""
-        return self._profiler is not None
-
     def close(self) -> None:
         """Let go of what is being measured."""
         if self._profiler is not None:

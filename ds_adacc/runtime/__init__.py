@@ -16,5 +16,6 @@ Rules:
 2. A block runs under plain autograd where it cannot be recorded; one warning names the block and the reason.
 3. Calls inside of a block belong to it: only the outermost is looked at.
 4. Where everything is retained and nobody looks, no hooks are installed.
-5. Whatever fails leaves the state as if the step had not begun.
+5. A forward or backward that fails leaves the state as if the step had not begun; a planning that fails, the plan as
+   it was.
 """

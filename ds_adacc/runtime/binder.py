@@ -16,22 +16,30 @@ from ds_adacc.record.recording import Recording
 
 
 class Binder:
-    """Binds records to the policies of their block types; `inputs` is how retained block inputs are held."""
+    """Binds records to the policies of their block types."""
 
     def __init__(self, codecs: CodecMaker) -> None:
-        self.inputs = InputPlacement()
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
 
     def bind(
-        self, record: Record, recording: Recording, known: KnownType, block_index: int | None, device: torch.device
+        self,
+        record: Record,
+        recording: Recording,
+        known: KnownType,
+        block_index: int | None,
+        inputs: InputPlacement,
+        device: torch.device,
     ) -> None:
-        """Put the policy of the block with this index in force for its record, with the outlier channels last seen."""
-        policy = self.inputs.applied(self._permitted(known.policy(block_index), recording), recording)
+        """Put the policy of the block with this index in force for its record, with the outlier channels last seen.
+
+        `inputs` is how block inputs are held that the policy retains.
+        """
+        policy = inputs.applied(self._permitted(known.policy(block_index), recording), recording)
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
-                codecs[index] = self.inputs.codec(device)
+                codecs[index] = inputs.codec(device)
             elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
                 channels = None
                 if separates_outliers(choice):

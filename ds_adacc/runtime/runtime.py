@@ -278,7 +278,7 @@ class Runtime:
         return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles})
 
     def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from there; `blocks` are `Registry.to_plain`'s."""
+        """Go on from there; `blocks` are `StepController.blocks_to_plain`'s."""
         self.profiler.remembered = state.profiles
         self.controller.restore(state.controller, blocks)
 

@@ -57,7 +57,7 @@ class StepSchedule:
         return replace(self, measure_in=None if self.was_deferred else 1, was_deferred=not self.was_deferred)
 
     def after_look(self) -> StepSchedule:
-        """A step has been looked at: a measurement that was put off is next; one that was made is over."""
+        """A step under the plan has ended: a measurement that was put off is next; one that was due is over."""
         return replace(self, measure_in=0 if self.measure_in == 1 else None)
 
     def after_tracking(self, changed: bool, longest: int) -> StepSchedule:
@@ -113,9 +113,9 @@ class Step:
     def end_pass(self) -> LiveSet:
         """A forward and its backward have ended. Returns the block types that were alive together, maybe none."""
         live_set, self.live = frozenset(self.live), set()
-        if self.observer is not None and live_set:
+        if self.observer is not None:
             seen, known = self.observer.end_pass(), self.passes.get(live_set)
-            if known is None or len(seen.calls) > len(known.calls):
+            if live_set and (known is None or len(seen.calls) > len(known.calls)):
                 self.passes[live_set] = seen
         return live_set
 

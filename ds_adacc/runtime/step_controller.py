@@ -1,14 +1,17 @@
 """What happens between steps: predictions are compared with what was seen, and policies are made for what is new.
 
-At the end of every optimizer step, in this order (`StepController.end_step`):
+After the engine's own step (`engine/hooks.py`), and once any rank has called a block (`engine/adacc.py`), in this order
+(`StepController.end_step`):
 
 1. The last forward and backward are over: their block types were alive together, as one live set.
-2. What was observed is compared with what was planned. If the model was wrong, it is corrected, and a new plan is due.
+2. The step is counted. What was observed in the first step under a plan is compared with it, and the table is printed.
+   If the model was wrong, it is corrected, and a new plan is due.
 3. Live sets that have no plan are planned for, by all ranks together.
 4. After a tracking step the rectifier judges the outliers. If they have drifted, a new plan is made.
-5. The next step gets its purpose (`next_purpose`).
+5. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
+   monitors follow.
 
-Plans change here, and nowhere else.
+The plan changes in `decide` alone, which steps 3 and 4 call; `restore` takes it from a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block
+from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
@@ -28,6 +31,7 @@ from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import LiveSet, Plan, Policies
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.rectifier import Rectifier, Review, Verdict
 from ds_adacc.report.journal import Journal
@@ -40,12 +44,10 @@ from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 class ControllerState:
     """What a checkpoint keeps of a `StepController`.
 
-    `indices` are the blocks' places in the forward order, for the blocks as `Registry.every` lists them. `corrected`
-    and `reason` are the calibration's.
+    `corrected` and `reason` are the calibration's.
     """
 
     coordinator: CoordinatorState = field(default_factory=CoordinatorState)
-    indices: tuple[Mapping[str, int], ...] = ()
     plan: Plan | None = None
     seen: Seen | None = None
     corrected: int = 0
@@ -143,14 +145,21 @@ class StepController:
             self.step = Step(self.next_purpose(), self.device)
 
     def next_purpose(self) -> Purpose:
-        """What the next step is for."""
+        """What the next step is for.
+
+        Whether it is a tracking step must not depend on what this rank has seen: the ranks meet at its end. So the
+        schedule decides that, which is the same on all of them.
+        """
         schedule = self.schedule
         if self.plan is not None and schedule.measure_in == 0:
             return Purpose.MEASURE
+        tracks = self.rectifier is not None and schedule.measure_in is None and schedule.is_tracking_due
+        if self.plan is not None and tracks:
+            return Purpose.TRACK
         is_unknown = self.plan is None or self.seen is None or self.is_waiting
         if is_unknown or (not self.stepped and self.coordinator.undecided):
             return Purpose.RECORD
-        return Purpose.TRACK if self.rectifier is not None and schedule.is_tracking_due else Purpose.RUN
+        return Purpose.RUN
 
     @property
     def is_waiting(self) -> bool:
@@ -165,11 +174,11 @@ class StepController:
         if self._is_resumed and self.coordinator.block_types:
             self._report_resumed()
         step, plan = self.step, self.plan
-        if plan is None or not step.was_observed:
+        if plan is None:
             return {}
         is_deferred = self.schedule.measure_in == 1
-        self.schedule = self.schedule.after_look()
-        if is_deferred or self.seen is not None:
+        self.schedule = self.schedule.after_look()  # also on a rank that saw nothing: schedules must stay the same
+        if is_deferred or self.seen is not None or not step.was_observed:
             return {}
         held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
@@ -218,11 +227,13 @@ class StepController:
             if record.block_type == digest:
                 self.bind(block, record)
 
-    def bind(self, block: Block, record: Any, recording: Any = None) -> None:
+    def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
         """Put the policy that is in force for this block into its record."""
         index = self.coordinator.forward_order.index(block, record.block_type)
         known = self.coordinator.block_types[record.block_type]
-        self._binder.bind(record, recording or record.bound.recording, known, index, self.device)
+        self._binder.bind(
+            record, recording or record.bound.recording, known, index, self.coordinator.inputs, self.device
+        )
 
     # -- the rectifier's verdict
 
@@ -246,18 +257,18 @@ class StepController:
         live_sets = self.coordinator.partners(verdict.drifted)
         if not live_sets:
             return self._stay(verdict, "nothing fits the budget")
-        digests = self.coordinator.block_types.keys() & {digest for names in live_sets for digest in names}
-        old = {digest: self.coordinator.block_types[digest].policies for digest in digests}
+        digests = {digest for names in live_sets for digest in names}
+        old = self.coordinator.agreed_policies(digests)  # of all ranks: the next tracking step follows from them
         try:
             plan = self.decide(live_sets, f"step {step}: {verdict.reason}", True, capacity=verdict.capacity)
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             return self._stay(verdict, error)
-        changed = sum(_differences(old[digest], plan.policies.get(digest)) for digest in digests)
+        changed = sum(_differences(old.get(digest), plan.policies.get(digest)) for digest in digests)
         self._log.info("step %d: %s: re-planned, %d values changed", step, verdict.reason, changed)
         return Review(True, changed)
 
     def _stay(self, verdict: Verdict, why: object) -> Review:
-        self._log.warning("step %d: %s, but the policy stays: %s", self.schedule.ended, verdict.reason, why)
+        self._log.warning("step %d: %s, but the plan in force stays: %s", self.schedule.ended, verdict.reason, why)
         return Review()
 
     # -- what others ask for
@@ -269,13 +280,14 @@ class StepController:
         """
         if placement == self.coordinator.inputs:
             return
-        self.coordinator.inputs = self._binder.inputs = placement
+        self.coordinator.inputs = placement
         for digest in self.coordinator.block_types:
             self._rebind(digest)
         if self.plan is not None:
-            self._waiting, self._planned = self._waiting | self._planned, set()
+            in_force = {names for group in self.plan.groups for names in group.live_sets}
+            self._waiting, self._planned = self._waiting | self._planned | in_force, set()
             self.step.close()
-            self.step = Step(Purpose.RECORD)
+            self.step = Step(Purpose.RECORD)  # so on every rank, which all call this
 
     def describe(self) -> str:
         """The table of the plan in force, with what was observed."""
@@ -290,13 +302,12 @@ class StepController:
         if schedule != self.schedule:
             self.schedule = schedule
             self.step.close()
-            self.step = Step(Purpose.RECORD)
+            self.step = Step(self.next_purpose(), self.device)
 
     def state(self) -> ControllerState:
         """What outlives the process."""
         return ControllerState(
             coordinator=self.coordinator.state(),
-            indices=self.coordinator.forward_order.state(self.blocks.every()),
             plan=self.plan,
             seen=self.seen,
             corrected=self._calibration.corrected,
@@ -304,11 +315,20 @@ class StepController:
             schedule=self.schedule,
         )
 
+    def blocks_to_plain(self) -> list[dict[str, Any]]:
+        """All blocks with their records and their indices in forward order, as plain containers with tensors."""
+        indices = self.coordinator.forward_order.indices
+        return [{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()]
+
     def restore(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from there. All blocks are recorded anew, and those known to the state run by its policies at once."""
+        """Go on from there; `blocks` are `blocks_to_plain`'s.
+
+        All blocks are recorded anew, and those known to the state run by its policies at once.
+        """
         self.step.close()
         self.blocks = Registry(blocks)
-        self.coordinator.restore(state.coordinator, self.blocks.every(), state.indices)
+        indices = [block["indices"] for block in blocks]
+        self.coordinator.restore(state.coordinator, self.blocks.every(), indices)
         self._calibration = Calibration(state.corrected, state.reason)
         self.plan, self.seen, self.review = state.plan, state.seen, None
         self.schedule = state.schedule

@@ -356,7 +356,10 @@ def test_what_has_no_effect_is_named(caplog):
         checkpointing.set_num_layers(5)
     told = [record.getMessage() for record in caplog.records]
     idle = "contiguous_memory_optimization, number_checkpoints, synchronize_checkpoint_boundary"
-    assert told == [f"activation_checkpointing: without effect here: {idle}", "set_num_layers(5): without effect here"]
+    assert told == [
+        f"activation_checkpointing: ds_adacc ignores {idle}",
+        "set_num_layers(5) has no effect: ds_adacc keeps no contiguous buffers",
+    ]
 
 
 def test_contiguous_buffers_are_refused_as_deepspeed_refuses_them():

@@ -83,7 +83,7 @@ def account(runtime, engine):
         "counts": sorted(block_type.count for block_type in runtime.coordinator.block_types.values()),
         "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
         "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
-        "held": runtime.controller.held
+        "held": runtime.controller.seen
         and [runtime.controller.seen.held.planned, runtime.controller.seen.held.observed],
         "peak": runtime.controller.seen
         and runtime.controller.seen.peak

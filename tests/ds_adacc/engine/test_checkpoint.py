@@ -310,7 +310,7 @@ def test_a_disk_that_fails_stops_no_run(tmp_path, caplog):
     (tmp_path / "global_step0").write_text("a file where a folder should be")
     engine = Engine()
     assert engine.save_checkpoint(tmp_path)
-    assert "will have its plan made anew" in caplog.text
+    assert "A run resumed from there makes a new one" in caplog.text
 
 
 def test_nor_does_a_disk_that_is_full(tmp_path, caplog):
@@ -321,5 +321,5 @@ def test_nor_does_a_disk_that_is_full(tmp_path, caplog):
         assert engine.save_checkpoint(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "will have its plan made anew" in caplog.text
+    assert "A run resumed from there makes a new one" in caplog.text
     assert list((tmp_path / "global_step0").iterdir()) == []

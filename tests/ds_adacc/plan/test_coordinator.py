@@ -254,4 +254,7 @@ def test_a_greedy_plan_is_told(monkeypatch, caplog):
     monkeypatch.setattr(planner, "solve_in_process", hurried)
     runs = runtime()
     step(runs, [Numbered()])
-    assert "adacc.solver.max_seconds = 5.0: no plan was found in that time; a greedy one is in force" in caplog.text
+    assert (
+        "adacc.solver.max_seconds = 5.0: the solver found no plan in that time. A greedy plan is in force"
+        in caplog.text
+    )

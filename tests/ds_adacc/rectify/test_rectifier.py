@@ -99,6 +99,23 @@ def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, int
     assert training.runtime.controller.schedule.interval == interval
 
 
+def test_a_rank_that_ran_no_block_in_a_step_has_the_same_tracking_steps():
+    """At the end of a tracking step the ranks meet: whether a step is one must not depend on what a rank has seen."""
+
+    def tracked(idle):
+        training, purposes = Training(), []
+        for step in range(1, 10):
+            purposes.append(training.runtime.controller.step.is_tracking)
+            if step == idle:
+                training.adacc.end_step()
+            else:
+                training.step()
+        return purposes
+
+    assert tracked(idle=None) == tracked(idle=2) == tracked(idle=3)
+    assert any(tracked(idle=None))
+
+
 def test_codecs_keep_the_channels_last_seen():
     training = Training()
     training.inject(40.0)

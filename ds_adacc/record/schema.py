@@ -1,0 +1,82 @@
+"""What the schema and the tags of an operator tell: what it writes to, and why it must not be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ds_adacc.record.recording import COLLECTIVE
+
+OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
+MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
+    """The argument tensors that `func` writes to, by its schema. The schemas of c10d do not say so: its names do."""
+    args, kwargs = given
+    schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
+        return list(tensors_in(args[0]))
+    if schema is None or not schema.is_mutable:
+        return []
+    written = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            items = value if isinstance(value, tuple | list) else (value,)
+            written.extend(item for item in items if isinstance(item, torch.Tensor))
+    return written
+
+
+def refusal_of(func: Any, tainted: bool) -> str | None:
+    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return OPAQUE
+    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
+        return COLLECTIVE
+    if func._schema.is_mutable:
+        return "writes in place"
+    if "batch_norm" in func._schema.name:
+        return "updates running statistics that its schema does not mention"
+    if "empty" in func._schema.name.split("::")[1]:
+        return "uninitialised memory"
+    if reads_data(func):
+        return "reads data into Python"
+    if tainted:
+        return "may hold a number read from data"
+    return None
+
+
+def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
+    """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
+    if reads_data(func) or has_dynamic_shape(func, given):
+        return True
+    on_host = any(tensor.device.type == "cpu" for tensor in tensors_in(outputs))
+    return on_host and any(tensor.device.type not in ("cpu", "meta") for tensor in tensors_in(given))
+
+
+def reads_data(func: Any) -> bool:
+    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
+
+
+def has_dynamic_shape(func: Any, given: tuple[Any, Any]) -> bool:
+    """Whether the output's shape depends on data (Rule 7). That of indexing does only with a mask."""
+    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return False
+    if func._schema.name == "aten::index":
+        return any(index is not None and index.dtype in MASKS for index in given[0][1])
+    return True

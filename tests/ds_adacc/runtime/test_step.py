@@ -1,0 +1,94 @@
+"""What the steps of a run are for, and what a step keeps of the passes that it has seen."""
+
+import torch
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step import Purpose, StepSchedule
+
+
+def test_a_new_plan_is_measured_in_the_next_step_and_once():
+    schedule = StepSchedule().with_step_ended().with_new_plan()
+    assert schedule.measure_in == 0
+    assert schedule.with_step_ended().after_look().measure_in is None
+
+
+def test_a_measurement_is_put_off_once_by_a_save_and_then_dropped():
+    schedule = StepSchedule(ended=1).with_new_plan()
+    once = schedule.with_state_saved()
+    assert once.measure_in == 1 and once.after_look().measure_in == 0
+    assert once.after_look().with_state_saved().measure_in is None
+    assert StepSchedule(ended=1).with_state_saved() == StepSchedule(ended=1)
+
+
+def test_the_interval_doubles_until_a_policy_changes():
+    schedule, intervals = StepSchedule(ended=3), []
+    for changed in (False, False, False, True, False):
+        schedule = schedule.after_tracking(changed, longest=4)
+        intervals.append(schedule.interval)
+    assert intervals == [2, 4, 4, 1, 2]
+    assert schedule.track_from == 3 + 2
+
+
+def test_a_resumed_run_keeps_to_a_shorter_interval():
+    schedule = StepSchedule(ended=10, track_from=40, interval=32).no_longer_than(8)
+    assert (schedule.interval, schedule.track_from) == (8, 18)
+
+
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.inner(x)))
+
+
+def runtime():
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+
+
+def forward(runs, blocks, length):
+    x = torch.randn(length, 4, requires_grad=True)
+    for block in blocks:
+        x = runs.checkpoint(block, x)
+    return x.sum()
+
+
+def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
+    """Two losses, each with a backward of its own: the second finds no block called since the first."""
+    runs, blocks = runtime(), [Square() for _ in range(3)]
+    losses = [forward(runs, blocks, 2), forward(runs, blocks, 2)]
+    for loss in losses:
+        loss.backward()
+        runs.controller.end_backward()
+    forward(runs, blocks, 5).backward()
+    runs.controller.end_backward()
+    assert all(seen.calls for seen in runs.controller.step.passes.values())
+    runs.controller.end_step()
+    order = runs.coordinator.forward_order
+    for name in runs.coordinator.block_types:
+        assert [order.index(runs.blocks.of(block), name) for block in blocks] == [0, 1, 2]
+
+
+def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
+    runs, block = runtime(), Square()
+    for length in range(2, 14):
+        forward(runs, [block], length).backward()
+        runs.controller.end_step()
+    order = runs.coordinator.forward_order
+    (known,) = (order.indices(each) for each in runs.blocks.all())
+    assert known
+    order.keep(())
+    assert order.indices(runs.blocks.all()[0]) == {}
+
+
+def test_every_step_has_one_purpose():
+    runs, block, purposes = runtime(), Square(), []
+    for _ in range(6):
+        purposes.append(runs.controller.step.purpose)
+        forward(runs, [block], 2).backward()
+        runs.controller.end_step()
+    assert purposes[:3] == [Purpose.RECORD, Purpose.MEASURE, Purpose.TRACK]
+    assert purposes[3:] == [Purpose.RUN, Purpose.TRACK, Purpose.RUN]
