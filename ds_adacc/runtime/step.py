@@ -26,14 +26,15 @@ class Purpose(Enum):
 class StepSchedule:
     """What the coming steps are for. A checkpoint holds it, so that a resumed run goes on step for step.
 
-    `ended` counts optimizer steps. `measure_in` is how many steps pass before the one that measures the plan in force:
-    0 is the next step, None says that it has been measured, or never will be. `was_deferred` says that this measurement
-    has been put off once. `track_from` is the first step, from 1, that may be a tracking step; `interval` is the
-    distance to the one after it.
+    It is the same on all ranks, whatever each has seen. `ended` counts optimizer steps. `look_in` is how many pass
+    before the one that looks at the plan in force: 0 is the next step, None says that it has been. `measures` says
+    whether peak and seconds are measured then, `was_deferred` that the look has been put off once. `track_from` is the
+    first step, from 1, that may be a tracking step; `interval` is the distance to the one after it.
     """
 
     ended: int = 0
-    measure_in: int | None = None
+    look_in: int | None = None
+    measures: bool = True
     was_deferred: bool = False
     track_from: int = 1
     interval: int = 1
@@ -43,22 +44,22 @@ class StepSchedule:
         return replace(self, ended=self.ended + 1)
 
     def with_new_plan(self) -> StepSchedule:
-        """The next step measures a new plan."""
-        return replace(self, measure_in=0, was_deferred=False)
+        """The next step looks at a new plan, and measures it."""
+        return replace(self, look_in=0, measures=True, was_deferred=False)
 
     def with_state_saved(self) -> StepSchedule:
-        """The state has been saved just before the measuring step: put that off by a step, or drop it the second time.
+        """The state was saved just before the measuring step: put that off by a step, or the second time look only.
 
         A resumed run records its blocks in its first step, and can measure nothing in it. A run that goes on does the
         same, so that both stay equal.
         """
-        if self.measure_in != 0:
+        if self.look_in != 0 or not self.measures:
             return self
-        return replace(self, measure_in=None if self.was_deferred else 1, was_deferred=not self.was_deferred)
+        return replace(self, measures=False) if self.was_deferred else replace(self, look_in=1, was_deferred=True)
 
     def after_look(self) -> StepSchedule:
-        """A step under the plan has ended: a measurement that was put off is next; one that was due is over."""
-        return replace(self, measure_in=0 if self.measure_in == 1 else None)
+        """A step under the plan has ended: a look that was put off is next; one that was due is over."""
+        return replace(self, look_in=0 if self.look_in == 1 else None)
 
     def after_tracking(self, changed: bool, longest: int) -> StepSchedule:
         """A tracking step has ended: the interval doubles up to `longest`, and is 1 again if a policy has changed."""

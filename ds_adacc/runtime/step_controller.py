@@ -151,13 +151,13 @@ class StepController:
         schedule decides that, which is the same on all of them.
         """
         schedule = self.schedule
-        if self.plan is not None and schedule.measure_in == 0:
-            return Purpose.MEASURE
-        tracks = self.rectifier is not None and schedule.measure_in is None and schedule.is_tracking_due
-        if self.plan is not None and tracks:
+        if self.plan is None:
+            return Purpose.RECORD
+        if schedule.look_in is not None:
+            return Purpose.MEASURE if schedule.look_in == 0 and schedule.measures else Purpose.RECORD
+        if self.rectifier is not None and schedule.is_tracking_due:
             return Purpose.TRACK
-        is_unknown = self.plan is None or self.seen is None or self.is_waiting
-        if is_unknown or (not self.stepped and self.coordinator.undecided):
+        if self.seen is None or self.is_waiting or (not self.stepped and self.coordinator.undecided):
             return Purpose.RECORD
         return Purpose.RUN
 
@@ -176,7 +176,7 @@ class StepController:
         step, plan = self.step, self.plan
         if plan is None:
             return {}
-        is_deferred = self.schedule.measure_in == 1
+        is_deferred = self.schedule.look_in == 1
         self.schedule = self.schedule.after_look()  # also on a rank that saw nothing: schedules must stay the same
         if is_deferred or self.seen is not None or not step.was_observed:
             return {}

@@ -10,15 +10,17 @@ from ds_adacc.runtime.step import Purpose, StepSchedule
 
 def test_a_new_plan_is_measured_in_the_next_step_and_once():
     schedule = StepSchedule().with_step_ended().with_new_plan()
-    assert schedule.measure_in == 0
-    assert schedule.with_step_ended().after_look().measure_in is None
+    assert schedule.look_in == 0 and schedule.measures
+    assert schedule.with_step_ended().after_look().look_in is None
 
 
-def test_a_measurement_is_put_off_once_by_a_save_and_then_dropped():
+def test_a_measurement_is_put_off_once_by_a_save_and_then_made_a_look():
     schedule = StepSchedule(ended=1).with_new_plan()
     once = schedule.with_state_saved()
-    assert once.measure_in == 1 and once.after_look().measure_in == 0
-    assert once.after_look().with_state_saved().measure_in is None
+    assert once.look_in == 1 and once.after_look().look_in == 0
+    twice = once.after_look().with_state_saved()
+    assert twice.look_in == 0 and not twice.measures
+    assert twice.with_state_saved() == twice and twice.after_look().look_in is None
     assert StepSchedule(ended=1).with_state_saved() == StepSchedule(ended=1)
 
 
