@@ -1,7 +1,7 @@
-"""The interface of `deepspeed.checkpointing`, name by name, with or without an engine.
+"""The interface of `deepspeed.checkpointing`, with the same names. It works with or without an engine.
 
-A program written for it runs with the import line changed. The random number generators' names are DeepSpeed's own
-objects, imported when used: `checkpoint` alone needs no DeepSpeed.
+To use it in a program written for `deepspeed.checkpointing`, change only the import line. The names for random number
+generators are DeepSpeed's own objects. They are imported at first use, so `checkpoint` alone does not need DeepSpeed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ __all__ = [
 
 
 class _Checkpointing:
-    """How this process checkpoints: `deepspeed.checkpointing` is configured per process, and so is its twin.
+    """The configuration of this module. It belongs to the process, as that of `deepspeed.checkpointing` does.
 
-    `runtime` serves `checkpoint`: an engine's if `is_lent`, else one made for `section`, which is None before that, and
-    where "enabled" is false.
+    `runtime` runs the calls of `checkpoint`. If `is_lent` is true, it is the runtime of an engine. Otherwise it was
+    made here for `section`. `section` is None before that, and if "enabled" is false.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,10 @@ class _Checkpointing:
         self.mpu: Any = None
 
     def serve_by(self, section: AdaccConfig | None) -> None:
-        """By a runtime of one's own, without an engine. Shares of one tensor need one plan: those ranks agree on it."""
+        """Make a runtime for the section, without an engine.
+
+        Ranks that hold shares of the same tensor need the same plan, so they plan together.
+        """
         runtime = None
         if section is not None:
             placement = self._placement()
@@ -81,7 +84,7 @@ class _Checkpointing:
         self.is_lent, self.section = False, section
 
     def borrow(self, runtime: Runtime | None) -> None:
-        """Serve by the runtime of an engine; None: as before any `configure`."""
+        """Use the runtime of an engine. None resets everything to the state before `configure`."""
         self._replace(runtime)
         self.is_lent, self.section = runtime is not None, None
         self.is_configured = runtime is not None
@@ -91,7 +94,7 @@ class _Checkpointing:
             self.place_inputs()
 
     def place_inputs(self) -> None:
-        """Have the engine's runtime hold block inputs as the options say."""
+        """Make the engine's runtime hold block inputs as the options say."""
         self.runtime.controller.hold_inputs(self._placement())
 
     def _replace(self, runtime: Runtime | None) -> None:
@@ -104,7 +107,7 @@ class _Checkpointing:
         return InputPlacement(group, bool(self.options.cpu_checkpointing))
 
 
-_default = _Checkpointing()  # the one that the functions of this module speak to
+_default = _Checkpointing()  # the functions of this module use this object
 
 
 def configure(
@@ -119,22 +122,22 @@ def configure(
 ) -> None:
     """Set up `checkpoint`. All ranks of a tensor-parallel group must call, with the same arguments.
 
-    `deepspeed_config`, a path or a dict, gives the "adacc" and the "activation_checkpointing" section; an argument that
-    is not None is taken in place of the latter's key. Without an "adacc" section its defaults are in force, but with
-    codecs "none": nothing lossy is done unasked. With `"enabled": false` `checkpoint` just calls the function. An
-    engine of `ds_adacc.initialize` goes on to serve `checkpoint` by its own section. No process group is needed, unless
-    activations are partitioned.
+    `deepspeed_config`, a path or a dict, contains the "adacc" and the "activation_checkpointing" section. An argument
+    that is not None replaces its key of the "activation_checkpointing" section. Without an "adacc" section, its
+    defaults are in force, but with codecs "none": lossy compression must be requested. With `"enabled": false`,
+    `checkpoint` only calls the function. If `ds_adacc.initialize` has made an engine, `checkpoint` keeps using that
+    engine's section. A process group is needed only if activations are partitioned.
 
-    * `mpu_`: DeepSpeed's model-parallel unit, or None: the one given earlier.
+    * `mpu_`: DeepSpeed's model-parallel unit. None means the unit of an earlier call.
     * `partition_activations`: each rank of `mpu_`'s tensor-parallel group holds a share of the retained block inputs,
-      which are to be the same on all of them, and gathers them in backward.
-    * `checkpoint_in_cpu`: retained block inputs that lie on a CUDA device wait in host memory.
-    * `contiguous_checkpointing`, `num_checkpoints`: without effect, as nothing is held in buffers of this module's own.
-    * `synchronize`, `profile`: without effect, as backward runs no block's forward again whose time could be told;
-      `ds_adacc report` tells seconds planned and observed.
+      and backward gathers them. The inputs must be the same on all ranks of the group.
+    * `checkpoint_in_cpu`: retained block inputs on a CUDA device are held in host memory.
+    * `contiguous_checkpointing`, `num_checkpoints`: no effect, because this module has no buffers of its own.
+    * `synchronize`, `profile`: no effect, because backward does not run the forward of a block again, so there is no
+      such time to measure. `ds_adacc report` prints planned and observed seconds.
 
-    What is set without effect is named in the log. Raises ConfigError for a bad section, AssertionError, as DeepSpeed
-    does, for contiguous buffers without partitions or without a number of layers.
+    The log names the options that are set and have no effect. Raises ConfigError for a bad section. Raises
+    AssertionError, as DeepSpeed does, for contiguous buffers without partitions or without a number of layers.
     """
     ds_config = read(deepspeed_config)
     options = Options.of(ds_config).overridden(
@@ -165,11 +168,11 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing: there are no buffers that an evaluation without a backward would fill. What is configured stays."""
+    """Do nothing. This module has no buffers that an evaluation without a backward fills. The configuration stays."""
 
 
 def set_num_layers(nlayers: int) -> None:
-    """Nothing but a line in the log: DeepSpeed sizes contiguous buffers by it, and there are none."""
+    """Only write a line to the log. DeepSpeed sizes contiguous buffers by the number; this module has none."""
     get_logger().info("set_num_layers(%s) has no effect: ds_adacc keeps no contiguous buffers", nlayers)
 
 
@@ -184,12 +187,12 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`function(*args, **kwargs)`, with what its backward needs recomputed, compressed or retained as planned.
+    """Call `function(*args, **kwargs)`. The plan recomputes, compresses or retains the tensors that backward needs.
 
-    `function` is an `nn.Module`, a method of one, or any callable, also one made anew at every call. What it returns
-    comes back in DeepSpeed's form: of a tuple or list a tuple, or its item if there is but one; all else as it is.
-    Before `configure` all is as `configure` without a config has it. A graph that torch.compile makes of the caller
-    breaks here.
+    `function` is an `nn.Module`, a method of one, or any callable; it may be a new object at every call. The result has
+    DeepSpeed's form: a tuple or list becomes a tuple, or its item if it has only one; anything else is unchanged.
+    Before `configure`, the settings are those of `configure` without a config. If torch.compile compiles the caller,
+    its graph breaks here.
     """
     if torch.compiler.is_compiling():
         _warn_of_graph_around(name_of(function))
@@ -197,16 +200,16 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """`checkpoint`, which is never reentrant: parameters get their gradients though no input requires one."""
+    """The same as `checkpoint`, which is never reentrant: parameters get gradients even if no input requires one."""
     return checkpoint(function, *args)
 
 
 class CheckpointFunction:
-    """`checkpoint` in the calling form of DeepSpeed's autograd.Function; the graph is that of plain autograd."""
+    """`checkpoint` with the interface of DeepSpeed's autograd.Function. The graph is that of plain autograd."""
 
     @staticmethod
     def apply(run_function: Callable[..., Any], all_outputs: list[Any], *args: Any) -> Any:
-        """Append what `run_function(*args)` returns to `all_outputs`; returns the tensor, or a tuple of the tensors."""
+        """Append the outputs of `run_function(*args)` to `all_outputs`. Returns the tensor, or a tuple of tensors."""
         outputs = _run(run_function, args, {})
         if isinstance(outputs, torch.Tensor):
             all_outputs.append(outputs)
@@ -216,12 +219,12 @@ class CheckpointFunction:
 
 
 def use(runtime: Runtime | None) -> None:
-    """Serve `checkpoint` by the runtime of an engine; None: as before any `configure`."""
+    """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`."""
     _default.borrow(runtime)
 
 
 def _serving() -> Runtime | None:
-    """The runtime that serves `checkpoint`; before any `configure` one with the defaults."""
+    """The runtime that `checkpoint` uses. Before `configure`, a runtime with the default section is made."""
     if _default.runtime is None and not _default.is_configured:
         _default.serve_by(_default_section())
     return _default.runtime
@@ -245,10 +248,10 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _layers_run_by(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The layers that a function runs which a PipelineModule gives to its `activation_checkpoint_func`; else None.
+    """The layers that `function` runs, if a PipelineModule made it for `activation_checkpoint_func`; else None.
 
-    It is made anew for each micro-batch, over the whole stage and the micro-batch's number: none of that is the block's
-    own.
+    The PipelineModule makes a new function for each micro-batch. Its closure holds the whole stage and the number of
+    the micro-batch. Neither is part of the block; only the layers are.
     """
     if getattr(function, "__qualname__", "") != _RUNNER:
         return None
@@ -258,7 +261,7 @@ def _layers_run_by(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _pipeline_layers(start: int, end: int, *layers: Callable[..., Any]) -> None:
-    """Stands for the layers from `start` to `end` of a stage: it holds what they do, and is never called."""
+    """Represents the layers from `start` to `end` of a stage as one block. It is never called."""
 
 
 def _in_deepspeeds_form(outputs: Any) -> Any:
@@ -273,7 +276,7 @@ def _default_section() -> AdaccConfig:
 
 
 def _introduce(mpu: Any) -> None:
-    """Make `mpu` known here and to DeepSpeed, whose functions for random numbers look it up in their own module."""
+    """Set `mpu` here and in DeepSpeed's module, where DeepSpeed's functions for random numbers look it up."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
     _default.mpu = deepspeeds.mpu = mpu

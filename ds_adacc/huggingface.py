@@ -1,4 +1,4 @@
-"""ds_adacc in Hugging Face's Trainer: `Trainer(..., callbacks=[AdaccCallback()])`."""
+"""Use ds_adacc in Hugging Face's Trainer: `Trainer(..., callbacks=[AdaccCallback()])`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ds_adacc.runtime.wrap import has_wrapped_blocks
 class AdaccCallback(TrainerCallback):
     """Makes the Trainer's model run as the "adacc" section of its ds_config says, under any ZeRO stage.
 
-    From the construction of the Trainer on, `deepspeed.initialize` is `ds_adacc.initialize`, for every engine of this
-    process: the Trainer calls it later, and under ZeRO-3 the blocks must be known by then. Gradient checkpointing that
-    the TrainingArguments ask for is done by ds_adacc.
+    When the Trainer is constructed, `deepspeed.initialize` is replaced by `ds_adacc.initialize`, for every engine of
+    this process. The Trainer calls it later; under ZeRO-3 the blocks must be known at that call. If the
+    TrainingArguments enable gradient checkpointing, ds_adacc does it.
     """
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class AdaccCallback(TrainerCallback):
 
 
 def _leave_out_auto(section: Any) -> None:
-    """Remove each "auto" of the section. The Trainer would try to fill it in, and fail; here it is the default."""
+    """Remove each key whose value is "auto", so that its default applies. The Trainer would fail to fill it in."""
     if isinstance(section, dict):
         for key in [key for key, value in section.items() if value == "auto"]:
             del section[key]

@@ -1,4 +1,4 @@
-"""What `engine.adacc` is."""
+"""The class of `engine.adacc`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ds_adacc.runtime.runtime import Runtime
 
 
 class Adacc:
-    """The section in force, the blocks found by their names, the runtime that runs them, and what it did.
+    """The section in force, the blocks by name, the runtime that runs them, and its results.
 
-    `observed_held_bytes` are the bytes that the blocks' saved tensors took when backward began, in the first step under
-    the plan in force, and `planned_held_bytes` what they were to take; None before that step has ended.
+    `observed_held_bytes` is the bytes that the blocks' saved tensors took when backward began, in the first step under
+    the plan in force. `planned_held_bytes` is the plan's prediction of it. Both are None before that step has ended.
     """
 
     def __init__(self, config: AdaccConfig, runtime: Runtime, blocks: Mapping[str, nn.Module] | None = None) -> None:
@@ -37,7 +37,7 @@ class Adacc:
         return seen and seen.held.observed
 
     def end_step(self) -> None:
-        """An optimizer step has ended: plan for what is new, report, track. Every rank must call."""
+        """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
         if self._has_served:
             self.runtime.controller.end_step()
@@ -46,13 +46,13 @@ class Adacc:
             self._warn_of_no_calls()
 
     def state(self) -> State:
-        """What a checkpoint keeps, between two steps."""
+        """The state to save in a checkpoint. Call it between two steps."""
         return State(
             self.runtime.state(), self.runtime.controller.blocks_to_plain(), self.runtime.codecs.generator.get_state()
         )
 
     def restore(self, state: State) -> None:
-        """Go on from there; `State()`: from the start. Every rank must call, with states of the same step."""
+        """Continue from a saved state; `State()` starts afresh. Every rank must call, with states of one step."""
         self.runtime.restore(state.runtime, state.blocks)
         if state.seeds is not None:
             self.runtime.codecs.generator.set_state(state.seeds)

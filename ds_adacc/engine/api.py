@@ -1,4 +1,4 @@
-"""Put ds_adacc to work in a DeepSpeed engine: `initialize` makes the engine, `attach` takes one that is made."""
+"""Enable ds_adacc in a DeepSpeed engine: `initialize` makes a new engine, `attach` uses an existing one."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ def initialize(
     mesh_param: Any = None,
     config_params: Any = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """`deepspeed.initialize`, and the "adacc" section of its config put to work.
+    """Call `deepspeed.initialize`, and enable ds_adacc as the "adacc" section of the config says.
 
-    Same arguments and return values. Without the section, or with `"enabled": false`, it is `deepspeed.initialize`.
-    Raises ConfigError for a bad section, and ValueError for a model that is compiled around its blocks, before anything
-    is set up.
+    The arguments and return values are those of `deepspeed.initialize`. Without the section, or with
+    `"enabled": false`, this only calls `deepspeed.initialize`.
+
+    Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
+    before anything is set up.
     """
     start = functools.partial(
         deepspeed_initialize,
@@ -82,16 +84,16 @@ def initialize(
 
 
 def attach(engine: Any, config: Any = None) -> Adacc | None:
-    """Do for this engine what `ds_adacc.initialize` would have done, and return its `engine.adacc`.
+    """Enable ds_adacc in an existing engine, as `ds_adacc.initialize` does, and return its `engine.adacc`.
 
-    `config` is the ds_config (a dict, or the path of a JSON file) whose "adacc" section counts; by default the engine's
-    own. None is returned, and nothing done, if the section says `"enabled": false`. An engine that is served already
-    stays as it is. To be called on every rank, between optimizer steps, and before `engine.load_checkpoint`, which
-    restores the plan only of an engine that is served.
+    `config` is the ds_config (a dict, or the path of a JSON file) with the "adacc" section; the default is the engine's
+    own. If the section says `"enabled": false`, this does nothing and returns None. If ds_adacc is attached to the
+    engine already, the engine stays as it is. Call this on every rank, between two optimizer steps. Call it before
+    `engine.load_checkpoint`, which restores the plan only if ds_adacc is attached.
 
-    Raises TypeError for what is no engine; ConfigError if there is no section, if it is bad, or if it is another one
-    than that by which the engine is served; ValueError for a model that is compiled around its blocks; RuntimeError in
-    the midst of gradient accumulation.
+    Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, or if it differs
+    from the section that is attached already; ValueError if the model is compiled around its blocks; RuntimeError if
+    gradient accumulation is not at a step boundary.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(
@@ -122,7 +124,10 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
 
 
 def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
-    """The blocks that the section names. Raises ConfigError for an unknown class, ValueError for a graph around one."""
+    """The blocks that the section selects.
+
+    Raises ConfigError for an unknown class, ValueError if a graph is compiled around a block.
+    """
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)
@@ -130,9 +135,9 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
 
 
 def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
-    """Run these blocks of the engine's module as the section says; under ZeRO-3 they are leaf modules already.
+    """Run these blocks of the engine's module as the section says. Under ZeRO-3 they must be leaf modules already.
 
-    A pipeline that checkpoints ranges of its layers by itself has those served instead.
+    If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
     """
     is_pipeline = isinstance(engine, PipelineEngine)
     if is_pipeline:
@@ -159,10 +164,10 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> No
 
 
 def _planning_ranks(engine: Any) -> Ranks:
-    """Those that pass step boundaries together and run one policy.
+    """The ranks that plan together and run the same policies.
 
-    All of them: shards of a tensor or of the data need the same collectives in the same order. The stages of a pipeline
-    each plan for themselves: they run other layers, and hold other numbers of micro-batches.
+    These are all ranks, because shards of a tensor or of the data need the same collectives in the same order. In a
+    pipeline each stage plans alone: stages run different layers, and hold different numbers of micro-batches.
     """
     if not dist.is_initialized():
         return Ranks()
@@ -186,7 +191,7 @@ def _summary(blocks: dict[str, nn.Module]) -> str:
 
 
 def _config_source(args: Any, config: Any, config_params: Any) -> Any:
-    """Where deepspeed.initialize would take its config from."""
+    """The config that deepspeed.initialize would use."""
     for candidate in (config, config_params, getattr(args, "deepspeed_config", None)):
         if candidate is not None:
             return candidate

@@ -1,4 +1,4 @@
-"""Save the state with the engine's checkpoints, and go on from it where they are loaded."""
+"""Save the state with the engine's checkpoints, and restore it when a checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 
-_OTHERWISE_PLANNED = ("rectifier", "solver")  # a plan stands whatever these keys of the section say
+_OTHERWISE_PLANNED = ("rectifier", "solver")  # a saved plan stays valid if these keys of the section change
 
 
 def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """`engine.save_checkpoint`, which also saves `engine.adacc`.
 
-    Each rank has a file of its own beside DeepSpeed's. It is of use to a run of the same world size, device, versions,
-    model, micro-batch, section and way to hold block inputs; to any other, or if it is missing or damaged on one rank,
-    all ranks plan anew.
+    Each rank writes its own file beside DeepSpeed's files. A run can use it if world size, device, versions, model,
+    micro-batch size, section and the way to hold block inputs are the same. If one of them differs, or if the file of
+    one rank is missing or damaged, all ranks make a new plan.
     """
 
     @functools.wraps(original)
@@ -34,7 +34,7 @@ def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         tag = given.get("tag")
         if tag is None:
             tag = f"global_step{engine.global_steps}"
-        if given["save_dir"]:  # first, so that "latest" never names a checkpoint without it
+        if given["save_dir"]:  # before DeepSpeed writes "latest", so that it never names a checkpoint without our file
             _save(engine, Path(given["save_dir"]) / str(tag))
         return original(*args, **kwargs)
 
@@ -42,7 +42,7 @@ def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`engine.load_checkpoint`, which also restores `engine.adacc`, unless it loads the module only."""
+    """`engine.load_checkpoint`, which also restores `engine.adacc`, unless only the module is loaded."""
 
     @functools.wraps(original)
     def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _save(engine: Any, folder: Path) -> None:
-    """Write this rank's file into the checkpoint's folder. A disk that fails is a warning: the run goes on."""
+    """Write this rank's file into the checkpoint's folder. If the disk fails, log an error; the run continues."""
     engine.adacc.runtime.controller.state_is_saved()
     try:
         checkpoint_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
@@ -67,7 +67,7 @@ def _save(engine: Any, folder: Path) -> None:
 
 
 def _load(engine: Any, folder: Path) -> None:
-    """Go on from the files in the checkpoint's folder, or from the start. Every rank must call."""
+    """Continue from the files in the checkpoint's folder, or from the start. Every rank must call."""
     ranks = engine.adacc.runtime.controller.ranks
     state, reason = _read(engine, folder / _name(engine))
     reasons = [told for told in ranks.gather(reason) if told]
@@ -85,19 +85,19 @@ def _name(engine: Any) -> str:
 
 
 def _read(engine: Any, path: Path) -> tuple[State, str]:
-    """The state, and what keeps it from being of use, or ""."""
+    """The state, and the reason why it cannot be used, or ""."""
     if not path.exists():
         return State(), f"the checkpoint holds none in {path}"
     try:
         document = checkpoint_file.read(path)
         reason = _difference(document, _facts(engine))
         return (State(), reason) if reason else (checkpoint_file.parse(document), "")
-    except Exception as error:  # a damaged file may raise anything, and is no reason not to resume
+    except Exception as error:  # a damaged file may raise any exception; the run must resume all the same
         return State(), f"{path} is damaged ({type(error).__name__})"
 
 
 def _facts(engine: Any) -> dict[str, Any]:
-    """What must be the same for the plan to hold, by the words in which a difference is told."""
+    """The facts that must be the same for a saved plan to be valid. The keys are the names used in log messages."""
     adacc = engine.adacc
     section = adacc.config.model_dump(mode="json", exclude=set(_OTHERWISE_PLANNED), warnings=False)
     return {
@@ -114,7 +114,7 @@ def _facts(engine: Any) -> dict[str, Any]:
 
 
 def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """The first of the facts that the checkpoint was saved under and that no longer holds."""
+    """A message about the first fact that differs from the checkpoint, or ""."""
     if document["format"] != checkpoint_file.FORMAT:
         return f"the checkpoint's state format was {document['format']} and is {checkpoint_file.FORMAT}"
     saved = document["facts"]
@@ -123,6 +123,6 @@ def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """The model's class, and a hash of its parameters' names, whole shapes and dtypes."""
+    """The name of the model's class, and a hash of the names, whole shapes and dtypes of its parameters."""
     told = [(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype)) for name, p in model.named_parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""What a resumed run needs to go on as if it had not been interrupted, as a file in a checkpoint."""
+"""The file in a checkpoint with the state of ds_adacc. A run resumed from it continues as if never interrupted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class State:
-    """Of one rank, after a whole number of optimizer steps.
+    """The state of one rank, after a whole number of optimizer steps.
 
-    `blocks` are `StepController.blocks_to_plain`'s. `seeds` is the state of the generator of stochastic rounding,
-    uint8; None leaves it as it is.
+    `blocks` is what `StepController.blocks_to_plain` returned. `seeds` is the state of the random number generator of
+    stochastic rounding (uint8); None leaves that generator unchanged.
     """
 
     runtime: RuntimeState = field(default_factory=RuntimeState)
@@ -35,7 +35,7 @@ _RUNTIME = TypeAdapter(RuntimeState)
 
 
 def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
-    """Save the state and the `facts` under which it is of use. Raises OSError; there is never half a file."""
+    """Save the state, and the `facts` under which it is valid. Raises OSError; never leaves a partial file."""
     document = {
         "format": FORMAT,
         "facts": dict(facts),
@@ -44,7 +44,7 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
         "seeds": state.seeds,
     }
     content = io.BytesIO()
-    torch.save(document, content)  # to a full disk it would raise RuntimeError
+    torch.save(document, content)  # into memory: with a full disk torch.save would raise RuntimeError
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -55,18 +55,18 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """The document that `write` left, yet to be checked. Runs no code that it may hold; raises what torch.load does."""
+    """The document that `write` saved, not checked yet. Runs no code from the file. Raises what torch.load raises."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def parse(document: Mapping[str, Any]) -> State:
-    """The state in a document of `FORMAT`. Raises ValueError, TypeError or LookupError for one that is garbled."""
+    """The state in a document of format `FORMAT`. Raises ValueError, TypeError or LookupError if it is damaged."""
     state = State(
         _RUNTIME.validate_python(document["runtime"]),
         document["blocks"],
         document["seeds"],
     )
     state.runtime.controller.coordinator.check()
-    for block in state.blocks:  # restoring must not find out on one rank that a file is garbled
+    for block in state.blocks:  # find damage here: restoring must not fail on one rank only
         Block.from_plain(block), dict(block["indices"])
     return state

@@ -1,7 +1,8 @@
-"""Take Hugging Face's gradient checkpointing over: ds_adacc's blocks are served, and nothing is recomputed twice.
+"""Replace Hugging Face's gradient checkpointing by ds_adacc's, so that nothing is recomputed twice.
 
-A transformers model enabled for it calls every layer through `_gradient_checkpointing_func`, an attribute of the layer
-(of the model itself in code from the Hub). Its other half, a layer that is given no KV cache, stays as it is.
+If gradient checkpointing is enabled, a transformers model calls every layer through `_gradient_checkpointing_func`, an
+attribute of the layer (in code from the Hub, of the model). ds_adacc replaces that function. Gradient checkpointing
+also withholds the KV cache from the layers; this stays as it is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from ds_adacc.log import get_logger
 
 
 def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:
-    """Have every enabled module that is, holds or lies in one of the named blocks call its layers plainly.
+    """Turn off gradient checkpointing in every module that is a named block, contains one or lies inside one.
 
-    Modules apart from the blocks keep their own checkpointing. One log line says if there was something to change.
+    Such a module then calls its layers directly. All other modules keep their checkpointing. If any module was changed,
+    one log line says so.
     """
     taken = [m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)]
     for module in taken:

@@ -1,6 +1,6 @@
-"""Every method of a DeepSpeed engine that ds_adacc patches, in one list: `HOOKS`, and `PIPELINE_HOOKS` for pipelines.
+"""The methods of a DeepSpeed engine that ds_adacc patches: `HOOKS`, or `PIPELINE_HOOKS` for a pipeline.
 
-Each entry takes the engine and its own method, and returns the method in its place. The engine has its `adacc` by then.
+Each entry takes the engine and its original method, and returns the replacement. `engine.adacc` must be set before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Method = Callable[..., Any]
 
 
 def patch_engine(engine: Any, is_pipeline: bool) -> None:
-    """Replace the engine's methods."""
+    """Replace the methods of the engine that the list names."""
     for name, hook in (PIPELINE_HOOKS if is_pipeline else HOOKS).items():
         setattr(engine, name, hook(engine, getattr(engine, name)))
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
-    """`engine.backward`: a forward and backward have ended, or failed."""
+    """`engine.backward`, which also tells the step controller that a forward and backward have ended or failed."""
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,10 @@ def ending_backward(engine: Any, original: Method) -> Method:
 
 
 def ending_step(engine: Any, original: Method) -> Method:
-    """`engine.step`: the optimizer step has ended, if this call took one: in the midst of accumulation it does not."""
+    """`engine.step`, which also ends the step of ds_adacc if this call ran the optimizer.
+
+    Before the last micro-batch of gradient accumulation, `engine.step` does not run the optimizer.
+    """
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +61,7 @@ def ending_step(engine: Any, original: Method) -> Method:
 
 
 def ending_batch(engine: Any, original: Method) -> Method:
-    """`train_batch` of a pipeline: all forwards and backwards of a step, and the step."""
+    """`train_batch` of a pipeline, which runs all forwards and backwards of a step, and then the optimizer."""
     stepped = ending_step(engine, original)
 
     @functools.wraps(original)
@@ -73,7 +76,7 @@ def ending_batch(engine: Any, original: Method) -> Method:
 
 
 def compiling_blocks_first(engine: Any, original: Method) -> Method:
-    """`engine.compile`: every block is compiled by itself, inside its hooks, and then what is around them."""
+    """`engine.compile`, which compiles every block by itself, inside its hooks, and then the code around the blocks."""
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> None:

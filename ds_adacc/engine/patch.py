@@ -1,4 +1,4 @@
-"""Serve scripts and libraries that call `deepspeed.initialize` themselves."""
+"""Enable ds_adacc in scripts and libraries that call `deepspeed.initialize` themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ds_adacc.log import get_logger
 
 
 def patch_deepspeed() -> None:
-    """From here on this process's `deepspeed.initialize` is `ds_adacc.initialize`, and says so if it serves nothing."""
+    """Replace `deepspeed.initialize` in this process by `ds_adacc.initialize`.
+
+    The replacement logs a warning if the config does not enable ds_adacc.
+    """
     deepspeed.initialize = _initialize
 
 

@@ -1,4 +1,4 @@
-"""What is particular to DeepSpeed's pipelines: the layers that a stage checkpoints, its ranks, its steps."""
+"""Functions for DeepSpeed's pipelines only: the layers that a stage checkpoints, and its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ds_adacc.log import get_logger
 
 
 def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> bool:
-    """Whether a PipelineModule checkpoints ranges of its layers; then `checkpoint` does it in DeepSpeed's stead."""
+    """Whether a PipelineModule checkpoints ranges of its layers. `checkpoint` then replaces DeepSpeed's function."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
     if module.activation_checkpoint_interval == 0:
@@ -21,7 +21,7 @@ def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> 
 
 
 def layer_classes(module: Any) -> set[str]:
-    """The names of the classes of a PipelineModule's layers, those of all stages."""
+    """The class names of the layers of a PipelineModule, over all stages."""
     from deepspeed.pipe import LayerSpec
 
     classes = (layer.typename if isinstance(layer, LayerSpec) else type(layer) for layer in module._layer_specs)
@@ -29,5 +29,5 @@ def layer_classes(module: Any) -> set[str]:
 
 
 def stage_ranks(engine: Any) -> list[int]:
-    """The ranks that run the same layers as this one: only they need one plan, and hold as many micro-batches."""
+    """The ranks of this rank's stage. They run the same layers, hold as many micro-batches, and need the same plan."""
     return engine.module.topology().filter_match(pipe=engine.stage_id)

@@ -1,4 +1,4 @@
-"""Blocks as ZeRO-3 leaf modules: all parameters of a block are gathered for the whole of its backward."""
+"""Make blocks ZeRO-3 leaf modules: ZeRO-3 gathers all parameters of a block for its whole backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def make_leaves(blocks: Iterable[nn.Module]) -> None:
-    """Mark the blocks as leaf modules; to be called before `deepspeed.initialize`."""
+    """Mark the blocks as leaf modules. Call this before `deepspeed.initialize`."""
     for block in blocks:
         deepspeed.utils.set_z3_leaf_module(block, True)
         signature = inspect.signature(getattr(block, "_orig_mod", block).forward)
@@ -22,10 +22,10 @@ def make_leaves(blocks: Iterable[nn.Module]) -> None:
 
 
 def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> None:
-    """Have ZeRO-3 gather each block's parameters together.
+    """Mark the blocks of an existing engine as leaf modules: ZeRO-3 then gathers each block's parameters together.
 
-    Its hooks are in place by then: they are taken away and set anew, as DeepSpeed's own `unwrap_model_for_generation`
-    does. Gradients are still reduced parameter by parameter.
+    ZeRO-3's hooks are installed already. This removes them and installs them again, as DeepSpeed's own
+    `unwrap_model_for_generation` does. Gradients are still reduced parameter by parameter.
     """
     offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
@@ -40,11 +40,12 @@ def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -
 def _need_gradient(
     signature: inspect.Signature, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Have a positional argument that requires a gradient.
+    """Make at least one positional argument require a gradient.
 
-    DeepSpeed reduces a leaf module's gradients when the gradients of its positional arguments are there. If none has
-    one, as behind a frozen embedding, torch calls it before the module's backward instead: zeros would be reduced.
-    Raises ValueError if none can have one.
+    DeepSpeed reduces a leaf module's gradients in a hook, which torch calls when the gradients of the positional
+    arguments are ready. If no positional argument requires a gradient, as behind a frozen embedding, torch calls the
+    hook before the module's backward, and DeepSpeed would reduce zeros. Raises ValueError if no positional argument can
+    require a gradient.
     """
     if not torch.is_grad_enabled() or _is_needed(args) or not any(p.requires_grad for p in block.parameters()):
         return None

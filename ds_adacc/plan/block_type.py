@@ -1,4 +1,4 @@
-"""Blocks with one program are of one block type: what this process knows of it, and what all ranks have agreed on."""
+"""Blocks with the same program have one block type: what this process knows of it, and what all ranks agreed on."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ds_adacc.record.recording import Recording
 
 @dataclass(frozen=True)
 class AgreedType:
-    """What a planning gives for one block type, the same on every rank. The next planning replaces it as a whole.
+    """The result of a planning for one block type, the same on every rank. The next planning replaces all of it.
 
-    `spec` is what the planner planned for; `policies` are those of the blocks in forward order. `capacity` is how many
-    outlier channels each value keeps raw, by value index. `correction` is by how many bytes the measured profile was
-    found to be wrong; `spec.profile` includes it.
+    `spec` is the planner's input for this type. `policies` holds one policy for each block, in forward order.
+    `capacity` is the number of outlier channels that each value keeps raw, by value index. `correction` is the error of
+    the measured profile in bytes; `spec.profile` includes the correction.
     """
 
     spec: planner.BlockType
@@ -27,7 +27,7 @@ class AgreedType:
     correction: Correction
 
     def policy(self, block_index: int | None) -> planner.Policy:
-        """The policy of the block with this index. A block that was not planned for gets the one that holds least."""
+        """The policy of the block with this index. A block without one gets the policy that holds the fewest bytes."""
         if block_index is not None and block_index < len(self.policies):
             return self.policies[block_index]
         return min(self.policies, key=lambda policy: policy.held_bytes(self.spec.profile))
@@ -37,9 +37,9 @@ class AgreedType:
 class KnownType:
     """What this process knows of a block type.
 
-    `count` calls of it are alive at once, `calls_per_block` of each block. `outlier_channels` is the most that any of
-    its blocks has shown here, by value index; it is the capacity until one is agreed. `agreed` is None until the ranks
-    have planned for it.
+    `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block.
+    `outlier_channels` is the largest number of outlier channels found in any of its blocks on this rank, by value
+    index. It is the capacity until the ranks agree on one. `agreed` is None until the ranks have planned for the type.
     """
 
     recording: Recording
@@ -51,45 +51,48 @@ class KnownType:
 
     @property
     def policies(self) -> Policies | None:
-        """The policies in force, of the blocks in forward order; None until they have been agreed."""
+        """The policies in force, of the blocks in forward order. None until the ranks have agreed on them."""
         return None if self.agreed is None else self.agreed.policies
 
     @property
     def capacity(self) -> Mapping[int, int]:
-        """Outlier channels kept raw, by value index."""
+        """The number of outlier channels kept raw, by value index."""
         return self.outlier_channels if self.agreed is None else self.agreed.capacity
 
     def policy(self, block_index: int | None) -> planner.Policy:
-        """The policy in force for the block with this index. Until one is agreed, all that may be is recomputed."""
+        """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
     def held_bytes(self, block_index: int | None) -> int:
-        """Bytes that one call of that block holds by the policies in force; 0 before there are any."""
+        """Bytes that one call of the block with this index holds under its policy. 0 before the first plan."""
         return 0 if self.agreed is None else self.policy(block_index).held_bytes(self.agreed.spec.profile)
 
     def note_outliers(self, index: int, count: int) -> None:
-        """A block of this type has shown so many outlier channels in the value `index`."""
+        """Note that `count` outlier channels were found in the value `index` of a block of this type."""
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
     @property
     def outlier_values(self) -> list[int]:
-        """Values that a codec which separates outliers may hold."""
+        """The indices of the values that a codec with separate outliers may hold or does hold."""
         offers = [[separates_outliers(cost.codec) for cost in costs] for costs in self.profile.codecs]
         return [index for index, separating in enumerate(offers) if self._holds_outliers(index) or any(separating)]
 
     def tracked_values(self, roles: Sequence[str]) -> list[int]:
-        """Those of these roles, and those that an outlier codec does hold: its channels are to be kept fresh."""
+        """The values in `outlier_values` that have one of these roles, or that an outlier codec holds.
+
+        The channels of such a codec must be kept up to date.
+        """
         values = self.recording.values
         return [i for i in self.outlier_values if values[i].role in roles or self._holds_outliers(i)]
 
     def outlier_codec(self, index: int) -> str:
-        """The codec that keeps the outliers of a value raw, or may do so; INT4's where none does any more."""
+        """The codec that keeps the outliers of a value raw, or else one that may. If there is none, the INT4 codec."""
         stored = (policy.stores[index] for policy in self.policies or ())
         names = *stored, *(cost.codec for cost in self.profile.codecs[index]), "outlier"
         return next(name for name in names if separates_outliers(name))
 
     def narrow(self, offers: Sequence[Sequence[str]]) -> None:
-        """Offer, from the next planning on, only the codecs that this block too may use, by value."""
+        """From the next planning on, offer only the codecs in `offers`: those that this block too may use, by value."""
         kept = [
             tuple(c for c in costs if c.codec in names)
             for costs, names in zip(self.profile.codecs, offers, strict=True)

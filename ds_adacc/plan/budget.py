@@ -1,4 +1,4 @@
-"""What the blocks' activations may take on this device."""
+"""The bytes that the blocks' activations may take on this device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _MARGIN = 0.05
 
 
 def available_bytes(device: torch.device, recomputed: int) -> int:
-    """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device.
+    """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device's memory.
 
         free now - (peak of the process so far - what it has now) + `recomputed`
 
-    `recomputed` is the predicted part of the blocks in that peak: until a policy is agreed, all is recomputed. What
-    else the peak held (gradients, logits, buckets) so stays accounted for. On CUDA what the allocator has cached is
-    free. The CPU's memory is shared evenly by the ranks on the machine; the peak is that of resident memory.
+    `recomputed` is the predicted part of that peak that the blocks take: before the first policy, blocks recompute all
+    they can. So the formula still counts the rest of the peak (gradients, logits, buckets). On CUDA the allocator's
+    cache counts as free. The ranks on a machine share the CPU's memory evenly; there the peak is the peak of resident
+    memory.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -35,12 +36,12 @@ def available_bytes(device: torch.device, recomputed: int) -> int:
 
 
 def _ranks_here() -> int:
-    """Ranks on this machine: torchrun's word for it, or DeepSpeed's launcher's."""
+    """The number of ranks on this machine, from the variable that torchrun or DeepSpeed's launcher sets."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
 
 
 def _resident_beyond(status: Path = Path("/proc/self/status")) -> int:
-    """Bytes by which this process's resident memory has been above what it is now; 0 where the system does not say."""
+    """Peak resident memory of this process, less the current one, in bytes. 0 if the system does not report it."""
     if not status.exists():
         return 0
     fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
@@ -51,7 +52,7 @@ def _resident_beyond(status: Path = Path("/proc/self/status")) -> int:
 
 
 def _left_in_cgroups(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Bytes left in each limited memory cgroup (version 2 or 1) that this process is in."""
+    """Bytes left in each memory cgroup (version 2 or 1) of this process that has a limit."""
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -66,7 +67,7 @@ def _left_in_cgroups(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("
 
 
 def _left(folder: Path, limit: str, used: str) -> Iterator[int]:
-    """What one cgroup has left: file cache that the kernel can drop at once counts as free."""
+    """Bytes left in one cgroup. File cache that the kernel can drop at once counts as free."""
     if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
         stat_file = folder / "memory.stat"
         stat = dict(line.split() for line in stat_file.read_text().splitlines()) if stat_file.exists() else {}
@@ -75,7 +76,7 @@ def _left(folder: Path, limit: str, used: str) -> Iterator[int]:
 
 
 def budget_bytes(budget: MemoryBudget, without: int, available: int) -> int:
-    """The budget in bytes: as given, as a fraction of the peak `without` checkpointing, or what is `available`."""
+    """The budget in bytes: a given number, a fraction of the peak `without` checkpointing, or the `available` bytes."""
     if budget.kind == "bytes":
         return int(budget.amount)
     if budget.kind == "fraction":

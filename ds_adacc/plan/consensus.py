@@ -1,4 +1,4 @@
-"""What the ranks have measured and seen of a block type, merged into one."""
+"""Merge the reports of all ranks on a block type into one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ds_adacc.plan.plan import LiveSet, Orders
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank tells of a block type: its profile, calls alive at once, how many of these are of each block.
+    """The report of one rank on a block type.
 
-    `correction` is None on a rank that has measured nothing new of it.
+    `count` is the number of calls alive at once, and `calls_per_block` the number of these for each block. `capacity`
+    is the number of outlier channels, by value index. `correction` is None if the rank has no new measurement.
     """
 
     profile: planner.Profile
@@ -27,7 +28,7 @@ class RankReport:
 
 
 def merge_capacity(reports: Sequence[RankReport]) -> dict[int, int]:
-    """By value, the most outlier channels that any rank tells."""
+    """The most outlier channels that any rank reports, by value index."""
     capacity: dict[int, int] = {}
     for report in reports:
         for index, channels in report.capacity.items():
@@ -36,13 +37,17 @@ def merge_capacity(reports: Sequence[RankReport]) -> dict[int, int]:
 
 
 def merge_corrections(reports: Sequence[RankReport], agreed: Correction) -> Correction:
-    """The largest that any rank has measured; what was `agreed` before if none has."""
+    """The largest correction that any rank has measured. If no rank has one, the correction `agreed` before."""
     found = [report.correction for report in reports if report.correction is not None]
     return functools.reduce(Correction.larger, found) if found else agreed
 
 
 def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
-    """Mean times; of what differs from rank to rank, the larger."""
+    """One profile from those of all ranks.
+
+    Seconds and codec errors are means; overlap seconds are the smallest. The graph is the one with the most bytes;
+    codec bytes, gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
+    """
     profiles = [report.profile for report in reports]
     largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
@@ -55,7 +60,10 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
 
 
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:
-    """The most calls; a policy for each block, if the calls fall on the blocks alike on every rank."""
+    """The block type with the largest count of any rank.
+
+    Each block gets its own policy if count and calls per block are the same on every rank; else all share one.
+    """
     count = max(report.count for report in reports)
     shares = {(report.count, report.calls_per_block) for report in reports}
     each = reports[0].calls_per_block if len(shares) == 1 and count % reports[0].calls_per_block == 0 else count
@@ -63,14 +71,14 @@ def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[Rank
 
 
 def merge_orders(everyone: Sequence[Orders]) -> dict[LiveSet, tuple[str, ...]]:
-    """The orders on which all ranks that know one agree."""
+    """The orders of the live sets for which all ranks that report an order report the same one."""
     sets = {names for orders in everyone for names in orders}
     known = {names: {orders[names] for orders in everyone if names in orders} for names in sets}
     return {names: found.pop() for names, found in known.items() if len(found) == 1}
 
 
 def _shared(offers: Sequence[Sequence[planner.CodecCost]]) -> list[list[planner.CodecCost]]:
-    """The ranks' costs of each codec that all of them offer for a value."""
+    """The costs on all ranks, for each codec that every rank offers for a value."""
     by_name = [{cost.codec: cost for cost in costs} for costs in offers]
     return [[costs[name] for costs in by_name] for name in by_name[0] if all(name in costs for costs in by_name)]
 

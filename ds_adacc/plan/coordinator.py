@@ -1,4 +1,4 @@
-"""The block types met so far and the policies chosen for them, the same on every rank."""
+"""The block types recorded so far, and their policies, which are the same on every rank."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.recording import Recording
 
 _UNLIMITED = 1 << 62
-_REMEMBERED = 256  # block types whose policies stand for when they come back
+_REMEMBERED = 256  # block types whose policies are kept in case they run again
 
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """The fields of a `Coordinator` that outlive the process; `limit` is in bytes."""
+    """The part of a `Coordinator` that a checkpoint saves. `limit` is in bytes."""
 
     limit: int | None = None
     live_sets: tuple[LiveSet, ...] = ()
@@ -59,7 +59,7 @@ class CoordinatorState:
     agreed: tuple[AgreedType, ...] = ()
 
     def check(self) -> None:
-        """Raise ValueError unless every policy can be carried out."""
+        """Raise ValueError unless every policy is valid for its block type."""
         for agreed in self.agreed:
             for policy in set(agreed.policies):
                 policy.check(agreed.spec.profile)
@@ -67,7 +67,10 @@ class CoordinatorState:
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What the ranks have agreed to plan: live sets, their orders, `available` bytes, why, and if it must fit."""
+    """The ranks' agreed input of a planning.
+
+    It holds the live sets, their orders, the `available` bytes, the reason, and whether the plan must fit the budget.
+    """
 
     live_sets: Sequence[LiveSet]
     orders: Orders
@@ -77,11 +80,11 @@ class PlanContext:
 
 
 class Coordinator:
-    """Has all ranks agree on policies, when the step controller asks for them.
+    """Makes all ranks agree on policies, when the step controller calls for them.
 
-    Ranks meet only in `decide`, which all of them call in the same step; the first solves for what any of them has
-    measured. A policy for a block type that this rank has yet to meet is kept for when it does. `inputs` is how block
-    inputs that a policy retains are held, the same on all ranks.
+    Ranks communicate only in `decide`, which all of them call in the same step. The first rank solves for the block
+    types that any rank has measured. A policy for a block type that this rank has not run yet is kept until it runs.
+    `inputs` says how the block inputs that a policy retains are held. It is the same on all ranks.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker, ranks: Ranks) -> None:
@@ -97,14 +100,14 @@ class Coordinator:
         self._agreed: dict[str, AgreedType] = {}
 
     def state(self) -> CoordinatorState:
-        """What has been agreed on."""
+        """The state to save in a checkpoint."""
         orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
         return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed)
 
     def restore(self, state: CoordinatorState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
-        """Put in force what had been agreed on then. Block types are forgotten: they come back with their blocks.
+        """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
 
-        `indices` are what the forward order had told of these `blocks`.
+        `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
         self.block_types = {}
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
@@ -112,7 +115,7 @@ class Coordinator:
         self.forward_order.restore(dict(state.orders), blocks, indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
-        """A new block type. If other ranks have met it before, what was agreed then is in force here too."""
+        """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
         known = self.block_types[digest] = KnownType(recording, profile)
         if digest in self._agreed:
             known.agreed = self._agreed[digest]
@@ -120,27 +123,27 @@ class Coordinator:
         return known
 
     def arrange(self, seen: ForwardPass) -> None:
-        """Learn from one forward and backward in what order the blocks run, and how often each is called."""
+        """Learn from one forward and backward the order of the blocks, and how often each block is called."""
         self.forward_order.learn(seen, self.block_types.keys())
         for digest in seen.block_types & self.block_types.keys():
             self.block_types[digest].calls_per_block = seen.calls_per_block(digest)
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
-        """So many calls of a block type were seen alive at once, and so many blocks run it.
+        """Set a block type's count from its calls observed `alive` at once, and from the number of its `blocks`.
 
-        Before the first plan the whole step is observed, so the calls seen are all there are. Later a type may have run
-        before anybody looked: then each of its blocks counts, and the count never falls.
+        Before the first plan the whole step is observed, so `alive` is exact. Later a type may have run before the
+        observation began. So the count is then at least the number of blocks, and it never decreases.
         """
         known = self.block_types[digest]
         is_first = self._limit is None and known.agreed is None
         known.count = alive if alive and is_first else max(known.count, alive, blocks)
 
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
-        """The policies in force on all ranks, by block type, also of types that this rank has not met."""
+        """The policies in force on all ranks, by block type, including types that this rank has not run."""
         return {digest: self._agreed[digest].policies for digest in digests if digest in self._agreed}
 
     def keep(self, digests: Collection[str]) -> None:
-        """Forget the block types of all other blocks; a policy once agreed still stands for when they come back."""
+        """Forget all other block types. Their agreed policies are kept, in case the types run again."""
         self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in digests}
 
     @property
@@ -156,16 +159,16 @@ class Coordinator:
         capacity: Mapping[str, Mapping[int, int]] | None = None,
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
-        """Agree on policies for these live sets, and those that share block types with them, and put them in force.
+        """Agree on policies for these live sets and all sets that share block types with them. Put them in force.
 
-        Every rank must call; each may name other live sets. `capacity` (the same on all ranks) and `corrections` (what
-        this rank has measured) are by block type, and replace what was agreed before. A budget that is a fraction or
-        "auto" is turned into bytes by the first plan, and stands from then on. On a rank that has run no block yet
-        `device` is None: the memory of the others decides.
+        Every rank must call; each may pass different live sets. `capacity` (the same on all ranks) and `corrections`
+        (measured on this rank) are by block type, and replace the agreed ones. The first plan converts a budget that is
+        a fraction or "auto" into bytes; later plans use that number. `device` is None on a rank that has run no block
+        yet; the memory of the other ranks then sets the budget.
 
         Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
-        planner.NoSolutionInTime. Then nothing has changed. With `must_fit` false neither is raised: policies in force
-        stay, block types without one are recomputed where possible, and a warning says so.
+        planner.NoSolutionInTime. In that case nothing has changed. With `must_fit` false neither is raised: policies in
+        force stay, block types without a policy are recomputed where possible, and a warning says so.
         """
         new = {names for sets in self._ranks.gather(list(live_sets)) for names in sets}
         known = largest((*self._live_sets, *new))
@@ -199,7 +202,7 @@ class Coordinator:
         return plan
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
-        """Keep the sets to be planned for from now on: not those that nothing fits, which would spoil the others."""
+        """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""
         unfit = {names for group in plan.groups if group.shortfall for names in group.unfit(plan.budget)}
         live = frozenset(self._agreed)
         self._unfit = largest(names for names in (*self._unfit, *unfit) if names <= live)
@@ -208,7 +211,7 @@ class Coordinator:
     def _put_in_force(self, agreed: Iterable[AgreedType]) -> None:
         for each in agreed:
             name = each.spec.name
-            self._agreed.pop(name, None)  # the last planned are remembered longest
+            self._agreed.pop(name, None)  # the types planned last are kept longest
             self._agreed[name] = each
             if name in self.block_types:
                 self.block_types[name].agreed = each
@@ -217,7 +220,7 @@ class Coordinator:
         self.forward_order.keep(self._agreed)
 
     def is_planned(self, names: LiveSet) -> bool:
-        """Whether these block types have been planned for together, or keep the budget together as it is."""
+        """Whether these block types were planned together, or together fit the budget under their current policies."""
         agreed = [self.block_types[name].agreed for name in names]
         if None in agreed:
             return False
@@ -228,7 +231,11 @@ class Coordinator:
         return self._limit is not None and peak <= self._limit
 
     def partners(self, digests: Sequence[str]) -> list[LiveSet]:
-        """The live sets that share a block type with these, the same on all ranks; none for what fits nowhere."""
+        """The live sets to plan again with these block types, the same on all ranks.
+
+        These are the sets that share a block type, directly or through other sets. Block types that are only in sets
+        without a fitting plan are left out.
+        """
         lost = frozenset().union(*self._unfit) - frozenset().union(*self._live_sets)
         digests = [digest for digest in digests if digest not in lost]
         sets = (*self._live_sets, *(frozenset((digest,)) for digest in digests))
@@ -236,11 +243,11 @@ class Coordinator:
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
     def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
-        """Bytes that so many calls of the block with each index of a block type hold by the policies in force."""
+        """Bytes that `calls` hold under the policies in force: the number of calls by block type and block index."""
         return sum(count * self.block_types[digest].held_bytes(index) for (digest, index), count in calls.items())
 
     def outlier_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
-        """Bytes of an outlier codec's payload for a value when so many channels are kept raw."""
+        """Bytes of an outlier codec's payload for a value if the codec keeps `capacity` channels raw."""
         value = known.recording.values[index]
         codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
         return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
@@ -256,7 +263,7 @@ class Coordinator:
         return with_held_inputs(known.profile, known.recording, self.inputs)
 
     def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
-        """Predicted peak bytes of this rank's blocks when all that can be is recomputed."""
+        """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
         own = {
             digest: planner.BlockType(digest, self._counted(block_type), block_type.count)
             for digest, block_type in self.block_types.items()
@@ -270,7 +277,7 @@ class Coordinator:
     def _attempt(
         self, everyone: Sequence[Mapping[str, RankReport]], context: PlanContext
     ) -> tuple[Plan, tuple[AgreedType, ...]]:
-        """The plan, and what it makes of each block type."""
+        """The plan, and the new `AgreedType` of each of its block types."""
         merged = self._merge(everyone)
         specs = {digest: each.spec for digest, each in merged.items()}
         request = PlanRequest(specs, context.live_sets, context.orders, self._config.max_gradient_error)
@@ -292,7 +299,7 @@ class Coordinator:
         return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
 
     def _merge(self, everyone: Sequence[Mapping[str, RankReport]]) -> dict[str, AgreedType]:
-        """What the ranks tell of each block type, as one, still without policies; by digest."""
+        """The ranks' reports on each block type merged into one `AgreedType`, without policies yet, by digest."""
         merged = {}
         for digest in sorted({digest for told in everyone for digest in told}):
             reports = [told[digest] for told in everyone if digest in told]
@@ -303,7 +310,7 @@ class Coordinator:
         return merged
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
-        """The profile with the outlier codecs' payloads at the capacities agreed."""
+        """The profile with the payload bytes of outlier codecs at these capacities."""
         if digest not in self.block_types:
             return profile
         block_type = self.block_types[digest]

@@ -1,4 +1,4 @@
-"""By how much a block's profile was found to be wrong, and the profile put right."""
+"""The measured error of a block type's profile, in bytes, and the corrected profile."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ds_adacc import planner
 
 @dataclass(frozen=True)
 class Correction:
-    """Bytes that a call takes in forward and in backward beyond what its profile tells; None: not known."""
+    """Bytes that a call takes in forward and in backward beyond the prediction of its profile. None: not known."""
 
     forward: int = 0
     backward: int | None = 0
 
     def larger(self, other: Correction) -> Correction:
-        """The larger of each."""
+        """The larger bytes of the two, for forward and for backward."""
         known = [each.backward for each in (self, other) if each.backward is not None]
         return Correction(max(self.forward, other.forward), max(known, default=None))
 
     def plus(self, other: Correction) -> Correction:
-        """Both together; what is not known adds nothing."""
+        """The sum of the two. Unknown bytes count as 0."""
         return Correction(self.forward + other.forward, (self.backward or 0) + (other.backward or 0))
 
     def upward(self) -> Correction:
-        """What of it is more, not less."""
+        """This correction without its negative parts."""
         return Correction(max(self.forward, 0), max(self.backward or 0, 0))
 
     def of(self, profile: planner.Profile) -> planner.Profile:
-        """The profile with these bytes counted."""
+        """The profile with these bytes added."""
         graph = profile.graph
         events = (
             replace(event, gradient_bytes=max(event.gradient_bytes + (self.backward or 0), 0)) for event in graph.events

@@ -1,4 +1,4 @@
-"""In what order one forward runs the blocks: the one place that knows a block's index."""
+"""The order in which a forward runs the blocks. No other module assigns a block's index."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ds_adacc.plan.plan import LiveSet, Orders
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The calls of one forward, by block type and block, that were alive when backward began.
+    """The calls of one forward that were alive when backward began, each with its block type and block.
 
-    `reversed`: backward took them last first, and no other call came between.
+    `reversed`: backward ran the calls in reverse order, and no other call ran between them.
     """
 
     calls: tuple[tuple[str, Block], ...]
@@ -35,16 +35,16 @@ class ForwardPass:
         return list(dict.fromkeys(block for name, block in self.calls if name == block_type))
 
     def calls_per_block(self, block_type: str) -> int:
-        """How often each block of this type was called. If that differs: all the calls, as if of one block."""
+        """How often each block of this type was called. If that differs between blocks, the number of all calls."""
         each = Counter(id(block) for name, block in self.calls if name == block_type)
         return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
 
 
 class ForwardOrder:
-    """Learns from forward passes which block comes when.
+    """Learns the order of the blocks from forward passes.
 
-    `orders` holds, for each live set, the block type of every block in forward order; () where backward does not take
-    them in reverse. The ranks exchange it: an order is planned with only where all ranks agree on it.
+    `orders` holds, for each live set, the block type of every call in forward order; () if backward does not run the
+    calls in reverse. The ranks exchange `orders`: the planner uses an order only if all ranks agree on it.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class ForwardOrder:
         self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def index(self, block: Block, block_type: str) -> int | None:
-        """The block's index among those of its type, from 0; None if no pass has shown it yet."""
+        """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
         return self._indices.get(block, {}).get(block_type)
 
     def learn(self, seen: ForwardPass, known: Collection[str]) -> None:
-        """Take the order from a pass, for those of its block types that are `known` here."""
+        """Learn the order from a forward pass, for its block types that are in `known`."""
         block_types = seen.block_types.intersection(known)
         self.orders = {**self.orders, block_types: seen.order}
         for indices in self._indices.values():
@@ -67,7 +67,7 @@ class ForwardOrder:
                 self._indices.setdefault(block, {})[block_type] = index
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all other block types: the orders of live sets with one, and the indices of their blocks."""
+        """Forget all block types not in `names`: the orders of live sets with one, and their blocks' indices."""
         for block, indices in self._indices.items():
             self._indices[block] = {name: index for name, index in indices.items() if name in names}
         self.orders = {live_set: order for live_set, order in self.orders.items() if live_set <= set(names)}
@@ -82,7 +82,7 @@ class ForwardOrder:
         blocks: Sequence[Block],
         indices: Sequence[Mapping[str, int]],
     ) -> None:
-        """Go on from these orders, and from what `indices` told of each of the blocks."""
+        """Restore these orders, and for each of the blocks what `indices` returned."""
         self.orders = dict(orders)
         self._indices = weakref.WeakKeyDictionary()
         for block, known in zip(blocks, indices, strict=True):

@@ -1,4 +1,4 @@
-"""Count block inputs that are held as shares, or in host memory, with the bytes that they take there."""
+"""Count the bytes of block inputs that are held as shares or in host memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ds_adacc.record.recording import Recording
 def with_held_inputs(profile: planner.Profile, recording: Recording, placement: InputPlacement) -> planner.Profile:
     """The profile in which a retained block input counts with the bytes that `placement` holds of it.
 
-    The whole input still counts in forward, where it is an argument, and throughout the call's backward, which restores
-    it at some point.
+    In forward the whole input still counts, because it is an argument. It also counts during the whole backward of the
+    call, because backward restores it at some point.
     """
     values, forward, backward = list(profile.graph.values), 0, 0
     for value in recording.values:

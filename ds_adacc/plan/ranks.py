@@ -1,4 +1,4 @@
-"""Agreement among the ranks: what they exchange at step boundaries so that all run one policy."""
+"""Communication among the ranks at step boundaries, so that all ranks run the same policies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 
 class Ranks:
-    """The ranks of a group, or those listed, over a gloo group of their own: it never waits for the accelerator.
+    """The ranks of a group, or the listed ranks. They communicate over gloo, which never waits for the accelerator.
 
-    Without a group it is one process alone.
+    Without a group, this process is the only rank.
     """
 
     def __init__(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
@@ -40,7 +40,7 @@ class Ranks:
         return bool(votes.item())
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank gave, by rank. Every rank must call."""
+        """The `thing` of every rank, in the order of the ranks. Every rank must call."""
         if self._group is None:
             return [thing]
         everyone: list[Any] = [None] * self.size
@@ -48,7 +48,7 @@ class Ranks:
         return everyone
 
     def from_first(self, thing: Any) -> Any:
-        """What the first rank gave. Every rank must call."""
+        """The `thing` of the first rank. Every rank must call."""
         if self._group is None:
             return thing
         box = [thing]
@@ -57,7 +57,10 @@ class Ranks:
         return box[0]
 
     def on_first(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on the first rank; what it raises there, every rank raises. Every rank must call."""
+        """Run `work` on the first rank, and return its result on every rank. Every rank must call.
+
+        If `work` raises an exception, every rank raises it.
+        """
         result, error = None, None
         if self.is_first:
             try:
@@ -71,7 +74,7 @@ class Ranks:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The exception, or one of its text where it does not survive pickling."""
+    """The exception, or a RuntimeError with its text if the exception cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,11 +1,11 @@
-"""What is seen while steps run, and what it says about the plan.
+"""Observes running steps, and compares what it observes with the plan.
 
-In come the calls of the steps that are looked at. Out come findings and verdicts; nothing here changes a plan. The step
-controller of `runtime` acts on them.
+The input is the calls of the observed steps. The output is findings and verdicts. Nothing here changes a plan; the step
+controller of `runtime` acts on the findings and verdicts.
 
-* `observer`: calls and bytes alive in one step, and in what order the blocks run;
-* `step_profiler`: bytes at the peak and seconds of each call, in the step that measures a new plan;
-* `calibration`: compares both with the plan, and says by how much its model is wrong;
-* `outlier_tracker`: looks for outlier channels in a tracking step;
-* `rectifier`: judges whether they have drifted from those planned for (paper, section 3.4).
+* `observer`: counts calls and bytes alive in one step, and notes the order in which the blocks run;
+* `step_profiler`: measures peak bytes and seconds of each call, in the step that measures a new plan;
+* `calibration`: compares both with the plan, and computes the error of the plan's memory model;
+* `outlier_tracker`: finds outlier channels in a tracking step;
+* `rectifier`: judges whether the outlier channels have drifted from those in the plan (paper, section 3.4).
 """

@@ -1,4 +1,4 @@
-"""The closed loop: predictions are compared with what was measured, and the model is corrected by the difference."""
+"""The closed loop: compare predictions with measurements, and correct the memory model by the difference."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ds_adacc.rectify.step_profiler import Measured
 
 TOLERANCE = 0.05
 _MOST_CORRECTIONS = 3
-_NEGLIGIBLE = 1 << 16  # bytes: what allocators round by
+_NEGLIGIBLE = 1 << 16  # bytes; allocators round sizes by about as much
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A prediction, and what was observed: bytes, or seconds."""
+    """A prediction and an observation, both in bytes or both in seconds."""
 
     planned: int | float
     observed: int | float
 
     @property
     def is_off(self) -> bool:
-        """Whether they differ by more than 5 %."""
+        """Whether the two differ by more than 5 % of the prediction."""
         return abs(self.observed - self.planned) > TOLERANCE * self.planned
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one step under a plan showed.
+    """The observations of one step under a plan, with the predictions.
 
-    `held`: bytes when backward began, as planned for the very calls of that step; `peak`: bytes; `seconds`: of the
-    blocks' forward, and their backward but for the last's. None where it could not be measured.
+    `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes.
+    `seconds`: seconds of the blocks' forwards and backwards, without the last backward. None: not measured.
     """
 
     held: Pair
@@ -46,10 +46,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of comparing: what was seen, and if the model was wrong, what to plan anew.
+    """The result of a comparison: the observations and, if the memory model was wrong, what to plan again.
 
-    `corrections` are those of all block types that were measured here, by block type; `live_sets` are to be planned
-    anew with them.
+    `corrections` holds one for each block type that was measured on this rank. `live_sets` are to be planned again with
+    these corrections.
     """
 
     seen: Seen
@@ -58,9 +58,9 @@ class Findings:
 
 
 class Calibration:
-    """Compares after the first step under each plan; `reason` says why the plan is to be made anew, if it is.
+    """Compares each plan with the first step under it.
 
-    `corrected` counts how often the model was corrected.
+    `reason` says why a new plan is needed; it is "" if none is. `corrected` counts the corrections of the memory model.
     """
 
     def __init__(self, corrected: int = 0, reason: str = "") -> None:
@@ -70,7 +70,7 @@ class Calibration:
     def compare(
         self, plan: Plan, held: Pair, measured: Sequence[Measured], block_types: Mapping[str, KnownType]
     ) -> Findings:
-        """What a step under the plan showed, and by how much the model is to be corrected."""
+        """Compare a step under the plan with the plan, and compute the corrections of the memory model."""
         excess = excesses(measured, block_types)
         agreed = {digest: block_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
@@ -86,24 +86,24 @@ class Calibration:
         return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets))
 
     def _matters(self, plan: Plan, found: Pair) -> bool:
-        """Whether the budget was broken, or the prediction off where time could be gained."""
+        """Whether the peak exceeded the budget, or a better prediction could save time."""
         if abs(found.observed - found.planned) < _NEGLIGIBLE:
             return False
         return found.observed > plan.budget or (found.is_off and plan.added_seconds > 0)
 
     def _to_correct(self, excess: Mapping[str, Correction]) -> dict[str, Correction]:
-        """What is worth correcting, by block type; nothing after three corrections."""
+        """The corrections to apply, by block type. After three corrections there are no more."""
         if self.corrected == _MOST_CORRECTIONS:
             return {}
-        if self.corrected:  # policies differ in what they take beyond: only more is believed a second time
+        if self.corrected:  # the excess depends on the policy: later corrections only raise the prediction
             excess = {digest: each.upward() for digest, each in excess.items()}
         return {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
 
 
 def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType]) -> dict[str, Correction]:
-    """By block type, what its calls took beyond the prediction at most, in forward and in backward.
+    """By block type, the most bytes that its calls took beyond the prediction, in forward and in backward.
 
-    Block types of which no bytes were measured are left out.
+    Block types whose bytes were not measured are left out.
     """
     found: dict[str, Correction] = {}
     for call in measured:
@@ -118,7 +118,7 @@ def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType])
 
 
 def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
-    """The peak of the groups that ran as planned, and with what their calls took beyond; None if none ran."""
+    """The planned peak of the groups that ran, and their peak with the excess of their calls. None if no group ran."""
     groups = [group for group in plan.groups if any(block_type.name in excess for block_type in group.block_types)]
     if not groups:
         return None
@@ -134,7 +134,7 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
 
 
 def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, KnownType]) -> Pair | None:
-    """Seconds of the calls measured in forward and, but for the last, in backward; None if there are none."""
+    """Seconds of the measured calls: their forwards, and all backwards but the last. None if no call was measured."""
     planned = observed = 0.0
     for call in measured:
         if call.block_type not in block_types or block_types[call.block_type].policies is None:
@@ -156,7 +156,7 @@ def _planned(block_type: KnownType, block_index: int | None) -> tuple[planner.Pr
 
 
 def _excess(call: Measured, block_type: KnownType) -> Correction:
-    """Bytes beyond the prediction, which may be negative."""
+    """The bytes that a call took beyond the prediction; negative if it took fewer."""
     profile, policy = _planned(block_type, call.block_index)
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)

@@ -1,4 +1,4 @@
-"""Count what the blocks' calls hold between forward and backward, in the steps looked at, and in what order."""
+"""Count what the calls of blocks hold between forward and backward in an observed step, and note their order."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
 
 
 class Observer:
-    """One step's count: calls alive at once by block type, and what is held when backward begins.
+    """Counts for one step: the calls alive at once, by block type, and the bytes held when backward begins.
 
-    `held_bytes` and `held_calls` (by block type and block index) are of that moment; None and empty before. With a
-    `profiler`, the first forward and backward are `measured`.
+    `held_bytes` and `held_calls` (by block type and block index) are counted when backward begins. Before that they are
+    None and empty. With a `profiler`, `measured` holds the measurements of the first forward and backward.
     """
 
     def __init__(self, profiler: StepProfiler | None = None) -> None:
@@ -37,7 +37,7 @@ class Observer:
     def watch(
         self, record: Record, block: Block, block_index: int | None, call: Call, pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """The pack hook of `call` so wrapped that this observation sees it, and what to call after the forward."""
+        """A wrapper of the pack hook of `call` that notifies this observer, and a function to call after forward."""
         ticket = _Ticket(self, record.block_type, block_index, block)
         profiler = self._profiler
         if profiler is not None:
@@ -59,7 +59,7 @@ class Observer:
         return watched, done
 
     def end_pass(self) -> ForwardPass:
-        """A forward and its backward have ended: what was seen of them."""
+        """End a forward and its backward, and return what was observed of them."""
         if self._profiler is not None and self._forward:
             self.measured = self._profiler.stop()
             self._profiler = None
@@ -69,7 +69,7 @@ class Observer:
         return seen
 
     def opened(self, ticket: _Ticket) -> None:
-        if self._forward and not self._alive and not self._backward:  # a forward that no backward followed
+        if self._forward and not self._alive and not self._backward:  # no backward followed the last forward
             self._begin_pass()
             if self._profiler is not None:
                 self._profiler.restart()
@@ -86,7 +86,7 @@ class Observer:
         del self._alive[id(ticket)]
 
     def backward_begins(self, ticket: _Ticket) -> None:
-        """A call's backward begins. At the first, count the bytes of storage that holders hold, each storage once."""
+        """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
         if ticket.number is not None:
             self._backward.append(ticket.number)
         if self._profiler is not None and ticket.moments is not None:
@@ -101,12 +101,12 @@ class Observer:
             self.held_calls = Counter(self._alive.values())
 
     def restart(self) -> None:
-        """A call has failed: what is being measured is of no use, and begins again with the next call."""
+        """Discard the current measurement, because a call has failed. The next call starts a new one."""
         if self._profiler is not None:
             self._profiler.restart()
 
     def close(self) -> None:
-        """Let go of what is being measured."""
+        """Discard the current measurement and the profiler."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -118,12 +118,15 @@ class Observer:
 
 
 def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
-    """Bytes of the parameters whose gradients have yet to be made."""
+    """Bytes of the parameters that require a gradient and have none yet."""
     return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad and p.grad is None)
 
 
 class _Ticket:
-    """Lives as long as any slot of one call; `number` is its block_index in the forward, None if backward had begun."""
+    """Lives as long as any slot of one call.
+
+    `number` is the position of the call in the forward; None if backward had begun before the call.
+    """
 
     __slots__ = ("block", "block_index", "block_type", "has_begun", "moments", "number", "observer")
 

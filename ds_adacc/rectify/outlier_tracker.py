@@ -1,4 +1,4 @@
-"""Look for outlier channels while a step runs under its plan (section 3.4)."""
+"""Find outlier channels while a step runs under its plan (section 3.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ds_adacc.profile.codecs import CodecMaker
 
 
 class OutlierTracker:
-    """A pack hook for `call` that also looks for outlier channels in `values`, for the record to remember."""
+    """A pack hook for `call` that also finds the outlier channels of `values`, and stores them in the record."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Adaptive policy evolution (section 3.4): compare the outliers of a tracking step with those planned for."""
+"""Adaptive policy evolution (section 3.4): compare the outliers of a tracking step with those in the plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 
-Counts = Mapping[str, Mapping[int, int]]  # outlier channels by block type and value
+Counts = Mapping[str, Mapping[int, int]]  # number of outlier channels, by block type and value
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the first rank finds for all of them: outlier channels as they are now, block types to re-plan, and why."""
+    """The first rank's verdict for all ranks.
+
+    `capacity` is the current number of outlier channels, `drifted` the block types to plan again, `reason` the cause.
+    """
 
     capacity: Counts
     drifted: tuple[str, ...]
@@ -25,27 +28,27 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Review:
-    """What came of a tracking step: whether a plan was made anew, and how many values of all blocks it changed."""
+    """The result of a tracking step: whether a new plan was made, and how many values of all blocks it changed."""
 
     replanned: bool = False
     changed: int = 0
 
 
 class Rectifier:
-    """Judges, and changes nothing: what follows from a verdict is the step controller's to do."""
+    """Judges the outliers, and changes nothing. The step controller acts on the verdict."""
 
     def __init__(self, config: RectifierConfig, ranks: Ranks) -> None:
         self.config = config
         self._ranks = ranks
 
     def judge(self, records: Iterable[Record], coordinator: Coordinator) -> Verdict:
-        """The verdict on the outliers that a tracking step has left in the records. Every rank must call."""
+        """The verdict on the outliers that a tracking step has stored in the records. Every rank must call."""
         counts = self._count(records, coordinator.block_types)
         merged = _most(self._ranks.gather(counts))
         return self._ranks.on_first(lambda: self._compare(merged, coordinator))
 
     def _count(self, records: Iterable[Record], block_types: Mapping[str, KnownType]) -> dict[str, dict[int, int]]:
-        """Outlier channels on this rank: the most of any block of the type. Waits for the device."""
+        """The most outlier channels of any block on this rank, by block type and value. Waits for the device."""
         counts: dict[str, dict[int, int]] = {}
         for record in records:
             values = block_types[record.block_type].recording.values
@@ -56,7 +59,7 @@ class Rectifier:
         return counts
 
     def _compare(self, counts: Counts, coordinator: Coordinator) -> Verdict:
-        """By how much compression rates (CRate, Table 2) differ from those planned."""
+        """Compare the compression rates (CRate, Table 2) with those in the plan."""
         drifted, worst, reason = [], self.config.drift, ""
         for digest, found in counts.items():
             known = coordinator.block_types.get(digest)
@@ -78,7 +81,7 @@ class Rectifier:
 
 
 def _most(everyone: Sequence[Counts]) -> Counts:
-    """By block type and value, the most channels that any rank tells."""
+    """The most outlier channels that any rank reports, by block type and value."""
     merged: dict[str, dict[int, int]] = {}
     for counts in everyone:
         for digest, found in counts.items():

@@ -1,4 +1,4 @@
-"""Bytes and seconds of the blocks' calls in one forward and backward, as they really are."""
+"""Measure the bytes and seconds of the blocks' calls in one forward and backward of a real step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ds_adacc.profile.memory_trace import MemoryTrace
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in the program: by the host's clock, and on a CUDA device by that of its current stream."""
+    """A point in time: by the host's clock in seconds, and on a CUDA device also as an event of its current stream."""
 
     host: float
     event: torch.cuda.Event | None = None
@@ -20,9 +20,9 @@ class Moment:
 
 @dataclass
 class CallMoments:
-    """When a call's forward began and ended, and its backward began.
+    """When the forward of a call began and ended, and when its backward began.
 
-    `new_gradients`: bytes of the gradients of parameters that had none: they stay, and are no activations.
+    `new_gradients`: bytes of the gradients of parameters that had none before. They are not activations, and stay.
     """
 
     block_type: str
@@ -37,9 +37,9 @@ class CallMoments:
 class Measured:
     """One call of the block at `block_index` of a block type.
 
-    `forward_growth` and `backward_growth` are the most bytes alive above the level at which forward and backward began,
-    the latter with the `new_gradients` of parameters that had none; `forward_seconds` and `backward_seconds` are how
-    long they took. None where it is unknown, as for the call that backward comes to last.
+    `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
+    same for backward; it includes `new_gradients`, the bytes of gradients of parameters that had none.
+    `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward.
     """
 
     block_type: str
@@ -52,7 +52,7 @@ class Measured:
 
 
 class StepProfiler:
-    """Follows memory and time from the first call's forward to the end of backward."""
+    """Measures memory and time from the first call's forward to the end of backward."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -67,7 +67,7 @@ class StepProfiler:
         return self._calls[-1]
 
     def restart(self) -> None:
-        """Forget what was measured: no backward came."""
+        """Discard the measurements, because no backward followed the forward."""
         if self._trace is not None:
             self._trace.stop()
         self._trace, self._calls = None, []
@@ -80,7 +80,7 @@ class StepProfiler:
         return Moment(time.perf_counter(), event)
 
     def stop(self) -> list[Measured]:
-        """What was measured of the calls whose forward and backward came; to be called in any case."""
+        """Stop measuring, and return the measurements of the calls with a forward and a backward. Always call this."""
         if self._trace is None:
             return []
         self._trace.stop()
@@ -93,7 +93,7 @@ class StepProfiler:
         return [self._measured(call, self._next(call.backward)) for call in complete]
 
     def _next(self, moment: Moment) -> Moment | None:
-        """When the next call's forward or backward began: in a pipeline forwards come between."""
+        """When the next forward or backward of a call began. In a pipeline, forwards run between backwards."""
         begun = [at for call in self._calls for at in (call.began, call.backward) if at is not None]
         return min((at for at in begun if at.host > moment.host), key=lambda at: at.host, default=None)
 

@@ -1,21 +1,20 @@
-"""Where calls come in and steps end: the room that has all others work together.
+"""Runs every call of a block, and ends every step. It uses all other subpackages.
 
-In comes every call of a block; out goes what the block returns, with its saved tensors held as the plan says. Between
-two steps plans are made and changed.
+Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
+Plans are made and changed between two steps.
 
-* `runtime`: a call comes in: it is recorded if it is new, or runs under its policy;
-* `step`: what one optimizer step is for (`Purpose`), what was seen in it, and what the next ones are for;
+* `runtime`: records a call that is new, and runs any other call under its policy;
+* `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
 * `step_controller`: what happens between steps, in a fixed order;
-* `binder`: puts a policy in force for one block, with the codecs that it names;
-* `wrap`: finds the model's blocks and has their forwards come here; `compiled`: the same for compiled blocks.
+* `binder`: puts a policy in force for one block, with the codecs that the policy names;
+* `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.
 
 Rules:
 
-1. A plan changes between two steps only, on all ranks in the same step: a rank that replays another plan than the
-   others waits for a collective that never comes.
-2. A block runs under plain autograd where it cannot be recorded; one warning names the block and the reason.
-3. Calls inside of a block belong to it: only the outermost is looked at.
-4. Where everything is retained and nobody looks, no hooks are installed.
-5. A forward or backward that fails leaves the state as if the step had not begun; a planning that fails, the plan as
-   it was.
+1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
+   would wait for a collective that the other ranks never start.
+2. A block that cannot be recorded runs under plain autograd. One warning names the block and the reason.
+3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
+4. If a policy retains everything and nothing observes the step, no hooks are installed.
+5. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
 """

@@ -1,4 +1,4 @@
-"""Put policies in force: bind each block's own to its program, with the codecs that it names."""
+"""Put policies in force: bind the policy of each block to its program, with the codecs that the policy names."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Binder:
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Put the policy of the block with this index in force for its record, with the outlier channels last seen.
+        """Put the policy of the block with this index in force for its record, with the outlier channels last found.
 
-        `inputs` is how block inputs are held that the policy retains.
+        `inputs` says how the block inputs that the policy retains are held.
         """
         policy = inputs.applied(self._permitted(known.policy(block_index), recording), recording)
         codecs: dict[int, Codec] = {}
@@ -50,7 +50,7 @@ class Binder:
         record.bound = bind(recording, policy, codecs, self._prefetcher)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
-        """The policy, but what this block's data keeps from its codec (Inf in a score, say) is retained."""
+        """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""
         stores = list(policy.stores)
         for index, choice in enumerate(stores):
             if choice not in (None, planner.RETAIN, *self._codecs.on_offer(recording.values[index], recording)):

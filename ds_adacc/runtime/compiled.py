@@ -1,7 +1,7 @@
-"""Blocks that torch.compile runs: what their graphs save is retained or compressed; nothing of them is recomputed.
+"""Blocks that torch.compile runs: the tensors that their graphs save are retained or compressed, never recomputed.
 
-Hooks see what a compiled graph saves as long as they are set outside it. So a block is compiled inside its hooks, and
-no graph may be compiled around it.
+Hooks receive what a compiled graph saves only if they are set outside the graph. So a block is compiled inside its
+hooks, and no graph may be compiled around it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import nn
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether calling `function`, a module or another callable, runs what torch.compile made of it."""
+    """Whether a call of `function`, a module or another callable, runs code that torch.compile compiled."""
     if isinstance(function, nn.Module) and (function._compiled_call_impl is not None or is_compiled(function.forward)):
         return True
     return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of its class; for what `torch.compile(module)` returns, of the class of `module`."""
+    """The name of the module's class. For the result of `torch.compile(module)`, the name of the class of `module`."""
     return type(getattr(module, "_orig_mod", module)).__name__
 
 
 def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:
-    """Raise ValueError if a graph holds more than a block: what contains it, or the hooks of ZeRO-3 on it."""
+    """Raise ValueError if a graph includes more than a block: a module around the block, or ZeRO-3's hooks on it."""
     for name, module in model.named_modules():
         inside = [block for block in blocks if block != name and block.startswith(name and f"{name}.")]
         if inside and is_compiled(module):
@@ -43,7 +43,7 @@ def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -
 
 
 def compile_blocks(blocks: Mapping[str, nn.Module], backend: Any, options: Mapping[str, Any]) -> None:
-    """Compile the forward of every block, which must not be wrapped, nor compiled yet (else ValueError)."""
+    """Compile the forward of every block. No block may be wrapped. Raises ValueError if a block is compiled already."""
     for name, block in blocks.items():
         if is_compiled(block):
             raise ValueError(f"adacc: the block {name} is compiled already; compile either the blocks or the engine")

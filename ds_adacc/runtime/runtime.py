@@ -1,4 +1,4 @@
-"""Executes every block's calls under the plan in force, and meets new blocks."""
+"""Runs the calls of every block under the plan in force, and records new blocks."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from ds_adacc.runtime.step_controller import ControllerState, StepController
 
 @dataclass(frozen=True)
 class RuntimeState:
-    """What a checkpoint keeps of a `Runtime`; `profiles` are those of this rank, by block type."""
+    """The part of a `Runtime` that a checkpoint saves. `profiles` are the profiles of this rank, by block type."""
 
     controller: ControllerState = field(default_factory=ControllerState)
     profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
 
 
 class Runtime:
-    """Runs the blocks' calls, in the steps that its `controller` makes. `calls` and `recordings` count them.
+    """Runs the calls of the blocks. Its `controller` divides them into steps.
 
-    With an engine attached (`stepped`), the engine tells when a step ends, and the rectifier is at work if the section
-    enables it.
+    `calls` counts the calls, and `recordings` counts the recorded ones. With an engine attached (`stepped`), the engine
+    says when a step ends, and the rectifier runs if the section enables it.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Runtime:
 
     @property
     def blocks(self) -> Registry:
-        """The blocks met so far."""
+        """The blocks that have run so far."""
         return self.controller.blocks
 
     @property
     def coordinator(self) -> Coordinator:
-        """The block types met so far, and what the ranks have agreed on for them."""
+        """The block types recorded so far, and the policies that the ranks have agreed on for them."""
         return self.controller.coordinator
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function(*args, **kwargs)`; what its backward needs is held as the plan says."""
+        """Run `function(*args, **kwargs)`. The tensors that its backward needs are held as the plan says."""
         owner = with_modules(function, args, kwargs)
         return self.run(self.blocks.of(owner), owner, function, args, kwargs)
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The same for a block already known, whose tensors and numbers `owner` reaches."""
+        """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
         # Rule 3
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
@@ -138,7 +138,7 @@ class Runtime:
         call = Call(bound, tensors, self._warn_of_divergence)
         pack, done = self._hooks(block, record, call, tensors, step.is_tracking)
         if bound.recording.runs_compiled:
-            pack = torch.compiler.disable(pack)  # where a compiled function's graph breaks, dynamo would compile it
+            pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
@@ -150,7 +150,7 @@ class Runtime:
     def _hooks(
         self, block: Block, record: Record, call: Call, inputs: Sequence[torch.Tensor], tracking: bool
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """The pack hook of a call, and what to do after its forward."""
+        """The pack hook of a call, and a function to call after its forward."""
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
@@ -221,7 +221,7 @@ class Runtime:
         return known
 
     def _note_outliers(self, record: Record, known: KnownType, tensors: Sequence[torch.Tensor], anew: bool) -> None:
-        """The channels that the data shows; not where the record recalls some, unless they are wanted `anew`."""
+        """Find the outlier channels in the data. Channels that the record has already stay, unless `anew` is true."""
         for index in known.outlier_values:
             if index in record.outliers and not anew:
                 record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
@@ -232,7 +232,10 @@ class Runtime:
                 known.note_outliers(index, int(count))
 
     def _is_to_verify(self, record: Record) -> bool:
-        """At a tracking step the first block of each type is recorded and verified anew, while little else is held."""
+        """Whether to record this call again. A tracking step does so for the first call of each block type.
+
+        The first calls of a step come while few other tensors are held.
+        """
         step = self.controller.step
         return step.is_tracking and record.bound is not None and record.block_type not in step.verified
 
@@ -257,7 +260,7 @@ class Runtime:
 
     @torch._disable_dynamo
     def warn_of_graph_around(self, name: str) -> None:
-        """A graph is being compiled around the forward of such a block."""
+        """Warn that torch.compile compiles a graph around the forward of a block of this name."""
         self._warn_once(
             (name, "compiled around"),
             "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
@@ -273,12 +276,12 @@ class Runtime:
     # -- checkpoints
 
     def state(self) -> RuntimeState:
-        """What outlives the process, after `controller.state_is_saved`."""
+        """The state to save in a checkpoint. Call `controller.state_is_saved` first."""
         profiles = {digest: known.profile for digest, known in self.coordinator.block_types.items()}
         return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles})
 
     def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from there; `blocks` are `StepController.blocks_to_plain`'s."""
+        """Continue from a saved state. `blocks` is what `StepController.blocks_to_plain` returned."""
         self.profiler.remembered = state.profiles
         self.controller.restore(state.controller, blocks)
 

@@ -1,4 +1,4 @@
-"""What one optimizer step is for, and what has been seen in it."""
+"""The purpose of one optimizer step, and what has been observed in it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ds_adacc.rectify.step_profiler import StepProfiler
 
 
 class Purpose(Enum):
-    """The states of a run. Every step has one, chosen when the step before it has ended."""
+    """The purpose of a step. It is chosen when the step before it has ended."""
 
-    RECORD = "record"  # blocks without a policy are expected: count the calls and bytes alive at once
-    MEASURE = "measure"  # the first step under a new plan: count, and measure peak and seconds too
-    TRACK = "track"  # a tracking step: look at the outliers, and verify one recording of each block type anew
-    RUN = "run"  # the plan is in force, and nothing is looked at
+    RECORD = "record"  # some blocks may have no policy yet: count the calls and bytes alive at once
+    MEASURE = "measure"  # the first step under a new plan: count the same, and measure peak and seconds
+    TRACK = "track"  # a tracking step: find the outliers, and verify one recording of each block type again
+    RUN = "run"  # the plan is in force, and nothing is observed
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """What the coming steps are for. A checkpoint holds it, so that a resumed run goes on step for step.
+    """The purposes of the coming steps. A checkpoint saves it, so a resumed run has the same steps as the original.
 
-    It is the same on all ranks, whatever each has seen. `ended` counts optimizer steps. `look_in` is how many pass
-    before the one that looks at the plan in force: 0 is the next step, None says that it has been. `measures` says
-    whether peak and seconds are measured then, `was_deferred` that the look has been put off once. `track_from` is the
-    first step, from 1, that may be a tracking step; `interval` is the distance to the one after it.
+    It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
+    plan in force: `look_in` is the number of steps before it (0: it is the next step; None: it has ended). `measures`
+    says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
+    `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
+    of steps from one tracking step to the next.
     """
 
     ended: int = 0
@@ -40,34 +41,35 @@ class StepSchedule:
     interval: int = 1
 
     def with_step_ended(self) -> StepSchedule:
-        """One more optimizer step has ended."""
+        """The schedule after one more optimizer step."""
         return replace(self, ended=self.ended + 1)
 
     def with_new_plan(self) -> StepSchedule:
-        """The next step looks at a new plan, and measures it."""
+        """The schedule after a new plan: the next step observes and measures it."""
         return replace(self, look_in=0, measures=True, was_deferred=False)
 
     def with_state_saved(self) -> StepSchedule:
-        """The state was saved just before the measuring step: put that off by a step, or the second time look only.
+        """The schedule after the state was saved. A measuring step that is next is postponed by one step.
 
-        A resumed run records its blocks in its first step, and can measure nothing in it. A run that goes on does the
-        same, so that both stay equal.
+        If it was postponed before, it stays the next step, but it observes without measuring. The reason: a resumed run
+        records its blocks in its first step, so it cannot measure in that step. The run that continues does the same,
+        so that both runs stay equal.
         """
         if self.look_in != 0 or not self.measures:
             return self
         return replace(self, measures=False) if self.was_deferred else replace(self, look_in=1, was_deferred=True)
 
     def after_look(self) -> StepSchedule:
-        """A step under the plan has ended: a look that was put off is next; one that was due is over."""
+        """The schedule after a step under the plan: a postponed observation is next; one that was due is done."""
         return replace(self, look_in=0 if self.look_in == 1 else None)
 
     def after_tracking(self, changed: bool, longest: int) -> StepSchedule:
-        """A tracking step has ended: the interval doubles up to `longest`, and is 1 again if a policy has changed."""
+        """The schedule after a tracking step. The interval doubles up to `longest`, or is 1 if a policy changed."""
         interval = 1 if changed else min(2 * self.interval, longest)
         return replace(self, interval=interval, track_from=self.ended + interval)
 
     def no_longer_than(self, longest: int) -> StepSchedule:
-        """The schedule of a resumed run whose section allows `longest` steps between two tracking steps."""
+        """The schedule of a resumed run whose section limits the interval of tracking steps to `longest`."""
         interval = min(self.interval, longest)
         return replace(self, interval=interval, track_from=min(self.track_from, self.ended + interval))
 
@@ -78,11 +80,12 @@ class StepSchedule:
 
 
 class Step:
-    """One optimizer step, with all its micro-batches. A new one is made when it has ended.
+    """One optimizer step, with all its micro-batches. When it has ended, a new `Step` replaces it.
 
-    `observer` is there in steps that record or measure, and in any other from the moment when a block without a policy
-    is met; then `is_partly_observed`. `live` are the block types called in the forward under way, `passes` what was
-    seen of each live set, `verified` the block types whose recording was verified in this step.
+    Steps that record or measure have an `observer` from the start. Any other step gets one when it calls a block
+    without a policy, and `is_partly_observed` is then true. `live` are the block types called in the current forward.
+    `passes` holds the forward pass observed for each live set. `verified` are the block types whose recording was
+    verified in this step.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None) -> None:
@@ -102,17 +105,17 @@ class Step:
 
     @property
     def was_observed(self) -> bool:
-        """Whether the observer has seen a backward begin."""
+        """Whether a backward has begun while the observer was present."""
         return self.observer is not None and self.observer.held_bytes is not None
 
     def note_call(self, block_type: str, has_policy: bool) -> None:
-        """A block of this type is called."""
+        """Note a call of a block of this type. A type without a policy makes the step observed."""
         self.live.add(block_type)
         if self.observer is None and not has_policy:
             self.observer, self.is_partly_observed = Observer(), True
 
     def end_pass(self) -> LiveSet:
-        """A forward and its backward have ended. Returns the block types that were alive together, maybe none."""
+        """Note the end of a forward and its backward. Returns the block types that were alive together, if any."""
         live_set, self.live = frozenset(self.live), set()
         if self.observer is not None:
             seen, known = self.observer.end_pass(), self.passes.get(live_set)
@@ -121,7 +124,7 @@ class Step:
         return live_set
 
     def drop_pass(self) -> None:
-        """A call has failed: what was seen of this forward is of no use."""
+        """Discard what was observed of this forward, because a call has failed."""
         self.live.clear()
         if self.observer is not None:
             self.observer.restart()

@@ -1,17 +1,17 @@
-"""What happens between steps: predictions are compared with what was seen, and policies are made for what is new.
+"""What happens between steps: compare predictions with observations, and make policies for new blocks.
 
 After the engine's own step (`engine/hooks.py`), and once any rank has called a block (`engine/adacc.py`), in this order
 (`StepController.end_step`):
 
-1. The last forward and backward are over: their block types were alive together, as one live set.
-2. The step is counted. What was observed in the first step under a plan is compared with it, and the table is printed.
-   If the model was wrong, it is corrected, and a new plan is due.
-3. Live sets that have no plan are planned for, by all ranks together.
+1. The last forward and backward have ended. Their block types were alive together; they are one live set.
+2. The step is counted. After the first step under a plan, the plan is compared with what was observed, and the table is
+   printed. If the memory model was wrong, it is corrected, and a new plan is due.
+3. All ranks together plan for the live sets that have no plan.
 4. After a tracking step the rectifier judges the outliers. If they have drifted, a new plan is made.
 5. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
    monitors follow.
 
-The plan changes in `decide` alone, which steps 3 and 4 call; `restore` takes it from a checkpoint.
+Only `decide` changes the plan; steps 3 and 4 call it. `restore` takes the plan from a checkpoint.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What a checkpoint keeps of a `StepController`.
+    """The part of a `StepController` that a checkpoint saves.
 
-    `corrected` and `reason` are the calibration's.
+    `corrected` and `reason` are those of its `Calibration`.
     """
 
     coordinator: CoordinatorState = field(default_factory=CoordinatorState)
@@ -56,11 +56,12 @@ class ControllerState:
 
 
 class StepController:
-    """Owns the step under way and the schedule of the next ones, and decides when a plan changes.
+    """Owns the current step and the schedule of the next ones, and decides when a plan changes.
 
-    With an engine (`stepped`) plans change at its step boundaries only. Without one, a forward that follows a backward
-    begins a new step, on all of `ranks` alike. `seen` is what the first step under the plan has shown, None before;
-    `review` what came of the step that has just ended, None if that was no tracking step.
+    With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
+    backward begins a new step; this must happen on all `ranks` at the same time. `seen` is what was observed in the
+    first step under the plan; it is None before that step has ended. `review` is the rectifier's result for the step
+    that has just ended; it is None if that was not a tracking step.
     """
 
     def __init__(
@@ -86,43 +87,43 @@ class StepController:
         self.step = Step(Purpose.RECORD)
         self._binder = binder
         self._calibration = Calibration()
-        self._waiting: set[LiveSet] = set()  # have run, and are not planned for
-        self._planned: set[LiveSet] = set()  # have run, and are
+        self._waiting: set[LiveSet] = set()  # have run, and have no plan
+        self._planned: set[LiveSet] = set()  # have run, and have a plan
         self._is_resumed = False
         self._log = get_logger()
 
     # -- while a step runs
 
     def begin_call(self) -> None:
-        """A block is about to run. Without an engine, a forward that follows a backward begins a new step."""
+        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
         if self.stepped:
             return
         if self.step.observer is None:
-            self.step.live.clear()  # nobody ends the passes
+            self.step.live.clear()  # without an observer nothing ends the passes
         if not self.step.was_observed:
             return
         if self.step.is_partly_observed:
-            self.step = Step(Purpose.RECORD)  # what ran before the new block was not counted: look at a whole step
+            self.step = Step(Purpose.RECORD)  # calls before the new block were not counted: observe a whole step
         else:
             self.end_step()
 
     def note_call(self, block_type: str) -> None:
-        """A block of this type is called."""
+        """Note a call of a block of this type."""
         self.step.note_call(block_type, self.coordinator.block_types[block_type].agreed is not None)
 
     def note_device(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The blocks run on the device of these tensors: an accelerator, if any of them lies on one."""
+        """Note the device on which the blocks run: the accelerator of these tensors, or the CPU if none is on one."""
         if self.device is None or self.device.type == "cpu":
             self.device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
     def end_backward(self) -> None:
-        """A forward and its backward have ended: the block types that ran were alive together."""
+        """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
         live_set = self.step.end_pass()
         if live_set and live_set not in self._planned:
             (self._planned if self.coordinator.is_planned(live_set) else self._waiting).add(live_set)
 
     def abandon(self) -> None:
-        """A backward has failed, or the runtime is no longer used: what is under way is not looked at."""
+        """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
         self.step.close()
         step, self.step = self.step, Step(self.step.purpose, self.device)
         self.step.passes, self.step.verified = step.passes, step.verified
@@ -130,7 +131,10 @@ class StepController:
     # -- when a step ends
 
     def end_step(self) -> None:
-        """A step has ended. Every rank must call. Raises what planning raises; the next step has begun all the same."""
+        """End the step, and begin the next one. Every rank must call.
+
+        Raises what planning raises; the next step begins in that case too.
+        """
         self.end_backward()
         self.schedule = self.schedule.with_step_ended()
         self.review = None
@@ -145,10 +149,10 @@ class StepController:
             self.step = Step(self.next_purpose(), self.device)
 
     def next_purpose(self) -> Purpose:
-        """What the next step is for.
+        """The purpose of the next step.
 
-        Whether it is a tracking step must not depend on what this rank has seen: the ranks meet at its end. So the
-        schedule decides that, which is the same on all of them.
+        All ranks communicate at the end of a tracking step. So what this rank has observed must not decide whether the
+        next step is one. The schedule decides that, and it is the same on all ranks.
         """
         schedule = self.schedule
         if self.plan is None:
@@ -163,13 +167,13 @@ class StepController:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether block types have run together that no plan is for."""
+        """Whether block types have run together without a plan for them."""
         return bool(self._waiting)
 
     def compare(self) -> Mapping[str, Correction]:
-        """Compare the first step under a plan with it, and say so in one table.
+        """Compare the plan with the first step under it, and log the result as one table.
 
-        Returns the corrections of the model. If they ask for a new plan, its live sets wait for one.
+        Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
         """
         if self._is_resumed and self.coordinator.block_types:
             self._report_resumed()
@@ -177,7 +181,7 @@ class StepController:
         if plan is None:
             return {}
         is_deferred = self.schedule.look_in == 1
-        self.schedule = self.schedule.after_look()  # also on a rank that saw nothing: schedules must stay the same
+        self.schedule = self.schedule.after_look()  # on every rank, so that all have the same schedule
         if is_deferred or self.seen is not None or not step.was_observed:
             return {}
         held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
@@ -189,7 +193,7 @@ class StepController:
         return findings.corrections
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
-        """Have policies made for the live sets that wait for some. The first plan must fit."""
+        """Plan for the live sets that wait for a plan. The first plan must fit the budget."""
         is_first = self.plan is None
         reason = self._calibration.reason or "blocks ran together that had not before"
         if self.coordinator.undecided:
@@ -205,7 +209,7 @@ class StepController:
         capacity: Mapping[str, Mapping[int, int]] | None = None,
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
-        """Have policies made for these live sets, with the other ranks, and put them in force here."""
+        """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
         for digest in {digest for names in live_sets for digest in names} & self.coordinator.block_types.keys():
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.coordinator.count(digest, alive, self.blocks.count(digest))
@@ -222,13 +226,13 @@ class StepController:
         return plan
 
     def _rebind(self, digest: str) -> None:
-        """Put the type's policies in force for its blocks, with the outlier channels last seen."""
+        """Put the block type's policies in force for its blocks, with the outlier channels last found."""
         for block, record in self.blocks.records():
             if record.block_type == digest:
                 self.bind(block, record)
 
     def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
-        """Put the policy that is in force for this block into its record."""
+        """Bind the record to the policy of this block."""
         index = self.coordinator.forward_order.index(block, record.block_type)
         known = self.coordinator.block_types[record.block_type]
         self._binder.bind(
@@ -238,7 +242,7 @@ class StepController:
     # -- the rectifier's verdict
 
     def _rectify(self) -> Review:
-        """Act on what the rectifier finds: re-plan if outliers have drifted, else keep the channels last seen."""
+        """Act on the rectifier's verdict: if outliers have drifted, plan again; else use the channels last found."""
         records = [record for _, record in self.blocks.records()]
         verdict = self.rectifier.judge(records, self.coordinator)
         if verdict.drifted:
@@ -258,7 +262,7 @@ class StepController:
         if not live_sets:
             return self._stay(verdict, "nothing fits the budget")
         digests = {digest for names in live_sets for digest in names}
-        old = self.coordinator.agreed_policies(digests)  # of all ranks: the next tracking step follows from them
+        old = self.coordinator.agreed_policies(digests)  # those of all ranks: the schedule depends on them
         try:
             plan = self.decide(live_sets, f"step {step}: {verdict.reason}", True, capacity=verdict.capacity)
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
@@ -271,10 +275,10 @@ class StepController:
         self._log.warning("step %d: %s, but the plan in force stays: %s", self.schedule.ended, verdict.reason, why)
         return Review()
 
-    # -- what others ask for
+    # -- requests from other modules
 
     def hold_inputs(self, placement: InputPlacement) -> None:
-        """Hold retained block inputs so from the next call on, and plan for it at the end of the next step.
+        """Hold retained block inputs as `placement` says from the next call on. The next step's end plans for it.
 
         Every rank must call, between two steps.
         """
@@ -287,17 +291,17 @@ class StepController:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
             self._waiting, self._planned = self._waiting | self._planned | in_force, set()
             self.step.close()
-            self.step = Step(Purpose.RECORD)  # so on every rank, which all call this
+            self.step = Step(Purpose.RECORD)  # the same on every rank, as all ranks call this
 
     def describe(self) -> str:
-        """The table of the plan in force, with what was observed."""
+        """The table of the plan in force, with the observations."""
         assert self.plan is not None
         return decision_table(self.plan, self.coordinator, self.seen)
 
     # -- checkpoints
 
     def state_is_saved(self) -> None:
-        """The state is about to be saved, between two steps: a measurement that is due next is put off."""
+        """Prepare for saving the state, between two steps. If the next step would measure, that is postponed."""
         schedule = self.schedule.with_state_saved()
         if schedule != self.schedule:
             self.schedule = schedule
@@ -305,7 +309,7 @@ class StepController:
             self.step = Step(self.next_purpose(), self.device)
 
     def state(self) -> ControllerState:
-        """What outlives the process."""
+        """The state to save in a checkpoint."""
         return ControllerState(
             coordinator=self.coordinator.state(),
             plan=self.plan,
@@ -316,14 +320,14 @@ class StepController:
         )
 
     def blocks_to_plain(self) -> list[dict[str, Any]]:
-        """All blocks with their records and their indices in forward order, as plain containers with tensors."""
+        """All blocks, with their records and their indices in forward order, as plain containers of tensors."""
         indices = self.coordinator.forward_order.indices
         return [{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()]
 
     def restore(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from there; `blocks` are `blocks_to_plain`'s.
+        """Continue from a saved state. `blocks` is what `blocks_to_plain` returned.
 
-        All blocks are recorded anew, and those known to the state run by its policies at once.
+        All blocks are recorded again. Blocks that the state has policies for run under those policies at once.
         """
         self.step.close()
         self.blocks = Registry(blocks)
@@ -339,7 +343,7 @@ class StepController:
         self.step = Step(self.next_purpose(), self.device)
 
     def _report_resumed(self) -> None:
-        """The first step of a resumed run has shown the blocks: say which plan they run."""
+        """Log the plan that the blocks run, after the first step of a resumed run."""
         assert self.plan is not None
         self._is_resumed = False
         if self.plan.policies.keys().isdisjoint(self.coordinator.block_types):
@@ -351,7 +355,7 @@ class StepController:
 
 
 def _differences(old: Policies | None, new: Policies | None) -> int:
-    """How many values of how many blocks are stored otherwise."""
+    """The number of values, over all blocks, whose storage differs between the two."""
     if old is None or new is None or len(old) != len(new):
         return sum(len(policy.stores) for policy in new or ())
     stores = (

@@ -22,11 +22,13 @@ def find_blocks(
     containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
     elsewhere: Collection[str] = (),
 ) -> dict[str, nn.Module]:
-    """The model's blocks by dotted name: with "auto" its repeated layers, else the modules of the classes `wanted`.
+    """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
 
-    Repeated layers are the entries of an outermost module of the `containers` that has at least two modules of one
-    class with two weight matrices or more. Raises ConfigError for a class that the model has no module of, unless other
-    processes hold parts of it `elsewhere`, with modules of that class.
+    Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
+    at least two entries of the same class, each with at least two weight matrices.
+
+    Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
+    the parts of the model that other processes hold.
     """
     if wanted == "auto":
         return _repeated(model, containers)
@@ -40,10 +42,10 @@ def find_blocks(
 
 
 def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
-    """Have every block's forward executed by this runtime, and no other; `unwrap_blocks` undoes it.
+    """Make this runtime, and no other, run the forward of every block. `unwrap_blocks` undoes it.
 
-    Of a block that is compiled in place (`nn.Module.compile`), the compiled call. A deep copy of a block runs its own
-    weights through the same runtime; a pickled one comes back unwrapped.
+    For a block that is compiled in place (`nn.Module.compile`), the runtime runs the compiled call. A deep copy of a
+    block runs its own weights through the same runtime. A block that was pickled and loaded again is not wrapped.
     """
     unwrap_blocks(blocks)
     for name, module in blocks.items():
@@ -53,12 +55,12 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
 
 
 def has_wrapped_blocks(model: nn.Module) -> bool:
-    """Whether a runtime executes any of the model's modules."""
+    """Whether a runtime runs any of the model's modules."""
     return any(hasattr(module.forward, "covered") for module in model.modules())
 
 
 def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
-    """Give the blocks their own forward back."""
+    """Restore the original forward of each block."""
     for module in blocks.values():
         for attribute in ("forward", "_compiled_call_impl"):
             covered = getattr(vars(module).get(attribute), "covered", ())
@@ -71,9 +73,9 @@ def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
 def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> Callable[..., Any]:
     """The block's forward as a method, so that a deep copy binds it to the copy.
 
-    No graph reaches into it: what torch.compile makes of a block's surroundings breaks there.
+    A graph that torch.compile makes of the code around the block breaks here, and does not include the block.
     """
-    own = vars(module).get(attribute)  # an instance may have a forward that its class has not
+    own = vars(module).get(attribute)  # a forward set on the instance hides the one of its class
     original = type(module).forward if own is None else own
     by_itself = is_compiled(original)
 
@@ -82,7 +84,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
         function = types.MethodType(original, self) if own is None else own
         return runtime.run(runtime.blocks.of_module(self, name), self, function, args, kwargs)
 
-    @functools.wraps(original, updated=())  # dynamo would follow the original's own marks, past the runtime
+    @functools.wraps(original, updated=())  # with the original's attributes dynamo would bypass the runtime
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not by_itself:
             runtime.warn_of_graph_around(class_name(module))
@@ -105,9 +107,9 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether it has two weight matrices or more: a block, not a list of embeddings or heads.
+    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks.
 
-    Under zero.Init a parameter's own shape is that of its partition; its `ds_shape` is the whole one's.
+    Under zero.Init a parameter's `shape` is the shape of its partition; `ds_shape` is the shape of the whole parameter.
     """
     shapes = [getattr(p, "ds_shape", p.shape) for p in module.parameters()]
     return sum(len(shape) >= 2 for shape in shapes) >= 2
