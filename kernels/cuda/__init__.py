@@ -2,7 +2,7 @@
 
 from ..codec import by_form
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
-from .launch import Kernels
+from .kernel import Kernels
 from .modules import missing, warm_up
 from .sums import channel_sums, rank_outliers
 

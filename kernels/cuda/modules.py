@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from .launch import Kernel
+from .kernel import Kernel
 
 FOLDER = Path(__file__).parent / "sources"
 HEADER = "common.cuh"
@@ -68,7 +68,7 @@ class DeviceKernels:
             return self._modules[source]
 
     def get(self, source: str, name: str) -> Kernel:
-        """See `launch.Kernels`."""
+        """See `kernel.Kernels`."""
         return DeviceKernel(self.load(source).get_function(name), self._index)
 
 
