@@ -34,14 +34,19 @@ class Observer:
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
+    def begin(self, record: Record, block: Block, block_index: int | None) -> Ticket:
+        """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own."""
+        ticket = Ticket(self, record.block_type, block_index, block)
+        if self._profiler is not None:
+            ticket.moments = self._profiler.forward_begins(record.block_type, block_index)
+        return ticket
+
     def watch(
-        self, record: Record, block: Block, block_index: int | None, call: Call, pack: Callable[[torch.Tensor], Slot]
+        self, ticket: Ticket, call: Call, pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
         """A wrapper of the pack hook of `call` that notifies this observer, and a function to call after forward."""
-        ticket = _Ticket(self, record.block_type, block_index, block)
         profiler = self._profiler
-        if profiler is not None:
-            ticket.moments = profiler.forward_begins(record.block_type, block_index)
+        if ticket.moments is not None:
             ticket.moments.new_gradients = _without_gradient(call.bound.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
@@ -68,7 +73,7 @@ class Observer:
         self._begin_pass()
         return seen
 
-    def opened(self, ticket: _Ticket) -> None:
+    def opened(self, ticket: Ticket) -> None:
         if self._forward and not self._alive and not self._backward:  # no backward followed the last forward
             self._begin_pass()
             if self._profiler is not None:
@@ -82,10 +87,10 @@ class Observer:
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
 
-    def closed(self, ticket: _Ticket) -> None:
+    def closed(self, ticket: Ticket) -> None:
         del self._alive[id(ticket)]
 
-    def backward_begins(self, ticket: _Ticket) -> None:
+    def backward_begins(self, ticket: Ticket) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
         if ticket.number is not None:
             self._backward.append(ticket.number)
@@ -122,7 +127,7 @@ def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad and p.grad is None)
 
 
-class _Ticket:
+class Ticket:
     """Lives as long as any slot of one call.
 
     `number` is the position of the call in the forward; None if backward had begun before the call.
@@ -152,7 +157,7 @@ class _Ticket:
 class _WatchedSlot:
     __slots__ = ("slot", "ticket")
 
-    def __init__(self, slot: Slot, ticket: _Ticket) -> None:
+    def __init__(self, slot: Slot, ticket: Ticket) -> None:
         self.slot = slot
         self.ticket = ticket
 

@@ -135,8 +135,7 @@ class Runtime:
         # Rule 4
         if bound is None or (bound.is_trivial and step.observer is None and not step.is_tracking):
             return function(*args, **kwargs)
-        call = Call(bound, tensors, self._warn_of_divergence)
-        pack, done = self._hooks(block, record, call, tensors, step.is_tracking)
+        call, pack, done = self._open(block, record, tensors, step.is_tracking)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
@@ -147,19 +146,24 @@ class Runtime:
             call.close()
         return output
 
-    def _hooks(
-        self, block: Block, record: Record, call: Call, inputs: Sequence[torch.Tensor], tracking: bool
-    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """The pack hook of a call, and a function to call after its forward."""
+    def _open(
+        self, block: Block, record: Record, inputs: Sequence[torch.Tensor], tracking: bool
+    ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
+        """A call that is about to begin, its pack hook, and a function to call after its forward."""
+        assert record.bound is not None
+        observer = self.controller.step.observer
+        # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
+        if observer is not None:
+            index = self.coordinator.forward_order.index(block, record.block_type)
+            ticket = observer.begin(record, block, index)
+        call = Call(record.bound, inputs, self._warn_of_divergence)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
             pack = OutlierTracker(call, record, self.codecs, values, inputs)
-        observer = self.controller.step.observer
         if observer is None:
-            return pack, _nothing
-        index = self.coordinator.forward_order.index(block, record.block_type)
-        return observer.watch(record, block, index, call, pack)
+            return call, pack, _nothing
+        return call, *observer.watch(ticket, call, pack)
 
     def _first(
         self,
@@ -196,9 +200,7 @@ class Runtime:
     def _hand_over(
         self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor], tracking: bool
     ) -> None:
-        assert record.bound is not None
-        call = Call(record.bound, inputs, self._warn_of_divergence)
-        pack, done = self._hooks(block, record, call, inputs, tracking)
+        call, pack, done = self._open(block, record, inputs, tracking)
         captured.hand_over(pack)
         done()
         call.close()

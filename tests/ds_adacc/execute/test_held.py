@@ -90,7 +90,7 @@ def test_observation_forgets_what_is_gone():
     observer, known, sizes = Observer(), Record(block_type="block_type"), []
     for _ in range(3):
         call = Call(bound, args)
-        pack, done = observer.watch(known, Block("block"), 0, call, call.pack)
+        pack, done = observer.watch(observer.begin(known, Block("block"), 0), call, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done()

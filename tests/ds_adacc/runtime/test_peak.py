@@ -7,12 +7,15 @@ outside. It has no noise; the allowance is for what is not the blocks': the loss
 import gc
 
 import pytest
+import torch
 import zoo
 from stack import ALLOWANCE, WIDTH, Model
 from storages import Storages
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.rectify.calibration import Calibration
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -69,3 +72,16 @@ def test_memory_is_flat_over_many_steps():
                 early = storages.alive(), storages.peak
     gc.enable()
     assert (storages.alive(), storages.peak) == early
+
+
+def test_what_a_call_stores_of_its_input_is_among_its_bytes(monkeypatch):
+    seen = []
+    compare = Calibration.compare
+    monkeypatch.setattr(Calibration, "compare", lambda self, *args: seen.extend(args[2]) or compare(self, *args))
+    runtime = Runtime(load({"adacc": {"codecs": "quantization"}}))
+    x = torch.randn(4, 256, 64, requires_grad=True)
+    for _ in range(4):
+        runtime.checkpoint(nn.functional.gelu, x * 1.0).sum().backward()
+    payload = runtime.controller.plan.held
+    assert 0 < payload < x.nbytes / 4
+    assert seen[0].forward_growth == payload + x.nbytes  # that of the output
