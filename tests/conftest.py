@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fuzz", type=int, default=2000, help="how many fuzz cases to run (default: 2000)")
+    parser.addoption("--fuzz", type=int, default=1000, help="how many fuzz cases to run (default: 1000)")
     parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
 
 

@@ -231,7 +231,7 @@ class Trial:
     reversed=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-@settings(SETTINGS, max_examples=250)
+@settings(SETTINGS, max_examples=120)
 def test_any_tensor(
     cases, name, dtype, suffix, shape, numbers, group_size, share, scale, rounding, offset, reversed, seed
 ):
