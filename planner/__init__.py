@@ -9,13 +9,13 @@ Read the files in this order:
 
 * the question: `graph` (one block: values, operators, steps of backward), `profile` (what was measured), `problem`;
 * the answer: `policy`, and `solution` with the errors;
-* what a policy costs: `simulate` (one call of a block), `peak` (a whole step);
+* what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `gradient_error` (an estimate);
 * planners without a solver: `baselines`, `greedy`;
 * the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `program` (choices and replays),
   `memory` (bytes), `model` (what all searches share);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
   one block), `per_block_model` and `solve_per_block` (a policy for each block);
-* `solver_process` runs them in a child process.
+* `solver_process` runs them in a child process; `strictness` shows it blocks with larger errors as a type of their own.
 
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
@@ -29,12 +29,19 @@ from ds_adacc.planner.baselines import (
     retain_policy,
 )
 from ds_adacc.planner.frontier import Point, frontier
+from ds_adacc.planner.gradient_error import (
+    altered_values,
+    gradient_error,
+    is_lossy,
+    read_together,
+    stale_ops,
+)
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType, CodecCost, Profile
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -42,7 +49,6 @@ from ds_adacc.planner.solution import (
     Solution,
     evaluate_per_block,
     evaluate_uniform,
-    gradient_error,
     human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
@@ -66,8 +72,10 @@ __all__ = [
     "Profile",
     "Simulation",
     "Solution",
+    "Strictness",
     "Value",
     "added_seconds",
+    "altered_values",
     "chosen_codecs",
     "compress_all",
     "compress_policy",
@@ -78,9 +86,11 @@ __all__ = [
     "greedy",
     "held_bytes",
     "human_bytes",
+    "is_lossy",
     "least_peak",
     "least_peak_in_process",
     "peak_bytes",
+    "read_together",
     "recompute_all",
     "recompute_policy",
     "retain_all",
@@ -90,4 +100,5 @@ __all__ = [
     "solve_in_process",
     "solve_per_block",
     "solve_uniform",
+    "stale_ops",
 ]

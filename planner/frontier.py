@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import mip
 
+from ds_adacc.planner.gradient_error import gradient_error
 from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.program import BlockProgram, Expr
 from ds_adacc.planner.simulate import Simulation, simulate
-from ds_adacc.planner.solution import NoSolutionInTime, check_request, gradient_error, quantization_error
+from ds_adacc.planner.solution import NoSolutionInTime, check_request, quantization_error
 
 _MOST_POINTS = 64
 

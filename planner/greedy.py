@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.baselines import cover, retain_policy
+from ds_adacc.planner.gradient_error import gradient_error
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType
@@ -27,7 +28,6 @@ class _Move:
     store: str | None
     saved: int
     seconds: float
-    square: float  # of its gradient error
 
 
 def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
@@ -65,11 +65,11 @@ def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
             continue
         if value.producer in rebuildable:
             seconds = block_type.count * block_type.profile.op_seconds[value.producer]
-            moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds, 0.0))
+            moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds))
         for offer in block_type.profile.codecs[index]:
             if offer.codec != OFFLOAD and offer.nbytes < value.nbytes:
-                saved, square = block_type.count * (value.nbytes - offer.nbytes), offer.gradient_error**2
-                moves.append(_Move(place, index, offer.codec, saved, block_type.count * offer.seconds, square))
+                saved = block_type.count * (value.nbytes - offer.nbytes)
+                moves.append(_Move(place, index, offer.codec, saved, block_type.count * offer.seconds))
     return [move for move in moves if move.saved]
 
 
@@ -85,11 +85,10 @@ def _within_error(problem: Problem, moves: Sequence[_Move]) -> list[_Move]:
     """The moves, without those that would take a block type's gradient error above its bound."""
     if problem.max_gradient_error is None:
         return list(moves)
-    left = [problem.max_gradient_error**2] * len(problem.block_types)
-    kept = []
+    kept: list[_Move] = []
     for move in moves:
-        if move.square <= left[move.place]:
-            left[move.place] -= move.square
+        policy = _policies(problem, [*kept, move])[move.place]
+        if gradient_error(problem.block_types[move.place].profile, policy) <= problem.max_gradient_error:
             kept.append(move)
     return kept
 

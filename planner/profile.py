@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc.planner.graph import BlockGraph, check_count
 
@@ -17,7 +17,8 @@ class CodecCost:
 
     `nbytes` is the size of the payload, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
     what a compression or decompression allocates besides. `gradient_error` is the relative error of the block's
-    gradient if this value alone is compressed with this codec. For `OFFLOAD` the payload is in host memory: `nbytes` is
+    gradient if this value alone is compressed with this codec, and the ops whose input and output backward reads
+    together are replayed on it. For `OFFLOAD` the payload is in host memory: `nbytes` is
     0, and the seconds are those of the transfers. Raises ValueError for a negative or non-finite number.
     """
 
@@ -50,9 +51,10 @@ class Profile:
     """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
 
     `overlap_seconds` are the seconds of one call's forward and of its backward: transfers to and from the host run
-    beside them. `noise` is the fraction by which a second measurement of the seconds differs. Raises ValueError if
-    lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or one is offered for a
-    value that cannot be stored.
+    beside them. `noise` is the fraction by which a second measurement of the seconds differs. `stale_errors`: per op,
+    the relative error of the block's gradient if the op is stale (see `gradient_error`); () if that was not measured.
+    Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
+    one is offered for a value that cannot be stored.
     """
 
     graph: BlockGraph
@@ -60,11 +62,16 @@ class Profile:
     codecs: tuple[tuple[CodecCost, ...], ...]
     overlap_seconds: tuple[float, float] = (0.0, 0.0)
     noise: float = 0.0
+    stale_errors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
         _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
         _check_number("noise", self.noise)
+        if self.stale_errors:
+            _check_length("stale_errors", len(self.stale_errors), "ops", len(self.graph.ops))
+        for op, error in zip(self.graph.ops, self.stale_errors, strict=False):
+            _check_number(f"stale_errors of op {op.name!r}", error)
         for which, seconds in zip(("forward", "backward"), self.overlap_seconds, strict=True):
             _check_number(f"overlap_seconds of {which}", seconds)
         for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
@@ -88,16 +95,51 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Strictness:
+    """How the gradient errors of some blocks differ from those of their block type's profile.
+
+    `factors`: per value, what the errors of its codecs are multiplied by; infinite: no lossy codec may hold the value.
+    `stale_errors`: per op, at least this error if it is stale.
+    """
+
+    factors: tuple[float, ...]
+    stale_errors: tuple[float, ...]
+
+    def of(self, profile: Profile) -> Profile:
+        """The profile with the gradient errors of these blocks."""
+        codecs = tuple(
+            tuple(
+                replace(offer, gradient_error=offer.gradient_error * factor) if offer.error else offer
+                for offer in offers
+                if not offer.error or math.isfinite(offer.gradient_error * factor)
+            )
+            for offers, factor in zip(profile.codecs, self.factors, strict=True)
+        )
+        known = profile.stale_errors or (0.0,) * len(profile.graph.ops)
+        # An infinite error is as good as the largest number: it is above any bound.
+        stale = tuple(min(max(pair), 1e300) for pair in zip(known, self.stale_errors, strict=True))
+        return replace(profile, codecs=codecs, stale_errors=stale)
+
+    def stricter(self, other: Strictness) -> Strictness:
+        """The larger of the two errors everywhere."""
+        pairs = zip(self.factors, other.factors, strict=True), zip(self.stale_errors, other.stale_errors, strict=True)
+        return Strictness(*(tuple(max(pair) for pair in each) for each in pairs))
+
+
+@dataclass(frozen=True)
 class BlockType:
     """A block type: `count` of its calls are alive at once (the paper's N_layer, equation 8), at least 1.
 
     Each block is called `calls_per_block` times, a divisor of `count`; all calls of a block have one policy.
+    `strictness`: per block in forward order, how its gradient errors differ from the profile's; None: they do not. ():
+    those of no block do.
     """
 
     name: str
     profile: Profile
     count: int
     calls_per_block: int = 1
+    strictness: tuple[Strictness | None, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("count", "calls_per_block"):
@@ -110,6 +152,8 @@ class BlockType:
             raise ValueError(
                 f"calls_per_block of {self.name!r} is {self.calls_per_block}; it must divide its {self.count} calls"
             )
+        if self.strictness:
+            _check_length("strictness", len(self.strictness), f"blocks of {self.name!r}", self.blocks)
 
     @property
     def blocks(self) -> int:
@@ -119,7 +163,7 @@ class BlockType:
 
 def _check_length(what: str, length: int, of: str, expected: int) -> None:
     if length != expected:
-        raise ValueError(f"{what} has {length} entries; the graph has {expected} {of}")
+        raise ValueError(f"{what} has {length} entries; there are {expected} {of}")
 
 
 def _check_number(what: str, number: float) -> None:

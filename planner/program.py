@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import mip
 
+from ds_adacc.planner.gradient_error import read_together
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 from ds_adacc.planner.schedule import Schedule
@@ -25,7 +26,7 @@ QUANTUM_SECONDS = 1e-7
 class BlockProgram:
     """Choices and replays of one block type, added to `model` with their constraints.
 
-    `max_gradient_error` bounds the root of the sum of the squared gradient errors of the compressed values.
+    `max_gradient_error` bounds the policy's `gradient_error`.
     """
 
     def __init__(self, model: mip.Model, profile: Profile, max_gradient_error: float | None = None) -> None:
@@ -132,8 +133,33 @@ class BlockProgram:
 
     def _bound_gradient_error(self, bound: float) -> None:
         squares = [((offer.gradient_error / bound) ** 2, var) for _, offer, var in self._all() if offer.gradient_error]
+        altered: dict[int, Expr] = {}
+        for op, (inputs, outputs) in read_together(self.profile.graph).items():
+            error = self.profile.stale_errors[op] if self.profile.stale_errors else 0.0
+            if not error:
+                continue
+            stale = self.model.add_var(ub=1)
+            for value, output in itertools.product(inputs, outputs):
+                self.model += stale >= self._altered(value, altered) + self.stored(output) - 1
+            # An op too fragile to be stale at all is kept from it by a bound, which the solver uses better than a row
+            # with a huge factor.
+            if error > bound:
+                stale.ub = 0
+            else:
+                squares.append(((error / bound) ** 2, stale))
         if squares:
             self.model += mip.xsum(square * chosen for square, chosen in squares) <= 1
+
+    def _altered(self, value: int, known: dict[int, Expr]) -> Expr:
+        """Whether backward finds a value changed: it is compressed by a lossy codec, or rebuilt from such a value."""
+        if value not in known:
+            altered = known[value] = self.model.add_var(ub=1)
+            self.model += altered >= mip.xsum(chosen for offer, chosen in self._offers(value) if offer.error > 0)
+            producer = self.profile.graph.values[value].producer
+            if producer in self.schedule.times:
+                for source in self.profile.graph.ops[producer].inputs:
+                    self.model += altered >= self._altered(source, known) - self.stored(value)
+        return known[value]
 
     def _run_on_request(self, op: int, time: int) -> None:
         """An op has run by an event if and only if an output that is not stored was requested by then."""

@@ -97,11 +97,6 @@ def quantization_error(profile: Profile, policy: Policy) -> float:
     return sum(offer.error * profile.graph.values[value].nbytes for value, offer in offers)
 
 
-def gradient_error(profile: Profile, policy: Policy) -> float:
-    """The estimated relative error of the block's gradient: the root of the sum of squares over what is compressed."""
-    return math.hypot(*(offer.gradient_error for offer in chosen_codecs(profile, policy).values()))
-
-
 def human_bytes(nbytes: int) -> str:
     """1536 -> '1.50 KiB'."""
     exponent = min(max(nbytes.bit_length() - 1, 0) // 10, 4)

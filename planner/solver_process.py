@@ -17,6 +17,7 @@ from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import least_peak
+from ds_adacc.planner.strictness import merged, split
 
 Question = tuple[Problem, int | None, float]  # the budget in bytes, None: the smallest peak; the solver's seconds
 
@@ -30,13 +31,13 @@ def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> So
     Raises what `solve_per_block` raises, and RuntimeError with the last lines of the child's stderr if it dies.
     """
     check_request(budget, max_seconds)
-    return _ask((problem, budget, max_seconds))
+    return merged(problem, _ask((split(problem), budget, max_seconds)))
 
 
 def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
     """As `least_peak`, in a process of its own; errors as in `solve_in_process`."""
     check_request(0, max_seconds)
-    return _ask((problem, None, max_seconds))
+    return merged(problem, _ask((split(problem), None, max_seconds)))
 
 
 def _ask(question: Question) -> Solution:

@@ -79,7 +79,8 @@ def profiles(draw, sizes, ops=5, transfers=True):
         left -= count
         codecs.append(draw(offers(sizes, count, transfers)))
     overlap = (draw(TIMES), draw(TIMES))
-    return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), overlap)
+    stale = tuple(draw(ERRORS) for _ in graph.ops) if draw(st.booleans()) else ()
+    return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), overlap, stale_errors=stale)
 
 
 @st.composite

@@ -92,8 +92,8 @@ def test_codec(change, message):
 @pytest.mark.parametrize(
     ("seconds", "codecs", "message"),
     [
-        ((), ((), ()), "op_seconds has 0 entries; the graph has 1 ops"),
-        ((1e-6,), ((),), "codecs has 1 entries; the graph has 2 values"),
+        ((), ((), ()), "op_seconds has 0 entries; there are 1 ops"),
+        ((1e-6,), ((),), "codecs has 1 entries; there are 2 values"),
         ((float("nan"),), ((), ()), "op_seconds of op 'double' is nan"),
         ((1e-6,), ((), (CodecCost("bits", 1, 0, 0, 0, 0),) * 2), "value 'y' is offered codecs .'bits', 'bits'."),
     ],
