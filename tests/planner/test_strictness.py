@@ -49,7 +49,7 @@ def test_without_strictness_nothing_is_split():
 def test_each_block_keeps_the_bound_by_its_own_errors(order):
     asked = problem(None, SHARP, None, EXACT, order=order)
     least = least_peak_in_process(asked, max_seconds=60)
-    solved = solve_in_process(asked, 1000, max_seconds=60)
+    solved = solve_in_process(asked, least.peak + 400, max_seconds=60)
     for solution in (least, solved):
         (policies,) = solution.policies
         assert solution.peak == peak_bytes(asked, solution.policies)
@@ -57,7 +57,7 @@ def test_each_block_keeps_the_bound_by_its_own_errors(order):
             assert gradient_error(PROFILE if kind is None else kind.of(PROFILE), chosen) <= BOUND
         assert policies[3].stores[2] != "int4" != policies[1].stores[2]
     free = replace(asked, block_types=(BlockType("block", PROFILE, 4),))
-    assert solve_in_process(free, 1000, max_seconds=60).added_seconds < solved.added_seconds
+    assert solve_in_process(free, least.peak + 400, max_seconds=60).added_seconds < solved.added_seconds
     with pytest.raises(InfeasibleBudget):
         solve_in_process(asked, 4 * 64 - 1, max_seconds=60)  # the inputs alone
 
