@@ -41,7 +41,7 @@ from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness
+from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -56,6 +56,7 @@ from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_unif
 from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
 
 __all__ = [
+    "HOPELESS",
     "OFFLOAD",
     "RETAIN",
     "BlockGraph",

@@ -9,6 +9,7 @@ from ds_adacc.planner.graph import BlockGraph, check_count
 
 RETAIN = "retain"
 OFFLOAD = "offload"
+HOPELESS = 1e12  # a gradient error from here on is as good as infinite: it is above any bound
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Profile:
 class Strictness:
     """How the gradient errors of some blocks differ from those of their block type's profile.
 
-    `factors`: per value, what the errors of its codecs are multiplied by; infinite: no lossy codec may hold the value.
+    `factors`: per value, what the errors of its codecs are multiplied by; `HOPELESS`: no lossy codec may hold it.
     `stale_errors`: per op, at least this error if it is stale.
     """
 
@@ -111,13 +112,12 @@ class Strictness:
             tuple(
                 replace(offer, gradient_error=offer.gradient_error * factor) if offer.error else offer
                 for offer in offers
-                if not offer.error or math.isfinite(offer.gradient_error * factor)
+                if not offer.error or (factor < HOPELESS and offer.gradient_error * factor < HOPELESS)
             )
             for offers, factor in zip(profile.codecs, self.factors, strict=True)
         )
         known = profile.stale_errors or (0.0,) * len(profile.graph.ops)
-        # An infinite error is as good as the largest number: it is above any bound.
-        stale = tuple(min(max(pair), 1e300) for pair in zip(known, self.stale_errors, strict=True))
+        stale = tuple(max(pair) for pair in zip(known, self.stale_errors, strict=True))
         return replace(profile, codecs=codecs, stale_errors=stale)
 
     def stricter(self, other: Strictness) -> Strictness:

@@ -32,14 +32,16 @@ _CANDIDATES = {
     "asymmetric": ("asymmetric", "group", "asymmetric8", "group8"),
     "bits": ("bits",),
 }
-BY_ERROR = "by-error"
 
-# In this order: section 3.2 of the Adacc paper, its ablation, its baseline "Quantization", every codec, of which
-# one is chosen by its measured error, and none. A role that a preset does not name is never compressed.
+# In this order: every codec that suits a role, chosen by its measured error; section 3.2 of the Adacc paper, its
+# ablation, its baseline "Quantization"; and none. A role that a preset does not name is never compressed.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "auto": {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
     "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
     "paper-no-outliers": _WITHOUT_OUTLIERS,
     "quantization": dict.fromkeys(ROLES, ("token",)),
-    BY_ERROR: {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
     "none": {},
 }
+
+# These are there to be compared with: what they do to the gradient is the point.
+UNBOUNDED = ("paper-no-outliers", "quantization")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from ds_adacc.config.presets import BY_ERROR, PRESETS, ROLES
+from ds_adacc.config.presets import PRESETS, ROLES, UNBOUNDED
 from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
@@ -165,7 +165,7 @@ class RectifierConfig(_Part):
     enabled: bool = True
     max_interval: Annotated[int, AfterValidator(_power_of_two)] = 1024
     drift: Annotated[float, Field(gt=0, le=10)] = 0.10
-    roles: Annotated[tuple[str, ...], PlainValidator(_roles)] = ("linear", "layernorm", "gelu")
+    roles: Annotated[tuple[str, ...], PlainValidator(_roles)] = ("linear", "layernorm", "gelu", "query", "key", "value")
 
     @model_validator(mode="after")
     def _has_something_to_look_at(self) -> "RectifierConfig":
@@ -186,7 +186,8 @@ class AdaccConfig(_Part):
     `blocks`: "auto", or the class names of the modules to wrap.
     `memory_budget`: see `MemoryBudget`.
     `codecs`: a name in PRESETS, or a mapping of roles to codecs.
-    `max_gradient_error`: a bound on the estimated relative error of each block's gradient; null: no bound.
+    `max_gradient_error`: a bound on the measured relative error of each block's gradient; null: no bound. Presets in
+    UNBOUNDED have none unless the section sets one.
     `offload`: whether values on a CUDA device may wait in host memory.
     `group_size`: elements that share a scale; even, as two codes share a byte.
     `scale`: "extreme" anchors it at the signed extreme of its group; "paper" is max|x| / 8 (equation 2), which clips
@@ -200,8 +201,8 @@ class AdaccConfig(_Part):
     enabled: bool = True
     blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
-    codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "paper"
-    max_gradient_error: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] | None = None
+    codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "auto"
+    max_gradient_error: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] | None = 0.1
     offload: bool = True
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
     scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
@@ -211,11 +212,12 @@ class AdaccConfig(_Part):
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
     backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
 
-    @model_validator(mode="after")
-    def _has_a_bound_to_choose_by(self) -> "AdaccConfig":
-        if self.codecs == BY_ERROR and self.max_gradient_error is None:
-            raise _invalid((("codecs",), BY_ERROR, "needs 'max_gradient_error', which is not set; 0.05, for example"))
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _without_a_bound(cls, section: Any) -> Any:
+        if isinstance(section, Mapping) and section.get("codecs") in UNBOUNDED:
+            return {"max_gradient_error": None, **section}
+        return section
 
     @property
     def forces_compression(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
 from ds_adacc.record.recording import RecordedOp, Recording
@@ -18,12 +19,25 @@ _DISTINCT_NUMBERS = 3
 
 
 @dataclass
+class Trial:
+    """A policy that is measured on a block before it comes into force (`runtime/trials.py`).
+
+    `has_begun`: a call is measuring it. `result`: the `PolicyError` that was measured; None before backward.
+    """
+
+    policy: planner.Policy
+    has_begun: bool = False
+    result: Any = None
+
+
+@dataclass
 class Record:
     """What is known of one block under one signature.
 
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
     `block_type`: the digest of its recording.
     `bound`: its policy; None if the block could not be recorded, and then it runs under plain autograd.
+    `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
@@ -33,6 +47,7 @@ class Record:
     state: Guards | None = None
     block_type: str = ""
     bound: BoundPolicy | None = None
+    trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     settled: frozenset[str] = frozenset()
@@ -54,7 +69,7 @@ class Record:
         """The record that `to_plain` made `data` of; it has no policy yet."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
         changes, settled = Counter(data["changes"]), frozenset(data["settled"])
-        return cls(None, data["block_type"], None, outliers, changes, settled, dict(data["volatile"]))
+        return cls(None, data["block_type"], None, None, outliers, changes, settled, dict(data["volatile"]))
 
     def holds(self, state: Guards) -> bool:
         """Whether the block runs the recorded program when its modules are in `state`."""

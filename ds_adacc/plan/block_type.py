@@ -9,6 +9,7 @@ from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import Policies
+from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.record.recording import Recording
 
 
@@ -39,7 +40,9 @@ class KnownType:
 
     `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block.
     `outlier_channels` is the largest number of outlier channels found in any of its blocks on this rank, by value
-    index. It is the capacity until the ranks agree on one. `agreed` is None until the ranks have planned for the type.
+    index. It is the capacity until the ranks agree on one. `errors` are the gradient errors of its codecs. As long as
+    they are not measured, no lossy codec is offered where the section bounds them. `agreed` is None until the ranks
+    have planned for the type.
     """
 
     recording: Recording
@@ -47,6 +50,8 @@ class KnownType:
     count: int = 1
     calls_per_block: int = 1
     outlier_channels: dict[int, int] = field(default_factory=dict)
+    errors: CodecErrors = field(default_factory=CodecErrors)
+    errors_are_measured: bool = False
     agreed: AgreedType | None = None
 
     @property

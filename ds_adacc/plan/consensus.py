@@ -56,7 +56,8 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
         for offers in zip(*(p.codecs for p in profiles), strict=True)
     )
     overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
-    return planner.Profile(largest.graph, seconds, codecs, overlap, max(p.noise for p in profiles))
+    stale = tuple(map(max, zip(*(p.stale_errors for p in profiles), strict=True)))
+    return planner.Profile(largest.graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
 
 
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:

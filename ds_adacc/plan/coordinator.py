@@ -14,6 +14,7 @@ from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.log import get_logger
+from ds_adacc.plan.approvals import MARGIN, Approvals, BlockErrors, BlockKey, is_lossy
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import available_bytes, budget_bytes
 from ds_adacc.plan.consensus import (
@@ -57,6 +58,8 @@ class CoordinatorState:
     unfit: tuple[LiveSet, ...] = ()
     orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
     agreed: tuple[AgreedType, ...] = ()
+    errors: tuple[tuple[BlockKey, BlockErrors], ...] = ()
+    tried: int = 0
 
     def check(self) -> None:
         """Raise ValueError unless every policy is valid for its block type."""
@@ -98,11 +101,14 @@ class Coordinator:
         self._live_sets: tuple[LiveSet, ...] = ()
         self._unfit: tuple[LiveSet, ...] = ()
         self._agreed: dict[str, AgreedType] = {}
+        self.approvals = Approvals(config.max_gradient_error)
+        self._tried = 0  # the number of the block that the next tracking step tries first
 
     def state(self) -> CoordinatorState:
         """The state to save in a checkpoint."""
         orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
-        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed)
+        errors = tuple(self.approvals.blocks.items())
+        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors, self._tried)
 
     def restore(self, state: CoordinatorState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
@@ -112,6 +118,7 @@ class Coordinator:
         self.block_types = {}
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
         self._agreed = {agreed.spec.name: agreed for agreed in state.agreed}
+        self.approvals.blocks, self._tried = dict(state.errors), state.tried
         self.forward_order.restore(dict(state.orders), blocks, indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
@@ -141,6 +148,45 @@ class Coordinator:
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
         """The policies in force on all ranks, by block type, including types that this rank has not run."""
         return {digest: self._agreed[digest].policies for digest in digests if digest in self._agreed}
+
+    def permits(self, digest: str, index: int | None) -> bool:
+        """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
+        agreed = self._agreed[digest]
+        return self.approvals.permit((digest, index), agreed.policy(index), agreed.spec.profile)
+
+    def has_trials(self, plan: Plan) -> bool:
+        """Whether a policy of the plan must be measured before it comes into force."""
+        return not all(self._may_all_run(self._agreed[block_type.name]) for block_type in plan.block_types)
+
+    def errors_in_force(self) -> dict[BlockKey, float]:
+        """The measured gradient errors of the policies in force, by block."""
+        return self.approvals.in_force(self._agreed.values())
+
+    def to_try(self, plan: Plan) -> set[BlockKey]:
+        """The blocks whose policies in force a tracking step measures again, in turns.
+
+        A block on trial holds what full checkpointing would. As many are tried as the budget has room for: at least
+        one.
+        """
+        keys, extra = [], {}
+        for block_type in plan.block_types:
+            exact = planner.recompute_policy(block_type.profile).held_bytes(block_type.profile)
+            for index, policy in enumerate(self._agreed[block_type.name].policies):
+                if self.approvals.bound is not None and is_lossy(policy, block_type.profile):
+                    keys.append((block_type.name, index))
+                    more = max(0, exact - policy.held_bytes(block_type.profile))
+                    extra[keys[-1]] = block_type.calls_per_block * more
+        if not keys:
+            return set()
+        first = self._tried % len(keys)
+        room, chosen = plan.budget - plan.peak, []
+        for key in (*keys[first:], *keys[:first]):
+            room -= extra[key]
+            if chosen and room < 0:
+                break
+            chosen.append(key)
+        self._tried = (first + len(chosen)) % len(keys)
+        return set(chosen)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
@@ -218,6 +264,7 @@ class Coordinator:
         for oldest in list(self._agreed)[:-_REMEMBERED]:
             del self._agreed[oldest]
         self.forward_order.keep(self._agreed)
+        self.approvals.keep(self._agreed)
 
     def is_planned(self, names: LiveSet) -> bool:
         """Whether these block types were planned together, or together fit the budget under their current policies."""
@@ -260,7 +307,8 @@ class Coordinator:
         return RankReport(self._counted(known), known.count, known.calls_per_block, channels, corrections.get(digest))
 
     def _counted(self, known: KnownType) -> planner.Profile:
-        return with_held_inputs(known.profile, known.recording, self.inputs)
+        profile = known.profile if self.approvals.bound is None else known.errors.of(known.profile)
+        return with_held_inputs(profile, known.recording, self.inputs)
 
     def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
         """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
@@ -280,18 +328,25 @@ class Coordinator:
         """The plan, and the new `AgreedType` of each of its block types."""
         merged = self._merge(everyone)
         specs = {digest: each.spec for digest, each in merged.items()}
-        request = PlanRequest(specs, context.live_sets, context.orders, self._config.max_gradient_error)
+        bound = self.approvals.bound
+        aim = None if bound is None else MARGIN * bound
+        request = PlanRequest(specs, context.live_sets, context.orders, aim)
         without = most_without(request)
         budget = self._budget(without, context.available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
-        settled = {digest: agreed.policies for digest, agreed in self._agreed.items()}
+        settled = {digest: agreed.policies for digest, agreed in self._agreed.items() if self._may_all_run(agreed)}
         groups = solve(request, budget, self._config, settled, forgiven)
         plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
         return plan, tuple(agreed)
+
+    def _may_all_run(self, agreed: AgreedType) -> bool:
+        """Whether no policy of the type's blocks was found to exceed the bound on the gradient error."""
+        profile, policies = agreed.spec.profile, enumerate(agreed.policies)
+        return all(self.approvals.permit((agreed.spec.name, index), policy, profile) for index, policy in policies)
 
     def _budget(self, without: int, available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
@@ -306,7 +361,9 @@ class Coordinator:
             before = self._agreed[digest].correction if digest in self._agreed else Correction()
             capacity, correction = merge_capacity(reports), merge_corrections(reports, before)
             profile = correction.of(self._resize(digest, merge_profiles(reports), capacity))
-            merged[digest] = AgreedType(merge_block_type(digest, profile, reports), (), capacity, correction)
+            spec = merge_block_type(digest, profile, reports)
+            spec = replace(spec, strictness=self.approvals.strictness(digest, spec.blocks))
+            merged[digest] = AgreedType(spec, (), capacity, correction)
         return merged
 
     def _resize(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:

@@ -63,7 +63,6 @@ def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.devi
     versions of the packages, the kernels' sources, and those keys of the section that change what a codec does.
     """
     measured = {key: getattr(section, key) for key in _MEASURED}
-    measured["gradient_errors"] = section.max_gradient_error is not None
     sources = _sources_digest(Path(kernels.__file__).parent)
     parts = [digest, [list(names) for names in offers], device_name(device), versions(), sources, measured]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,6 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.codecs import CodecMaker
-from ds_adacc.profile.gradient_error import gradient_errors
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
@@ -50,10 +49,7 @@ class Profiler:
 
     def _measure(self, recording: Recording, captured: Capture) -> planner.Profile:
         self.measured += 1
-        profile = measure(recording, captured.tensors, self._codecs)
-        if self._config.max_gradient_error is not None:
-            profile = gradient_errors(captured, recording, profile, self._codecs)
-        return profile
+        return measure(recording, captured.tensors, self._codecs)
 
 
 def _is_of(profile: planner.Profile, recording: Recording) -> bool:

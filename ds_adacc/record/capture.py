@@ -17,12 +17,12 @@ from ds_adacc.record.verify import verify
 
 
 class LateSlot:
-    """A slot that retains its tensor until the call has a plan; then it holds the plan's slot."""
+    """A slot that may be exchanged: that of a call which is recorded before it has a plan, or which is probed."""
 
     __slots__ = ("slot",)
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.slot: Slot | Any = keep(tensor)
+    def __init__(self, slot: Slot | Any) -> None:
+        self.slot = slot
 
     def unpack(self) -> torch.Tensor:
         return self.slot.unpack()
@@ -62,7 +62,7 @@ class _RecordingHook:
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
         assert self.recorder is not None
-        slot = LateSlot(self.recorder.pack(tensor))
+        slot = LateSlot(keep(self.recorder.pack(tensor)))
         self.slots.append(slot)
         return slot
 

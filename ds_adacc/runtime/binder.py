@@ -6,7 +6,7 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Record
-from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.bound_policy import BoundPolicy, bind
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
@@ -27,15 +27,34 @@ class Binder:
         record: Record,
         recording: Recording,
         known: KnownType,
-        block_index: int | None,
+        policy: planner.Policy,
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Put the policy of the block with this index in force for its record, with the outlier channels last found.
+        """Put the policy in force for the record, with the outlier channels last found.
 
         `inputs` says how the block inputs that the policy retains are held.
         """
-        policy = inputs.applied(self._permitted(known.policy(block_index), recording), recording)
+        policy = inputs.applied(self._permitted(policy, recording), recording)
+        record.bound = self._bound(record, recording, known, policy, inputs, device)
+
+    def measured(
+        self, record: Record, recording: Recording, known: KnownType, policy: planner.Policy, device: torch.device
+    ) -> BoundPolicy:
+        """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
+        stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
+        policy = self._permitted(planner.Policy(stores, policy.replays), recording)
+        return self._bound(record, recording, known, policy, InputPlacement(), device)
+
+    def _bound(
+        self,
+        record: Record,
+        recording: Recording,
+        known: KnownType,
+        policy: planner.Policy,
+        inputs: InputPlacement,
+        device: torch.device,
+    ) -> BoundPolicy:
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
@@ -47,7 +66,7 @@ class Binder:
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        record.bound = bind(recording, policy, codecs, self._prefetcher)
+        return bind(recording, policy, codecs, self._prefetcher)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""

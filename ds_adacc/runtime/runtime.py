@@ -21,6 +21,8 @@ from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
 from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.gradient_error import CodecErrors
+from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
@@ -36,10 +38,14 @@ from ds_adacc.runtime.step_controller import ControllerState, StepController
 
 @dataclass(frozen=True)
 class RuntimeState:
-    """The part of a `Runtime` that a checkpoint saves. `profiles` are the profiles of this rank, by block type."""
+    """The part of a `Runtime` that a checkpoint saves.
+
+    `profiles` are the profiles of this rank, by block type, and `errors` the measured gradient errors of the codecs.
+    """
 
     controller: ControllerState = field(default_factory=ControllerState)
     profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
+    errors: Mapping[str, CodecErrors] = field(default_factory=dict)
 
 
 class Runtime:
@@ -133,9 +139,13 @@ class Runtime:
             self.controller.note_call(record.block_type)
         step = self.controller.step
         # Rule 4
-        if bound is None or (bound.is_trivial and step.observer is None and not step.is_tracking):
+        is_watched = step.observer is not None or step.is_tracking or record.trial is not None
+        if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
         call, pack, done = self._open(block, record, tensors, step.is_tracking)
+        probe = self._probe(record, tensors)
+        if probe is not None:
+            pack = probe.pack(pack)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
@@ -144,7 +154,11 @@ class Runtime:
             done()
         finally:
             call.close()
-        return output
+        return output if probe is None else probe.watch(output)
+
+    def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
+        controller, recording = self.controller, record.bound.recording
+        return controller.trials.probe(record, recording, inputs, controller.device, controller.step.probed)
 
     def _open(
         self, block: Block, record: Record, inputs: Sequence[torch.Tensor], tracking: bool
@@ -194,16 +208,14 @@ class Runtime:
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
-        self._hand_over(block, record, captured, tensors, tracking)
-        return captured.output
-
-    def _hand_over(
-        self, block: Block, record: Record, captured: Capture, inputs: Sequence[torch.Tensor], tracking: bool
-    ) -> None:
-        call, pack, done = self._open(block, record, inputs, tracking)
+        call, pack, done = self._open(block, record, tensors, tracking)
+        probe = self._probe(record, tensors)
+        if probe is not None:
+            probe.slots = captured.slots
         captured.hand_over(pack)
         done()
         call.close()
+        return captured.output if probe is None else probe.watch(captured.output)
 
     # -- records
 
@@ -217,7 +229,8 @@ class Runtime:
         digest = recording.digest
         if digest not in self.coordinator.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
-            self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
+            known = self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
+            self.controller.trials.admit(known, captured)
         known = self.coordinator.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
@@ -279,12 +292,16 @@ class Runtime:
 
     def state(self) -> RuntimeState:
         """The state to save in a checkpoint. Call `controller.state_is_saved` first."""
-        profiles = {digest: known.profile for digest, known in self.coordinator.block_types.items()}
-        return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles})
+        block_types = self.coordinator.block_types
+        profiles = {digest: known.profile for digest, known in block_types.items()}
+        errors = {digest: known.errors for digest, known in block_types.items() if known.errors_are_measured}
+        remembered = self.controller.trials.remembered
+        return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles}, {**remembered, **errors})
 
     def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state. `blocks` is what `StepController.blocks_to_plain` returned."""
         self.profiler.remembered = state.profiles
+        self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
 
 

@@ -16,6 +16,7 @@ from ds_adacc.rectify.step_profiler import StepProfiler
 class Purpose(Enum):
     """The purpose of a step. It is chosen when the step before it has ended."""
 
+    TRY = "try"  # blocks hold everything exactly while the gradient errors of their new policies are measured
     RECORD = "record"  # some blocks may have no policy yet: count the calls and bytes alive at once
     MEASURE = "measure"  # the first step under a new plan: count the same, and measure peak and seconds
     TRACK = "track"  # a tracking step: find the outliers, and verify one recording of each block type again
@@ -28,7 +29,8 @@ class StepSchedule:
 
     It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
     plan in force: `look_in` is the number of steps before it (0: it is the next step; None: it has ended). `measures`
-    says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
+    says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once. `tries`
+    says whether the next step puts policies on trial; the observation then waits for the step after it.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
     of steps from one tracking step to the next.
     """
@@ -37,6 +39,7 @@ class StepSchedule:
     look_in: int | None = None
     measures: bool = True
     was_deferred: bool = False
+    tries: bool = False
     track_from: int = 1
     interval: int = 1
 
@@ -44,9 +47,9 @@ class StepSchedule:
         """The schedule after one more optimizer step."""
         return replace(self, ended=self.ended + 1)
 
-    def with_new_plan(self) -> StepSchedule:
-        """The schedule after a new plan: the next step observes and measures it."""
-        return replace(self, look_in=0, measures=True, was_deferred=False)
+    def with_new_plan(self, tries: bool) -> StepSchedule:
+        """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
+        return replace(self, look_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries)
 
     def with_state_saved(self) -> StepSchedule:
         """The schedule after the state was saved. A measuring step that is next is postponed by one step.
@@ -61,11 +64,14 @@ class StepSchedule:
 
     def after_look(self) -> StepSchedule:
         """The schedule after a step under the plan: a postponed observation is next; one that was due is done."""
-        return replace(self, look_in=0 if self.look_in == 1 else None)
+        return replace(self, look_in=0 if self.look_in == 1 else None, tries=False)
 
-    def after_tracking(self, changed: bool, longest: int) -> StepSchedule:
-        """The schedule after a tracking step. The interval doubles up to `longest`, or is 1 if a policy changed."""
-        interval = 1 if changed else min(2 * self.interval, longest)
+    def after_tracking(self, changed: bool, has_risen: bool, longest: int) -> StepSchedule:
+        """The schedule after a tracking step.
+
+        The interval doubles up to `longest`. It is 1 if a policy changed, and half if a gradient error has risen.
+        """
+        interval = 1 if changed else max(1, self.interval // 2) if has_risen else min(2 * self.interval, longest)
         return replace(self, interval=interval, track_from=self.ended + interval)
 
     def no_longer_than(self, longest: int) -> StepSchedule:
@@ -82,10 +88,10 @@ class StepSchedule:
 class Step:
     """One optimizer step, with all its micro-batches. When it has ended, a new `Step` replaces it.
 
-    Steps that record or measure have an `observer` from the start. Any other step gets one when it calls a block
+    Steps that record, measure or try have an `observer` from the start. Any other step gets one when it calls a block
     without a policy, and `is_partly_observed` is then true. `live` are the block types called in the current forward.
     `passes` holds the forward pass observed for each live set. `verified` are the block types whose recording was
-    verified in this step.
+    verified in this step, `probed` those of which a call measures the gradient errors of the codecs.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None) -> None:
@@ -95,7 +101,8 @@ class Step:
         self.live: set[str] = set()
         self.passes: dict[LiveSet, ForwardPass] = {}
         self.verified: set[str] = set()
-        if purpose in (Purpose.RECORD, Purpose.MEASURE):
+        self.probed: set[str] = set()
+        if purpose in (Purpose.RECORD, Purpose.MEASURE, Purpose.TRY):
             measures = purpose is Purpose.MEASURE and device is not None
             self.observer = Observer(StepProfiler(device) if measures else None)
 

@@ -7,11 +7,14 @@ After the engine's own step (`engine/hooks.py`), and once any rank has called a 
 2. The step is counted. After the first step under a plan, the plan is compared with what was observed, and the table is
    printed. If the memory model was wrong, it is corrected, and a new plan is due.
 3. All ranks together plan for the live sets that have no plan.
-4. After a tracking step the rectifier judges the outliers. If they have drifted, a new plan is made.
-5. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
+4. After a step of trials, policies that keep the bound on the gradient error come into force. A new plan is made for
+   blocks whose policies do not.
+5. After a tracking step the rectifier judges the outliers and the gradient errors of the policies in force. If the
+   outliers have drifted, or an error is above the bound, a new plan is made.
+6. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
    monitors follow.
 
-Only `decide` changes the plan; steps 3 and 4 call it. `restore` takes the plan from a checkpoint.
+Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan from a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,21 +26,23 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
 from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import LiveSet, Plan, Policies
+from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
-from ds_adacc.rectify.rectifier import Rectifier, Review, Verdict
+from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.review import conclude_trials, rectify, try_what_is_in_force
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
+from ds_adacc.runtime.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class ControllerState:
     coordinator: CoordinatorState = field(default_factory=CoordinatorState)
     plan: Plan | None = None
     seen: Seen | None = None
+    has_run_a_plan: bool = False
     corrected: int = 0
     reason: str = ""
     schedule: StepSchedule = field(default_factory=StepSchedule)
@@ -60,8 +66,9 @@ class StepController:
 
     With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
     backward begins a new step; this must happen on all `ranks` at the same time. `seen` is what was observed in the
-    first step under the plan; it is None before that step has ended. `review` is the rectifier's result for the step
-    that has just ended; it is None if that was not a tracking step.
+    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether any plan was so
+    observed. `review` is the rectifier's result for the step that has just ended; it is None if that was not a tracking
+    step.
     """
 
     def __init__(
@@ -82,9 +89,11 @@ class StepController:
         self.device: torch.device | None = None
         self.plan: Plan | None = None
         self.seen: Seen | None = None
+        self.has_run_a_plan = False
         self.review: Review | None = None
         self.schedule = StepSchedule()
         self.step = Step(Purpose.RECORD)
+        self.trials = Trials(coordinator, binder)
         self._binder = binder
         self._calibration = Calibration()
         self._waiting: set[LiveSet] = set()  # have run, and have no plan
@@ -140,13 +149,18 @@ class StepController:
         self.review = None
         try:
             corrections = self.compare()
+            self._waiting |= {names for late in self.trials.late() for names in self.coordinator.partners([late])}
             if self.ranks.any(self.is_waiting):
                 self.plan_waiting(corrections)
+            if self.step.purpose is Purpose.TRY:
+                conclude_trials(self)
             if self.step.is_tracking:
-                self.review = self._rectify()
+                self.review = rectify(self)
         finally:
             self.step.close()
             self.step = Step(self.next_purpose(), self.device)
+            if self.step.is_tracking:
+                try_what_is_in_force(self)
 
     def next_purpose(self) -> Purpose:
         """The purpose of the next step.
@@ -157,6 +171,8 @@ class StepController:
         schedule = self.schedule
         if self.plan is None:
             return Purpose.RECORD
+        if schedule.tries:
+            return Purpose.TRY
         if schedule.look_in is not None:
             return Purpose.MEASURE if schedule.look_in == 0 and schedule.measures else Purpose.RECORD
         if self.rectifier is not None and schedule.is_tracking_due:
@@ -186,7 +202,7 @@ class StepController:
             return {}
         held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
-        self.seen = findings.seen
+        self.seen, self.has_run_a_plan = findings.seen, True
         self._waiting |= findings.live_sets
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
@@ -218,62 +234,30 @@ class StepController:
         self.step.passes = {}
         plan = self.coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
         self.plan, self.seen, self._planned = plan, None, set()
-        self.schedule = self.schedule.with_new_plan()
+        self.schedule = self.schedule.with_new_plan(self.coordinator.has_trials(plan))
         for block_type in plan.block_types:
-            self._rebind(block_type.name)
+            self.rebind(block_type.name)
         self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
         self.journal.write("plan", **told(plan, self.coordinator, self.schedule.ended))
         return plan
 
-    def _rebind(self, digest: str) -> None:
+    def rebind(self, digest: str) -> None:
         """Put the block type's policies in force for its blocks, with the outlier channels last found."""
         for block, record in self.blocks.records():
             if record.block_type == digest:
                 self.bind(block, record)
 
-    def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
-        """Bind the record to the policy of this block."""
+    def bind(self, block: Block, record: Record, recording: Recording | None = None, on_trial: bool = False) -> None:
+        """Bind the record to the policy of this block; put the policy `on_trial` if the block may not run it yet."""
         index = self.coordinator.forward_order.index(block, record.block_type)
         known = self.coordinator.block_types[record.block_type]
-        self._binder.bind(
-            record, recording or record.bound.recording, known, index, self.coordinator.inputs, self.device
-        )
-
-    # -- the rectifier's verdict
-
-    def _rectify(self) -> Review:
-        """Act on the rectifier's verdict: if outliers have drifted, plan again; else use the channels last found."""
-        records = [record for _, record in self.blocks.records()]
-        verdict = self.rectifier.judge(records, self.coordinator)
-        if verdict.drifted:
-            review = self._replan(verdict)
-            self.journal.write("rectifier", step=self.schedule.ended, reason=verdict.reason, **asdict(review))
-        else:
-            review = Review()
-            for digest in self.coordinator.block_types:
-                self._rebind(digest)
-        longest = self.rectifier.config.max_interval
-        self.schedule = self.schedule.after_tracking(bool(review.changed), longest)
-        return review
-
-    def _replan(self, verdict: Verdict) -> Review:
-        step = self.schedule.ended
-        live_sets = self.coordinator.partners(verdict.drifted)
-        if not live_sets:
-            return self._stay(verdict, "nothing fits the budget")
-        digests = {digest for names in live_sets for digest in names}
-        old = self.coordinator.agreed_policies(digests)  # those of all ranks: the schedule depends on them
-        try:
-            plan = self.decide(live_sets, f"step {step}: {verdict.reason}", True, capacity=verdict.capacity)
-        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-            return self._stay(verdict, error)
-        changed = sum(_differences(old.get(digest), plan.policies.get(digest)) for digest in digests)
-        self._log.info("step %d: %s: re-planned, %d values changed", step, verdict.reason, changed)
-        return Review(True, changed)
-
-    def _stay(self, verdict: Verdict, why: object) -> Review:
-        self._log.warning("step %d: %s, but the plan in force stays: %s", self.schedule.ended, verdict.reason, why)
-        return Review()
+        policy, inputs = known.policy(index), self.coordinator.inputs
+        on_trial |= known.agreed is not None and not self.coordinator.permits(record.block_type, index)
+        record.trial = Trial(policy) if on_trial else None
+        if on_trial or (known.agreed is None and self.trials.bound is not None):
+            # A probe finds all values exactly, and the inputs as they were given.
+            policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
+        self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)
 
     # -- requests from other modules
 
@@ -286,7 +270,7 @@ class StepController:
             return
         self.coordinator.inputs = placement
         for digest in self.coordinator.block_types:
-            self._rebind(digest)
+            self.rebind(digest)
         if self.plan is not None:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
             self._waiting, self._planned = self._waiting | self._planned | in_force, set()
@@ -314,6 +298,7 @@ class StepController:
             coordinator=self.coordinator.state(),
             plan=self.plan,
             seen=self.seen,
+            has_run_a_plan=self.has_run_a_plan,
             corrected=self._calibration.corrected,
             reason=self._calibration.reason,
             schedule=self.schedule,
@@ -335,6 +320,7 @@ class StepController:
         self.coordinator.restore(state.coordinator, self.blocks.every(), indices)
         self._calibration = Calibration(state.corrected, state.reason)
         self.plan, self.seen, self.review = state.plan, state.seen, None
+        self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
@@ -352,13 +338,3 @@ class StepController:
         self.journal.write("plan", **told(self.plan, self.coordinator, self.schedule.ended))
         if self.seen is not None:
             self._log.info("%s", self.describe())
-
-
-def _differences(old: Policies | None, new: Policies | None) -> int:
-    """The number of values, over all blocks, whose storage differs between the two."""
-    if old is None or new is None or len(old) != len(new):
-        return sum(len(policy.stores) for policy in new or ())
-    stores = (
-        (a, b) for before, after in zip(old, new, strict=True) for a, b in zip(before.stores, after.stores, strict=True)
-    )
-    return sum(a != b for a, b in stores)

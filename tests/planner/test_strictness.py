@@ -1,12 +1,12 @@
 """Blocks of one type with larger gradient errors of their own."""
 
-import math
 from dataclasses import replace
 
 import pytest
 from test_gradient_error import PROFILE, policy
 
 from ds_adacc.planner import (
+    HOPELESS,
     BlockType,
     InfeasibleBudget,
     Problem,
@@ -20,7 +20,7 @@ from ds_adacc.planner import (
 from ds_adacc.planner.strictness import merged, split
 
 SHARP = Strictness((1.0, 1.0, 100.0, 1.0, 1.0), (0.0, 0.0, 1000.0))
-EXACT = Strictness((math.inf,) * 5, (math.inf,) * 3)
+EXACT = Strictness((HOPELESS,) * 5, (HOPELESS,) * 3)
 BOUND = 0.05
 
 

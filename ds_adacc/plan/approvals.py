@@ -1,0 +1,129 @@
+"""Which policies blocks may run: those whose gradient error, measured on the block itself, is within the bound."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ds_adacc import planner
+from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.profile.gradient_error import PolicyError
+
+BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
+PolicyErrors = Mapping[BlockKey, PolicyError]
+
+_MOST_REJECTIONS = 4  # then the block is planned without lossy codecs: the planner does not come to know its errors
+_MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
+MARGIN = 0.9  # of the bound: the planner aims so far below it, since estimates scatter and each rejection costs a step
+_STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with like errors share one
+
+
+@dataclass(frozen=True)
+class BlockErrors:
+    """What was measured of one block. `approved` holds its approved policies with their relative gradient errors.
+
+    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound.
+    """
+
+    approved: tuple[tuple[planner.Policy, float], ...] = ()
+    strictness: planner.Strictness | None = None
+    rejections: int = 0
+
+
+class Approvals:
+    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run."""
+
+    def __init__(self, bound: float | None) -> None:
+        self.bound = bound
+        self.blocks: dict[BlockKey, BlockErrors] = {}
+
+    def permit(self, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> bool:
+        """Whether the block may run the policy: it is approved, or nothing in it is lossy."""
+        return self.bound is None or not is_lossy(policy, profile) or self.error(key, policy) is not None
+
+    def error(self, key: BlockKey, policy: planner.Policy) -> float | None:
+        """The measured error of an approved policy; None if it was not measured."""
+        return dict(self._of(key).approved).get(policy)
+
+    def in_force(self, agreed: Iterable[AgreedType]) -> dict[BlockKey, float]:
+        """The measured errors of the policies in force, by block."""
+        blocks = ((each.spec.name, i, policy) for each in agreed for i, policy in enumerate(each.policies))
+        errors = {(name, i): self.error((name, i), policy) for name, i, policy in blocks}
+        return {key: error for key, error in errors.items() if error is not None}
+
+    def judge(self, everyone: Sequence[PolicyErrors]) -> dict[BlockKey, PolicyError]:
+        """Approve or reject the policies that the ranks have measured. Returns those that were rejected."""
+        rejected = {}
+        for key, found in _worst(everyone).items():
+            known = self._of(key)
+            approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
+            if found.error <= self.bound:
+                self.blocks[key] = replace(known, approved=(*approved, (found.policy, found.error)))
+                continue
+            rejected[key] = found
+            stricter = found.strictness
+            assert stricter is not None  # measured with each error above the bound
+            if known.rejections + 1 >= _MOST_REJECTIONS:
+                stricter = _without_lossy_codecs(stricter)
+            if known.strictness is not None:
+                stricter = stricter.stricter(known.strictness)
+            self.blocks[key] = BlockErrors(approved, _rounded(stricter), known.rejections + 1)
+        return rejected
+
+    def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
+        """The strictness of each block of a block type, in forward order; () if none has one.
+
+        Few distinct ones are told apart. Blocks that share one policy share the strictest.
+        """
+        found = {index: known.strictness for (digest, index), known in self.blocks.items() if digest == name}
+        found = {index: strictness for index, strictness in found.items() if strictness is not None}
+        if not found:
+            return ()
+        strictest = functools.reduce(planner.Strictness.stricter, found.values())
+        if None in found or any(index >= blocks for index in found):
+            return (strictest,) * blocks
+        if len(set(found.values())) > _MOST_KINDS:
+            found = dict.fromkeys(found, strictest)
+        return tuple(found.get(index) for index in range(blocks))
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Forget the blocks of all other block types."""
+        kept = set(names)
+        self.blocks = {key: known for key, known in self.blocks.items() if key[0] in kept}
+
+    def _of(self, key: BlockKey) -> BlockErrors:
+        return self.blocks.get(key, BlockErrors())
+
+
+def is_lossy(policy: planner.Policy, profile: planner.Profile) -> bool:
+    """Whether the policy compresses a value with a lossy codec."""
+    return any(planner.is_lossy(profile, value, store) for value, store in enumerate(policy.stores))
+
+
+def _worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
+    """By block, the largest error of its policy on any rank, and the strictest strictness."""
+    merged: dict[BlockKey, PolicyError] = {}
+    for errors in everyone:
+        for key, found in errors.items():
+            known = merged.get(key)
+            if known is not None:
+                kinds = [each.strictness for each in (known, found) if each.strictness is not None]
+                strictest = functools.reduce(planner.Strictness.stricter, kinds) if kinds else None
+                found = replace(found, error=max(known.error, found.error), strictness=strictest)
+            merged[key] = found
+    return merged
+
+
+def _without_lossy_codecs(strictness: planner.Strictness) -> planner.Strictness:
+    return replace(strictness, factors=(planner.HOPELESS,) * len(strictness.factors))
+
+
+def _rounded(strictness: planner.Strictness) -> planner.Strictness:
+    """Each number rounded up to a power of `_STEP`."""
+
+    def up(number: float) -> float:
+        return min(_STEP ** math.ceil(math.log(number, _STEP)), planner.HOPELESS) if number > 0 else 0.0
+
+    return planner.Strictness(tuple(map(up, strictness.factors)), tuple(map(up, strictness.stale_errors)))

@@ -1,0 +1,224 @@
+"""Runs a block's backward several times, with other tensors in place of those it has saved, when its gradient arrives.
+
+A probed call holds all that it saves exactly, so its own gradient is exact. When backward reaches the block's output,
+the gradient that training really brings is at hand, and under ZeRO-3 the block's parameters are gathered. There the
+probe runs the block's part of backward alone: once as it is, and once for each policy that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.call import Call
+from ds_adacc.planner import HOPELESS
+from ds_adacc.profile.timer import device_of
+from ds_adacc.record.capture import LateSlot
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.saved import Slot, keep
+from ds_adacc.record.signature import flatten
+
+Measure = Callable[[BoundPolicy], float]
+Study = Callable[[Measure], None]
+Gradients = Sequence[torch.Tensor | None]
+
+# Functions of DeepSpeed whose backward holds no collective: its Linear under ZeRO-3.
+_KNOWN = ("LinearFunctionForZeroStage3Backward",)
+
+
+class Probe:
+    """One probed call. `study` is given a function that measures the gradient error of a policy.
+
+    `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must hold
+    its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph.
+
+    Rule 3: the graph stays usable, no `.grad` is written, and the generators are put back.
+    """
+
+    def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
+        self.slots: Sequence[LateSlot] = []
+        self._study = study
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._versions = [tensor._version for tensor in inputs]
+        self._storages = {parameter.untyped_storage()._cdata for parameter in recording.parameters}
+        # The edges, not the tensors: these would keep the inputs' memory.
+        self._of_inputs = _edges(inputs)
+        self._of_parameters = _edges(recording.parameters)
+
+    def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], LateSlot]:
+        """A pack hook around `inner`, which must hold every tensor exactly."""
+        slots: list[LateSlot] = []
+        self.slots = slots
+
+        def packed(tensor: torch.Tensor) -> LateSlot:
+            slots.append(LateSlot(inner(tensor)))
+            return slots[-1]
+
+        return packed
+
+    def watch(self, output: Any) -> Any:
+        """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
+
+        The output is returned as it is if backward will not reach it, or if it is within an object of an unknown class.
+        """
+        watched = main_output(output)
+        if watched is None:
+            return output
+        known = _Arrival.apply(self, watched)
+        return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
+
+    def arrive(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
+        """Run the study, and leave the exact tensors to backward."""
+        if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
+            return  # the program wrote to an input since: what the call held of it is for backward to judge
+        exact = [slot.unpack() for slot in self.slots]
+        self._hold(
+            # A parameter's slot stays: kept as a tensor, it would outlive the gathering under ZeRO-3.
+            slot.slot if tensor.untyped_storage()._cdata in self._storages else keep(tensor)
+            for slot, tensor in zip(self.slots, exact, strict=True)
+        )
+        gradients = self._backward(edge, gradient)
+        if not all(map(_is_finite, gradients)):  # as in a step that a loss scaler skips
+            gradient = _random_like(gradient)
+            gradients = self._backward(edge, gradient)
+            if not all(map(_is_finite, gradients)):
+                return
+
+        def measure(bound: BoundPolicy) -> float:
+            call = Call(bound, self._inputs)
+            kept = [slot.slot for slot in self.slots]
+            try:
+                self._hold([call.pack(tensor) for tensor in exact])
+                call.close()
+                return self._error(self._backward(edge, gradient), gradients)
+            finally:
+                self._hold(kept)
+
+        device = device_of(self._inputs)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            self._study(measure)
+
+    def _hold(self, slots: Iterable[Slot]) -> None:
+        for slot, held in zip(self.slots, slots, strict=True):
+            slot.slot = held
+
+    def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
+        starts = [*self._of_inputs, *self._of_parameters]
+        return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
+
+    def _error(self, gradients: Gradients, exact: Gradients) -> float:
+        inputs = len(self._of_inputs)
+        parts = (slice(None, inputs), slice(inputs, None))
+        return max(relative_error(gradients[part], exact[part]) for part in parts)
+
+
+class _Arrival(torch.autograd.Function):
+    """The identity. Its backward tells the probe, which must not know the graph: the graph knows the probe."""
+
+    @staticmethod
+    def forward(ctx: Any, probe: Probe, output: torch.Tensor) -> torch.Tensor:
+        ctx.probe = probe
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        probe, ctx.probe = ctx.probe, None
+        if probe is not None:  # in a second backward of the same graph there is nothing left to learn
+            node, number = ctx.next_functions[0]
+            probe.arrive(GradientEdge(node, number), gradient)
+        return None, gradient
+
+
+def main_output(output: Any) -> torch.Tensor | None:
+    """The largest tensor of the output that backward may reach; None if there is none that could be replaced."""
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    reached = [leaf for leaf in leaves if leaf.grad_fn is not None and leaf.is_floating_point()]
+    return max(reached, key=torch.Tensor.numel, default=None)
+
+
+def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
+    """Why the block's backward must not be run ahead of training's own (Rule 4); None if it may."""
+    starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
+    main = main_output(output)
+    if main is None or not starts:
+        return "no gradient flows through the tensors that it takes and returns"
+    for op in recording.ops:
+        if op.is_collective:
+            return f"it calls {op.name}, a collective"
+    if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
+        return "a hook on a parameter or an input waits for its gradient"
+    ends: list[torch.Tensor] = []
+    flatten(output, ends)
+    for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
+        is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
+        if is_function and node.name() not in _KNOWN:
+            return f"its backward runs {node.name()}, which may hold a collective"
+    return None
+
+
+def relative_error(gradients: Gradients, exact: Gradients) -> float:
+    """How far `gradients` are from the `exact` ones; `planner.HOPELESS` if something is not finite.
+
+    It is the larger of two: ‖g − g₀‖ / ‖g₀‖ over all tensors together, and the root mean square of the same for each
+    tensor. The second is what an optimizer sees that scales each parameter by itself, as Adam does. There, a tensor
+    whose exact gradient is small counts with the root mean square of all norms in place of its own: the gradient of a
+    key's bias is zero in exact arithmetic, since softmax does not see that bias. None stands for a gradient of zeros.
+    """
+    if not exact:
+        return 0.0
+    norms = [_norm(tensor) for tensor in exact]
+    off = [
+        _norm(tensor if known is None else known if tensor is None else tensor - known)
+        for tensor, known in zip(gradients, exact, strict=True)
+    ]
+    total, floor = math.hypot(*norms), math.hypot(*norms) / math.sqrt(len(norms))
+    if not all(map(math.isfinite, off)):
+        return HOPELESS
+    if not any(off):
+        return 0.0
+    if not total:
+        return HOPELESS
+    of_each = [error / max(norm, floor) for error, norm in zip(off, norms, strict=True)]
+    return min(max(math.hypot(*off) / total, math.hypot(*of_each) / math.sqrt(len(off))), HOPELESS)
+
+
+def _edges(tensors: Iterable[torch.Tensor]) -> list[GradientEdge]:
+    distinct = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
+    return [get_gradient_edge(tensor) for tensor in distinct.values()]
+
+
+def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:
+    """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
+    met = {get_gradient_edge(tensor).node for tensor in starts}
+    pending = [tensor.grad_fn for tensor in ends]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            pending.extend(following for following, _ in node.next_functions)
+            yield node
+
+
+def _norm(tensor: torch.Tensor | None) -> float:
+    """The norm, summed in double precision."""
+    if tensor is None:
+        return 0.0
+    double = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(tensor, dtype=double))
+
+
+def _random_like(gradient: torch.Tensor) -> torch.Tensor:
+    """A small, normally distributed gradient, always the same, from a generator of its own."""
+    generator = torch.Generator(gradient.device).manual_seed(0)
+    options = {"dtype": gradient.dtype, "device": gradient.device}
+    return torch.randn(gradient.shape, generator=generator, **options) / gradient.numel() ** 0.5
+
+
+def _is_finite(tensor: torch.Tensor | None) -> bool:
+    return math.isfinite(_norm(tensor))

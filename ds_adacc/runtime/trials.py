@@ -1,0 +1,126 @@
+"""Measure gradient errors in the calls of a step: those of a new block type's codecs, and those of policies on trial.
+
+A lossy policy comes into force on a block only after it was measured on that block and found within
+`adacc.max_gradient_error`. Until then the block is *on trial*: its calls hold everything exactly, at the bytes of full
+checkpointing, and its first call measures the policy in backward (`profile/probe.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.execute.block import Record
+from ds_adacc.execute.blocks import Registry
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.log import get_logger
+from ds_adacc.plan.approvals import BlockKey
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
+from ds_adacc.profile.probe import Measure, Probe, refusal
+from ds_adacc.record.capture import Capture
+from ds_adacc.record.recording import Recording
+from ds_adacc.runtime.binder import Binder
+
+
+class Trials:
+    """Knows what is to be measured in a call, and collects the results.
+
+    `remembered`: the codecs' errors, by block type, of the run that this one resumes.
+    """
+
+    def __init__(self, coordinator: Coordinator, binder: Binder) -> None:
+        self._coordinator = coordinator
+        self._binder = binder
+        self.remembered: Mapping[str, CodecErrors] = {}
+        self._late: set[str] = set()
+
+    @property
+    def bound(self) -> float | None:
+        return self._coordinator.approvals.bound
+
+    def admit(self, known: KnownType, captured: Capture) -> None:
+        """Find out whether errors of a new block type can be measured; if not, say so once (Rule 5 of profile/)."""
+        if self.bound is None or not _lossy(known.profile):
+            return
+        errors = self.remembered.get(known.recording.digest)
+        if errors is not None:
+            known.errors, known.errors_are_measured = errors, True
+            return
+        reason = refusal(captured.output, captured.inputs, known.recording)
+        if reason is not None:
+            known.errors_are_measured = True
+            get_logger().warning(
+                "block %s: no lossy codec is used, since its gradient error cannot be measured (%s). To use lossy "
+                'codecs without a bound on the error, set "max_gradient_error" to null',
+                known.recording.name,
+                reason,
+            )
+
+    def probe(
+        self,
+        record: Record,
+        recording: Recording,
+        inputs: Sequence[torch.Tensor],
+        device: torch.device,
+        probed: set[str],
+    ) -> Probe | None:
+        """A probe for a call of this record, if something is to be measured in it.
+
+        `probed`: the block types whose codecs are measured in this step; one call of each is enough.
+        """
+        if self.bound is None:
+            return None
+        known, trial = self._coordinator.block_types[record.block_type], record.trial
+        if trial is not None and trial.has_begun:
+            trial = None
+        asks_for_codecs = self._asks_for_codecs(record, known) and record.block_type not in probed
+        if trial is None and not asks_for_codecs:
+            return None
+        if asks_for_codecs:
+            probed.add(record.block_type)
+        if trial is not None:
+            trial.has_begun = True
+
+        def bind(policy: planner.Policy) -> BoundPolicy:
+            return self._binder.measured(record, recording, known, policy, device)
+
+        def study(measure: Measure) -> None:
+            if asks_for_codecs:
+                known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
+                if known.agreed is not None:
+                    self._late.add(record.block_type)
+            if trial is not None:
+                profile = known.agreed.spec.profile
+                trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
+
+        return Probe(recording, inputs, study)
+
+    def _asks_for_codecs(self, record: Record, known: KnownType) -> bool:
+        """Whether the errors of the type's codecs are unknown, and the record holds everything exactly."""
+        if known.errors_are_measured or not _lossy(known.profile):
+            return False
+        stores = enumerate(record.bound.policy.stores)
+        return not any(planner.is_lossy(known.profile, value, store) for value, store in stores)
+
+    def late(self) -> list[str]:
+        """The block types, since this was asked last, whose codecs were measured only after a plan was made."""
+        late, self._late = sorted(self._late), set()
+        return late
+
+    def results(self, blocks: Registry) -> dict[BlockKey, PolicyError]:
+        """The errors of the policies that were measured in the step, by block."""
+        found: dict[BlockKey, PolicyError] = {}
+        for block, record in blocks.records():
+            result = None if record.trial is None else record.trial.result
+            key = record.block_type, self._coordinator.forward_order.index(block, record.block_type)
+            if result is not None and (key not in found or found[key].error < result.error):
+                found[key] = result
+        return found
+
+
+def _lossy(profile: planner.Profile) -> bool:
+    return any(cost.error for costs in profile.codecs for cost in costs)
