@@ -173,7 +173,8 @@ class Recorder(TorchDispatchMode):
         known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
-            self._fresh = False
+            # Autograd detaches what it saves, and so does `pack`: that is no operator of the program.
+            self._fresh = self._fresh and func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if dynamic and refusal is None:
             refusal = "its shape depends on data"

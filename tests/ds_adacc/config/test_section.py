@@ -15,7 +15,7 @@ from ds_adacc.config import (
     load,
     read,
 )
-from ds_adacc.config.presets import ROLES
+from ds_adacc.config.presets import ROLES, UNBOUNDED
 from ds_adacc.kernels import CODECS
 
 ALL_CODECS = ", ".join(map(repr, CODECS))
@@ -23,6 +23,7 @@ ALL_ROLES = (
     "'block_input', 'linear', 'layernorm', 'gelu', 'query', 'key', 'value', 'attention', 'softmax', 'score', "
     "'dropout_mask', 'statistic', 'other'"
 )
+TRACKED = ("linear", "layernorm", "gelu", "query", "key", "value")
 ALL_KEYS = (
     "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'offload', 'group_size', 'scale', "
     "'rounding', 'zscore_threshold', 'rectifier', 'solver', 'backend'"
@@ -41,19 +42,19 @@ def test_defaults():
         enabled=True,
         blocks="auto",
         memory_budget="auto",
-        codecs="paper",
-        max_gradient_error=None,
+        codecs="auto",
+        max_gradient_error=0.1,
         offload=True,
         group_size=128,
         scale="extreme",
         rounding="nearest",
         zscore_threshold=3.0,
-        rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=["linear", "layernorm", "gelu"]),
+        rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=TRACKED),
         solver=SolverConfig(max_seconds=5.0),
         backend="auto",
     )
     assert config.memory_budget == MemoryBudget("auto")
-    assert config.rectifier.roles == ("linear", "layernorm", "gelu")
+    assert config.rectifier.roles == TRACKED
     assert not config.forces_compression
 
 
@@ -143,7 +144,7 @@ def test_a_whole_number_of_bytes_is_no_fraction():
 
 
 def test_the_papers_codecs():
-    offer = codecs_for(load({"adacc": {}}))
+    offer = codecs_for(load({"adacc": {"codecs": "paper"}}))
     assert tuple(offer) == ROLES
     for role in ("linear", "layernorm", "gelu", "block_input", "attention", "other"):
         assert offer.pop(role) == ("outlier",)
@@ -169,14 +170,21 @@ def test_the_other_presets():
     }
 
 
-def test_by_error_offers_all_that_suits_a_role():
-    offer = codecs_for(load({"adacc": {"codecs": "by-error", "max_gradient_error": 0.05}}))
-    paper = codecs_for(load({"adacc": {}}))
+def test_auto_offers_all_that_suits_a_role():
+    offer = codecs_for(load({"adacc": {}}))
+    paper = codecs_for(load({"adacc": {"codecs": "paper"}}))
     others = {"outlier": ("group", "asymmetric"), "channel": ("group",), "asymmetric": ("group",)}
     in_four_bits = {role: codecs and (*codecs, *others.get(codecs[0], ())) for role, codecs in paper.items()}
     in_eight = {role: tuple(f"{codec}8" for codec in codecs) for role, codecs in in_four_bits.items()}
     in_eight["dropout_mask"] = ()
     assert offer == {role: codecs + in_eight[role] for role, codecs in in_four_bits.items()}
+
+
+def test_ablations_have_no_bound_unless_one_is_set():
+    bounds = {c: load({"adacc": {"codecs": c}}).max_gradient_error for c in ("auto", "paper", *UNBOUNDED)}
+    assert bounds == {"auto": 0.1, "paper": 0.1, "paper-no-outliers": None, "quantization": None}
+    assert load({"adacc": {"codecs": "quantization", "max_gradient_error": 0.2}}).max_gradient_error == 0.2
+    assert load({"adacc": {"max_gradient_error": None}}).max_gradient_error is None
 
 
 def test_only_the_quantization_baseline_forces_compression():
@@ -186,8 +194,8 @@ def test_only_the_quantization_baseline_forces_compression():
 
 
 def test_presets_name_codecs_that_exist():
-    for codecs in ("paper", "paper-no-outliers", "none", "quantization", "by-error"):
-        offers = codecs_for(load({"adacc": {"codecs": codecs, "max_gradient_error": 1}}))
+    for codecs in ("paper", "paper-no-outliers", "none", "quantization", "auto"):
+        offers = codecs_for(load({"adacc": {"codecs": codecs}}))
         assert {c for offer in offers.values() for c in offer} <= set(CODECS)
 
 
@@ -224,10 +232,6 @@ def test_presets_name_codecs_that_exist():
         ({None: 1}, f"adacc.None = None: unknown key (valid: {ALL_KEYS})"),
         ({"max_gradient_error": float("inf")}, "adacc.max_gradient_error = inf: must be a finite number"),
         ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a valid number"),
-        (
-            {"codecs": "by-error"},
-            "adacc.codecs = 'by-error': needs 'max_gradient_error', which is not set; 0.05, for example",
-        ),
         ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
         ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
         (
@@ -246,11 +250,11 @@ def test_presets_name_codecs_that_exist():
         (
             {"codecs": "papers"},
             "adacc.codecs = 'papers': unknown preset; did you mean 'paper'? "
-            "(valid: 'paper', 'paper-no-outliers', 'quantization', 'by-error', 'none')",
+            "(valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none')",
         ),
         (
             {"codecs": ["group"]},
-            "adacc.codecs = ['group']: must be one of 'paper', 'paper-no-outliers', 'quantization', 'by-error', "
+            "adacc.codecs = ['group']: must be one of 'auto', 'paper', 'paper-no-outliers', 'quantization', "
             "'none', or an object of roles and their codecs",
         ),
         (

@@ -19,7 +19,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def maker(**section):
-    return CodecMaker(load({"adacc": section}))
+    return CodecMaker(load({"adacc": {"codecs": "paper", **section}}))
 
 
 def saved(**changes):

@@ -15,7 +15,12 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache
 from ds_adacc.runtime.runtime import Runtime
 
-SECTION = {"memory_budget": 0.8, "codecs": {"gelu": "group"}, "solver": {"max_seconds": 30.0}}
+SECTION = {
+    "memory_budget": 0.8,
+    "codecs": {"gelu": "group"},
+    "max_gradient_error": None,
+    "solver": {"max_seconds": 30.0},
+}
 
 
 @pytest.fixture

@@ -9,13 +9,20 @@ from ds_adacc.runtime.step import Purpose, StepSchedule
 
 
 def test_a_new_plan_is_measured_in_the_next_step_and_once():
-    schedule = StepSchedule().with_step_ended().with_new_plan()
-    assert schedule.look_in == 0 and schedule.measures
+    schedule = StepSchedule().with_step_ended().with_new_plan(tries=False)
+    assert schedule.look_in == 0 and schedule.measures and not schedule.tries
     assert schedule.with_step_ended().after_look().look_in is None
 
 
+def test_a_new_plan_on_trial_is_measured_in_the_step_after():
+    schedule = StepSchedule().with_step_ended().with_new_plan(tries=True)
+    assert schedule.tries and schedule.with_state_saved() == schedule
+    after = schedule.with_step_ended().after_look()
+    assert not after.tries and after.look_in == 0 and after.measures
+
+
 def test_a_measurement_is_put_off_once_by_a_save_and_then_made_a_look():
-    schedule = StepSchedule(ended=1).with_new_plan()
+    schedule = StepSchedule(ended=1).with_new_plan(tries=False)
     once = schedule.with_state_saved()
     assert once.look_in == 1 and once.after_look().look_in == 0
     twice = once.after_look().with_state_saved()
@@ -27,9 +34,11 @@ def test_a_measurement_is_put_off_once_by_a_save_and_then_made_a_look():
 def test_the_interval_doubles_until_a_policy_changes():
     schedule, intervals = StepSchedule(ended=3), []
     for changed in (False, False, False, True, False):
-        schedule = schedule.after_tracking(changed, longest=4)
+        schedule = schedule.after_tracking(changed, has_risen=False, longest=4)
         intervals.append(schedule.interval)
     assert intervals == [2, 4, 4, 1, 2]
+    risen = [StepSchedule(interval=i).after_tracking(False, has_risen=True, longest=8).interval for i in (1, 2, 8)]
+    assert risen == [1, 1, 4]
     assert schedule.track_from == 3 + 2
 
 

@@ -1,0 +1,84 @@
+"""Policies are approved block by block, by the worst error that any rank has measured."""
+
+import pytest
+
+from ds_adacc.plan.approvals import Approvals
+from ds_adacc.planner import HOPELESS, RETAIN, BlockGraph, CodecCost, Event, Op, Policy, Profile, Strictness, Value
+from ds_adacc.profile.gradient_error import PolicyError
+
+GRAPH = BlockGraph(
+    (Value("x", "other", 64, None, True), Value("y", "other", 64, 0, True)),
+    (Op("f", (0,), (1,), True),),
+    (Event("backward", (0, 1), 0),),
+)
+PROFILE = Profile(
+    GRAPH, (1.0,), ((), (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.05), CodecCost("bits", 2, 0, 0, 0, 0)))
+)
+LOSSY, OTHER, EXACT = Policy((RETAIN, "int4"), ()), Policy((RETAIN, None), (0,)), Policy((RETAIN, "bits"), ())
+TWICE = Strictness((1.0, 2.0), (0.0,))
+
+
+def rejected(error=0.5, strictness=TWICE, policy=LOSSY):
+    return PolicyError(policy, error, strictness)
+
+
+def test_lossless_policies_may_always_run_and_lossy_ones_once_measured():
+    approvals = Approvals(0.1)
+    assert approvals.permit(("a", 0), OTHER, PROFILE) and approvals.permit(("a", 0), EXACT, PROFILE)
+    assert not approvals.permit(("a", 0), LOSSY, PROFILE)
+    assert approvals.judge([{("a", 0): PolicyError(LOSSY, 0.1)}]) == {}
+    assert approvals.permit(("a", 0), LOSSY, PROFILE)
+    assert not approvals.permit(("a", 1), LOSSY, PROFILE)  # another block
+    assert approvals.error(("a", 0), LOSSY) == 0.1
+
+
+def test_without_a_bound_everything_may_run():
+    assert Approvals(None).permit(("a", 0), LOSSY, PROFILE)
+
+
+def test_the_worst_rank_decides():
+    approvals = Approvals(0.1)
+    everyone = [{("a", 0): PolicyError(LOSSY, 0.05)}, {("a", 0): rejected(0.2)}, {}]
+    assert approvals.judge(everyone) == {("a", 0): rejected(0.2)}
+    assert not approvals.permit(("a", 0), LOSSY, PROFILE)
+
+
+def test_an_approved_policy_that_errs_later_is_rejected():
+    approvals = Approvals(0.1)
+    approvals.judge([{("a", 0): PolicyError(LOSSY, 0.05)}])
+    approvals.judge([{("a", 0): rejected()}])
+    assert not approvals.permit(("a", 0), LOSSY, PROFILE)
+
+
+def test_each_block_has_its_strictness_unless_there_are_many():
+    approvals = Approvals(0.1)
+    assert approvals.strictness("a", 3) == ()
+    approvals.judge([{("a", 1): rejected()}])
+    first, strict, last = approvals.strictness("a", 3)
+    assert first is None and last is None
+    assert strict.factors[1] >= 2 > strict.factors[0] == 1
+    approvals.judge([{("a", i): rejected(strictness=Strictness((1.0, 9.0**i), (0.0,)))} for i in range(3)])
+    assert len(set(approvals.strictness("a", 3))) == 1  # three kinds would be three block types for the solver
+
+
+def test_blocks_that_share_one_policy_share_the_strictest():
+    approvals = Approvals(0.1)
+    approvals.judge([{("a", 5): rejected()}])
+    (only,) = approvals.strictness("a", 1)
+    assert only.factors[1] >= 2
+
+
+def test_a_block_rejected_again_and_again_is_planned_without_lossy_codecs():
+    approvals = Approvals(0.1)
+    for _ in range(4):
+        assert approvals.strictness("a", 1) == () or approvals.strictness("a", 1)[0].factors[1] < HOPELESS
+        approvals.judge([{("a", 0): rejected()}])
+    (strict,) = approvals.strictness("a", 1)
+    assert not any(cost.error for costs in strict.of(PROFILE).codecs for cost in costs)
+
+
+def test_types_that_are_forgotten_take_their_errors_along():
+    approvals = Approvals(0.1)
+    approvals.judge([{("a", 0): PolicyError(LOSSY, 0.1), ("b", 0): PolicyError(LOSSY, 0.1)}])
+    approvals.keep(["b"])
+    assert [approvals.error((name, 0), LOSSY) for name in "ab"] == [None, pytest.approx(0.1)]

@@ -1,0 +1,216 @@
+"""A probe measures what training will see, under the gradient that backward brings, and leaves no trace."""
+
+import gc
+
+import pytest
+import torch
+import zoo
+from recorded import profile_of, record, tensors_of, under
+from storages import Storages
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.call import Call
+from ds_adacc.planner import HOPELESS
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.profile.probe import Probe, main_output, refusal, relative_error
+from ds_adacc.record.capture import capture
+from ds_adacc.record.closure import closure_of
+from ds_adacc.record.saved import unpack
+
+MAKER = CodecMaker(load({"adacc": {"codecs": "auto"}}))
+
+
+def probed(block, args, kwargs, recording, study):
+    """Call the block under full recomputation with a probe; its output."""
+    bound = bind(recording, planner.recompute_policy(profile_of(recording)), {})
+    inputs = tensors_of(args, kwargs)
+    call, probe = Call(bound, inputs), Probe(recording, inputs, study)
+    with torch.autograd.graph.saved_tensors_hooks(probe.pack(call.pack), unpack):
+        output = block(*args, **kwargs)
+    call.close()
+    return probe.watch(output)
+
+
+def lossy(recording, tensors):
+    """A policy that compresses all that it may, bound with codecs for these tensors."""
+    stores = list(planner.retain_policy(profile_of(recording)).stores)
+    codecs = {}
+    for value in recording.values:
+        offered = [name for name in MAKER.on_offer(value, recording) if name != "bits"]
+        if stores[value.index] == planner.RETAIN and offered:
+            stores[value.index] = offered[0]
+            codecs[value.index] = empty_holder(offered[0], value, tensors[value.index], MAKER).codec
+    return planner.Policy(tuple(stores), ()), codecs
+
+
+def captured(block, args, kwargs):
+    torch.manual_seed(3)
+    return capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_the_error_is_that_of_training_under_the_policy(name):
+    block, args, kwargs = zoo.example(name)
+    found = captured(block, args, kwargs)
+    recording, (policy, codecs) = found.recording, lossy(found.recording, found.tensors)
+    starts = [t for t in (*tensors_of(args, kwargs), *block.parameters()) if t.requires_grad]
+    weight = torch.randn_like(main_output(found.output))
+
+    def gradients(run):
+        torch.manual_seed(3)
+        output = main_output(run(*args, **kwargs))
+        return torch.autograd.grad(output, starts, weight, allow_unused=True)
+
+    exact = gradients(block)
+    actual = gradients(under(block, recording, policy, codecs)[0])
+    count = len([t for t in tensors_of(args, kwargs) if t.requires_grad])
+    expected = max(relative_error(actual[:count], exact[:count]), relative_error(actual[count:], exact[count:]))
+    errors = []
+
+    def study(measure):
+        errors.append(measure(bind(recording, policy, codecs)))
+
+    assert gradients(lambda *a, **k: probed(block, a, k, recording, study)) is not None
+    assert errors == [pytest.approx(expected, rel=1e-6)]
+    assert errors[0] > 0
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_training_goes_on_to_the_bit(name):
+    block, args, kwargs = zoo.example(name)
+    expected = zoo.gradients(block, args, kwargs)
+    recording = record(block, args, kwargs)
+    retained = bind(recording, planner.retain_policy(profile_of(recording)), {})
+    fired, measured = [], []
+    for parameter in (p for p in block.parameters() if p.requires_grad):
+        parameter.register_post_accumulate_grad_hook(fired.append)
+
+    def study(measure):
+        state = torch.get_rng_state()
+        measured.append(measure(retained))
+        assert torch.equal(state, torch.get_rng_state())
+        assert not fired
+
+    actual = zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, recording, study))
+    zoo.assert_same_bits(expected, actual)
+    assert measured in ([0.0], [])
+    assert fired
+
+
+def test_a_dropped_graph_takes_its_probe_along():
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    gc.collect()
+    gc.disable()
+    with Storages() as storages:
+        output = probed(block, args, kwargs, recording, lambda measure: None)
+        del output
+    assert storages.alive() == 0
+    with Storages() as storages:
+        probed(block, args, kwargs, recording, lambda measure: None).sum().backward()
+        block.zero_grad()
+        args[0].grad = None
+    gc.enable()
+    assert storages.alive() == 0
+
+
+def test_a_second_backward_measures_nothing_more():
+    block, args, kwargs = zoo.example("gpt")
+    recording, calls = record(block, args, kwargs), []
+    loss = probed(block, args, kwargs, recording, calls.append).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_gradient_that_is_not_finite_is_replaced_by_a_random_one(bad):
+    block, args, kwargs = zoo.example("gpt")
+    found = captured(block, args, kwargs)
+    policy, codecs = lossy(found.recording, found.tensors)
+    errors = []
+
+    def study(measure):
+        errors.append(measure(bind(found.recording, policy, codecs)))
+
+    output = probed(block, args, kwargs, found.recording, study)
+    output.backward(torch.full_like(output, bad))
+    assert 0 < errors[0] < 10
+
+
+def test_the_largest_output_is_watched_wherever_it_is():
+    block = nn.Linear(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    out, small = block(x), x.sum() * 2
+    for output in (out, (small, out), {"hidden": [small, out]}, [torch.zeros(9, 9), out]):
+        assert main_output(output) is out
+    assert main_output((torch.zeros(3), None, "text")) is None
+
+
+def test_a_block_within_an_unknown_object_is_not_watched():
+    class Output:
+        def __init__(self, hidden):
+            self.hidden = hidden
+
+    recording = record(*zoo.example("gpt"))
+    output = Output(torch.zeros(1, requires_grad=True) * 2)
+    assert Probe(recording, [], lambda measure: None).watch(output) is output
+
+
+def test_errors_are_relative_to_all_and_to_each():
+    exact = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0])]
+    assert relative_error(exact, exact) == 0
+    # one tensor off by 10 % of a norm of 5, of two: sqrt(0.5² / 50) in all, sqrt((0.1² + 0²) / 2) each
+    assert relative_error([exact[0] + torch.tensor([0.5, 0.0]), exact[1]], exact) == pytest.approx(0.1 / 2**0.5)
+    # a tensor whose exact gradient is zero counts with the root mean square of the norms
+    assert relative_error([exact[0], torch.tensor([1.0])], [exact[0], torch.zeros(1)]) == pytest.approx(
+        max(1 / 5, 1 / (5 / 2**0.5) / 2**0.5)
+    )
+    assert relative_error([None], [torch.zeros(2)]) == 0
+    assert relative_error([torch.ones(2)], [torch.zeros(2)]) == HOPELESS
+    assert relative_error([torch.tensor([torch.nan])], [torch.ones(1)]) == HOPELESS
+    assert relative_error([], []) == 0
+
+
+def refused(block, args, kwargs):
+    found = captured(block, args, kwargs)
+    return refusal(found.output, found.inputs, found.recording)
+
+
+def test_what_must_not_run_ahead_of_training_is_refused():
+    assert refused(*zoo.example("gpt")) is None
+    assert refused(*zoo.example("opaque")) == "its backward runs _OpaqueBackward, which may hold a collective"
+    block, args, kwargs = zoo.example("gpt")
+    block.fc1.weight.register_hook(lambda gradient: None)
+    assert refused(block, args, kwargs) == "a hook on a parameter or an input waits for its gradient"
+
+
+def test_a_lossy_codec_that_gives_nan_is_hopeless():
+    block, args, kwargs = zoo.example("gpt")
+    found = captured(block, args, kwargs)
+    policy, codecs = lossy(found.recording, found.tensors)
+    errors = []
+
+    class Broken:
+        def __init__(self, codec):
+            self.codec = codec
+
+        def compress(self, x):
+            return self.codec.compress(x)
+
+        def decompress(self, payload, shape, dtype):
+            return self.codec.decompress(payload, shape, dtype) * torch.nan
+
+    broken = {index: Broken(codec) for index, codec in codecs.items()}
+    output = probed(
+        block,
+        args,
+        kwargs,
+        found.recording,
+        lambda measure: errors.append(measure(bind(found.recording, policy, broken))),
+    )
+    output.sum().backward()
+    assert errors == [HOPELESS]
