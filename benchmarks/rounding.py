@@ -1,0 +1,235 @@
+"""The bias of the codecs' rounding in a block's gradient, by the role of the value that is compressed.
+
+    python benchmarks/rounding.py --out benchmarks/results
+
+One block of a GPT that has trained a little sees many draws of real data, with the gradient of the loss at its output.
+The values of one role are compressed with the INT4 codec that the preset "paper" names for it; all others are retained.
+The error of a draw is e = g - g₀, where g is the gradient of the block's parameters and g₀ that of plain autograd. Over
+n draws, and beside the root mean square of ‖g₀‖:
+
+* error: the root mean square of ‖e‖;
+* spread: ‖std(e)‖, the part that differs from draw to draw and averages out in training;
+* mean: ‖mean(e)‖. Unbiased rounding leaves spread / sqrt(n) here, which is pure chance;
+* bias: what the mean is beyond chance, sqrt(mean² - spread² / n), and 0 if chance explains it. It stays in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accuracy_run import Setting, Training
+from torch import Tensor, nn
+from train import Attention, device_name
+
+from ds_adacc import planner
+from ds_adacc.config import codecs_for, load
+from ds_adacc.execute.bound_policy import BoundPolicy, bind
+from ds_adacc.execute.call import Call
+from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.record.capture import Capture, capture
+from ds_adacc.record.closure import closure_of
+from ds_adacc.record.saved import unpack
+
+ROUNDINGS = ("nearest", "stochastic")
+TRAINED = 100  # exact steps before the first draw
+
+
+class SplitAttention(nn.Module):
+    """The attention of examples/train.py, but query, key and value are tensors of their own, each made by a Linear."""
+
+    def __init__(self, fused: Attention) -> None:
+        super().__init__()
+        self.heads, self.projection = fused.heads, fused.projection
+        self.parts = nn.ModuleList(nn.Linear(fused.qkv.in_features, fused.qkv.in_features) for _ in range(3))
+        weights, biases = fused.qkv.weight.detach().chunk(3), fused.qkv.bias.detach().chunk(3)
+        for part, weight, bias in zip(self.parts, weights, biases, strict=True):
+            part.weight, part.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (part(x).view(batch, length, self.heads, -1).transpose(1, 2) for part in self.parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.projection(y.transpose(1, 2).reshape(batch, length, width))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A block's input, and the gradient of the loss at its output."""
+
+    input: Tensor
+    output_gradient: Tensor
+
+
+class Errors:
+    """Sums over draws, from which the mean and the spread of the error follow."""
+
+    def __init__(self) -> None:
+        self.draws, self.total, self.squares, self.exact = 0, 0.0, 0.0, 0.0
+
+    def add(self, gradient: Tensor, exact: Tensor) -> None:
+        error = (gradient - exact).double()
+        self.draws += 1
+        self.total = self.total + error
+        self.squares += error.square().sum().item()
+        self.exact += exact.double().square().sum().item()
+
+    def row(self) -> dict[str, float]:
+        """Norms, beside the root mean square of ‖g₀‖."""
+        n = self.draws
+        mean = self.total.square().sum().item() / n**2
+        spread = (self.squares - n * mean) / (n - 1)
+        bias = math.sqrt(max(0.0, mean - spread / n))
+        norms = {
+            "error": math.sqrt(self.squares / n),
+            "spread": math.sqrt(max(0.0, spread)),
+            "mean": math.sqrt(mean),
+            "chance": math.sqrt(max(0.0, spread) / n),
+            "bias": bias,
+        }
+        scale = math.sqrt(self.exact / n)
+        return {name: norm / scale for name, norm in norms.items()}
+
+
+def draws(training: Training, index: int, count: int) -> list[Draw]:
+    """What the block with this index sees of batches that training has not used."""
+    found = []
+    model = training.model
+    for number in range(count):
+        tokens, targets = training.batch(training.text, training.seed, training.setting.exact + 1 + number)
+        met: dict[str, Tensor] = {}
+
+        def watch(block: nn.Module, x: Tensor, met: dict[str, Tensor] = met) -> Tensor:
+            output = block(x)
+            if block is model.blocks[index]:
+                met.update(input=x, output=output)
+            return output
+
+        model.checkpoint = watch
+        loss = model(tokens, targets)
+        (gradient,) = torch.autograd.grad(loss, met["output"])
+        found.append(Draw(met["input"].detach(), gradient))
+    model.checkpoint = None
+    return found
+
+
+def captured(block: nn.Module, draw: Draw) -> Capture:
+    """The recording of one call, with its tensors."""
+    x = draw.input.clone().requires_grad_()
+    found = capture("block", [x], closure_of(block), lambda: block(x))
+    if found.recording is None:
+        raise RuntimeError(f"the block cannot be recorded: {found.reason}")
+    return found
+
+
+def compressing(found: Capture, role: str, maker: CodecMaker) -> BoundPolicy:
+    """A policy that compresses the saved values of this role and retains all others."""
+    recording = found.recording
+    stores: list[str | None] = [planner.RETAIN if i in recording.saved else None for i in range(len(recording.values))]
+    codecs = {}
+    for value in members(found, role, maker):
+        (name,) = maker.on_offer(value, recording)
+        stores[value.index] = name
+        codecs[value.index] = empty_holder(name, value, found.tensors[value.index], maker).codec
+    return bind(recording, planner.Policy(tuple(stores), ()), codecs)
+
+
+def members(found: Capture, role: str, maker: CodecMaker) -> list[Any]:
+    """The recorded values of this role that backward needs and a codec may hold."""
+    recording = found.recording
+    saved = [recording.values[index] for index in sorted(recording.saved)]
+    return [value for value in saved if value.role == role and maker.on_offer(value, recording)]
+
+
+def gradient(block: nn.Module, draw: Draw, bound: BoundPolicy | None) -> Tensor:
+    """The gradient of the block's parameters in one vector; `bound` None: by plain autograd."""
+    x = draw.input.clone().requires_grad_()
+    if bound is None:
+        output = block(x)
+    else:
+        call = Call(bound, [x])
+        with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
+            output = block(x)
+        if call.diverged:
+            raise RuntimeError("the call does not run as recorded")
+        call.close()
+    gradients = torch.autograd.grad(output, list(block.parameters()), draw.output_gradient)
+    return torch.cat([each.flatten() for each in gradients])
+
+
+def measure(block: nn.Module, seen: Sequence[Draw]) -> list[dict[str, Any]]:
+    """A row for each role and rounding."""
+    makers = {rounding: CodecMaker(load({"adacc": {"rounding": rounding}})) for rounding in ROUNDINGS}
+    found = captured(block, seen[0])
+    codecs = codecs_for(load({"adacc": {}}))
+    roles = [role for role in codecs if members(found, role, makers["nearest"])]
+    cases = {(role, each): compressing(found, role, maker) for role in roles for each, maker in makers.items()}
+    errors = {case: Errors() for case in cases}
+    for draw in seen:
+        exact = gradient(block, draw, None)
+        for case, bound in cases.items():
+            errors[case].add(gradient(block, draw, bound), exact)
+    labels = {role: [value.label for value in members(found, role, makers["nearest"])] for role in roles}
+    return [
+        {"role": role, "codec": codecs[role][0], "values": labels[role], "rounding": rounding, **errors[case].row()}
+        for case in cases
+        for role, rounding in [case]
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each role and rounding."""
+    lines = [
+        "| role | values | codec | rounding | error | spread | mean | of chance | bias |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = f"{row['mean'] / row['chance']:.2f}" if row["chance"] else ""
+        numbers = [f"{row[key]:.4f}" for key in ("error", "spread", "mean")] + [ratio, f"{row['bias']:.4f}"]
+        values = ", ".join(row["values"])
+        lines.append(f"| {row['role']} | {values} | {row['codec']} | {row['rounding']} | {' | '.join(numbers)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=32)
+    parser.add_argument("--block", type=int, default=2, help="of four, from 0")
+    parser.add_argument("--trained", type=int, default=TRAINED, help="exact steps before the first draw")
+    parser.add_argument("--out", type=Path, help="a folder for the table and JSON")
+    args = parser.parse_args()
+    training = Training(Setting(exact=args.trained, steps=0), seed=0)
+    for number in range(1, args.trained + 1):
+        training.step(number)
+    block = training.model.blocks[args.block]
+    block.attention = SplitAttention(block.attention)
+    rows = measure(block, draws(training, args.block, args.draws))
+    print(table(rows))
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        about = {
+            "command": " ".join(["python", *sys.argv]),
+            "date": datetime.date.today().isoformat(),
+            "device": device_name(training.device),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "draws": args.draws,
+            "trained": args.trained,
+            "block": args.block,
+        }
+        (args.out / "rounding.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        title = f"{about['device']}, {about['date']}, {args.draws} draws after {args.trained} exact steps"
+        (args.out / "rounding.md").write_text(f"{title}\n\n{table(rows)}\n")
+
+
+if __name__ == "__main__":
+    main()
