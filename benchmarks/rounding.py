@@ -11,6 +11,7 @@ n draws, and beside the root mean square of ‖g₀‖:
 * spread: ‖std(e)‖, the part that differs from draw to draw and averages out in training;
 * mean: ‖mean(e)‖. Unbiased rounding leaves spread / sqrt(n) here, which is pure chance;
 * bias: what the mean is beyond chance, sqrt(mean² - spread² / n), and 0 if chance explains it. It stays in training.
+  Beside it, in standard errors, how far bias² is from 0 (sigmas).
 """
 
 from __future__ import annotations
@@ -71,34 +72,24 @@ class Draw:
     output_gradient: Tensor
 
 
-class Errors:
-    """Sums over draws, from which the mean and the spread of the error follow."""
+def norms(errors: Tensor, exact: Tensor) -> dict[str, float | None]:
+    """The norms of the errors (draws, parameters), beside the root mean square of ‖g₀‖; see above.
 
-    def __init__(self) -> None:
-        self.draws, self.total, self.squares, self.exact = 0, 0.0, 0.0, 0.0
-
-    def add(self, gradient: Tensor, exact: Tensor) -> None:
-        error = (gradient - exact).double()
-        self.draws += 1
-        self.total = self.total + error
-        self.squares += error.square().sum().item()
-        self.exact += exact.double().square().sum().item()
-
-    def row(self) -> dict[str, float]:
-        """Norms, beside the root mean square of ‖g₀‖."""
-        n = self.draws
-        mean = self.total.square().sum().item() / n**2
-        spread = (self.squares - n * mean) / (n - 1)
-        bias = math.sqrt(max(0.0, mean - spread / n))
-        norms = {
-            "error": math.sqrt(self.squares / n),
-            "spread": math.sqrt(max(0.0, spread)),
-            "mean": math.sqrt(mean),
-            "chance": math.sqrt(max(0.0, spread) / n),
-            "bias": bias,
-        }
-        scale = math.sqrt(self.exact / n)
-        return {name: norm / scale for name, norm in norms.items()}
+    `sigmas` is the squared bias in units of its standard error, by the jackknife; None if that is 0.
+    """
+    n = len(errors)
+    products = errors.double() @ errors.double().T
+    total, each, own = products.sum().item(), products.sum(1), products.diag()
+    mean = total / n**2
+    spread = max(0.0, (own.sum().item() - n * mean) / (n - 1))
+    between = total - own.sum().item()  # products of different draws: chance is not in them
+    left = (between - 2 * (each - own)) / ((n - 1) * (n - 2))
+    deviation = math.sqrt((n - 1) / n * (left - left.mean()).square().sum().item())
+    bias = between / (n * (n - 1))
+    found = {"error": own.mean().item(), "spread": spread, "mean": mean, "chance": spread / n, "bias": max(0.0, bias)}
+    scale = exact.double().square().sum(1).mean().item()
+    sigmas = bias / deviation if deviation else None
+    return {name: math.sqrt(square / scale) for name, square in found.items()} | {"sigmas": sigmas}
 
 
 def draws(training: Training, index: int, count: int) -> list[Draw]:
@@ -173,29 +164,28 @@ def measure(block: nn.Module, seen: Sequence[Draw]) -> list[dict[str, Any]]:
     found = captured(block, seen[0])
     codecs = codecs_for(load({"adacc": {}}))
     roles = [role for role in codecs if members(found, role, makers["nearest"])]
-    cases = {(role, each): compressing(found, role, maker) for role in roles for each, maker in makers.items()}
-    errors = {case: Errors() for case in cases}
-    for draw in seen:
-        exact = gradient(block, draw, None)
-        for case, bound in cases.items():
-            errors[case].add(gradient(block, draw, bound), exact)
-    labels = {role: [value.label for value in members(found, role, makers["nearest"])] for role in roles}
-    return [
-        {"role": role, "codec": codecs[role][0], "values": labels[role], "rounding": rounding, **errors[case].row()}
-        for case in cases
-        for role, rounding in [case]
-    ]
+    exact = torch.stack([gradient(block, draw, None) for draw in seen])
+    rows = []
+    for role in roles:
+        for each, maker in makers.items():
+            bound = compressing(found, role, maker)
+            errors = torch.stack([gradient(block, draw, bound) for draw in seen]) - exact
+            values = [value.label for value in members(found, role, maker)]
+            row = {"role": role, "codec": codecs[role][0], "values": values, "rounding": each}
+            rows.append(row | norms(errors, exact))
+    return rows
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each role and rounding."""
     lines = [
-        "| role | values | codec | rounding | error | spread | mean | of chance | bias |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| role | values | codec | rounding | error | spread | mean | of chance | bias | sigmas |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratio = f"{row['mean'] / row['chance']:.2f}" if row["chance"] else ""
-        numbers = [f"{row[key]:.4f}" for key in ("error", "spread", "mean")] + [ratio, f"{row['bias']:.4f}"]
+        sigmas = "" if row["sigmas"] is None else f"{row['sigmas']:.1f}"
+        numbers = [*(f"{row[key]:.2g}" for key in ("error", "spread", "mean")), ratio, f"{row['bias']:.2g}", sigmas]
         values = ", ".join(row["values"])
         lines.append(f"| {row['role']} | {values} | {row['codec']} | {row['rounding']} | {' | '.join(numbers)} |")
     return "\n".join(lines)
@@ -227,8 +217,9 @@ def main() -> None:
             "block": args.block,
         }
         (args.out / "rounding.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        title = f"{about['device']}, {about['date']}, {args.draws} draws after {args.trained} exact steps"
-        (args.out / "rounding.md").write_text(f"{title}\n\n{table(rows)}\n")
+        title = f"{args.draws} draws after {args.trained} exact steps; {about['device']}, {about['date']}"
+        versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+        (args.out / "rounding.md").write_text(f"{title}, {versions}\n\n`{about['command']}`\n\n{table(rows)}\n")
 
 
 if __name__ == "__main__":

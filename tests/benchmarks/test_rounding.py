@@ -15,25 +15,31 @@ SETTING = Setting(exact=0, steps=0, layers=2, width=128, heads=2, context=32, ba
 
 @pytest.fixture(scope="module")
 def seen():
-    """A block with split attention, and two draws of what it sees."""
+    """A block with split attention, and three draws of what it sees."""
     training = Training(SETTING, seed=0)
     block = training.model.blocks[1]
     block.attention = rounding.SplitAttention(block.attention)
-    return block, rounding.draws(training, 1, 2)
+    return block, rounding.draws(training, 1, 3)
 
 
 def test_a_constant_error_is_all_bias_and_one_that_alternates_is_none():
-    constant, alternating = rounding.Errors(), rounding.Errors()
-    exact = torch.tensor([3.0, 4.0])
-    for number in range(4):
-        error = torch.tensor([0.0, 5.0])
-        constant.add(exact + error, exact)
-        alternating.add(exact + error * (-1) ** number, exact)
-    assert constant.row() == {"error": 1, "spread": 0, "mean": 1, "chance": 0, "bias": 1}
+    exact = torch.tensor([3.0, 4.0]).expand(4, 2)
+    errors = torch.tensor([0.0, 5.0]).expand(4, 2)
+    constant = rounding.norms(errors, exact)
+    assert constant == {"error": 1, "spread": 0, "mean": 1, "chance": 0, "bias": 1, "sigmas": None}
+    alternating = rounding.norms(errors * torch.tensor([[1], [-1], [1], [-1]]), exact)
     spread = math.sqrt(4 / 3)
-    assert alternating.row() == pytest.approx(
-        {"error": 1, "spread": spread, "mean": 0, "chance": spread / 2, "bias": 0}
-    )
+    expected = {"error": 1, "spread": spread, "mean": 0, "chance": spread / 2, "bias": 0, "sigmas": None}
+    assert alternating == pytest.approx(expected)
+
+
+def test_a_bias_beyond_chance_is_found():
+    noise = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
+    exact = torch.ones(64, 1000)
+    assert abs(rounding.norms(noise, exact)["sigmas"]) < 3
+    biased = rounding.norms(noise + 0.1, exact)
+    assert biased["sigmas"] > 5
+    assert biased["bias"] == pytest.approx(0.1, rel=0.2)
 
 
 def test_split_attention_computes_the_same():
@@ -45,7 +51,7 @@ def test_split_attention_computes_the_same():
 
 
 def test_a_policy_that_compresses_nothing_has_the_exact_gradient(seen):
-    block, (draw, _) = seen
+    block, (draw, *_) = seen
     found = rounding.captured(block, draw)
     bound = rounding.compressing(found, "softmax", CodecMaker(load({"adacc": {}})))  # no such value
     assert torch.equal(rounding.gradient(block, draw, bound), rounding.gradient(block, draw, None))
