@@ -92,7 +92,7 @@ def _over_seeds(numbers: Sequence[float]) -> tuple[float, float | None] | None:
 def _errors(seeds: Sequence[Rows], first: bool) -> dict[str, float | None] | None:
     """The mean gradient error of each part; None for a part that is not finite in some seed."""
     looks = [_all(rows, "gradient_errors") for rows in seeds]
-    chosen = [look[0 if first else -1] for look in looks if look and look[0] is not None]
+    chosen = [look[0 if first else -1] for look in looks if look]
     if not chosen:
         return None
     columns = {part: [errors[part] for errors in chosen] for part in chosen[0]}

@@ -191,13 +191,19 @@ class Arm:
             self.training.gradients()
             yield from self.end_step()
 
-    def gradient_errors(self) -> dict[str, float | None]:
-        """By part of the model and "whole": ‖g - g₀‖ / ‖g₀‖ of one batch, g₀ by plain autograd; None: not finite."""
+    def judge(self) -> Iterator[dict[str, Any]]:
+        """Yield a row with the gradient errors of one batch by part of the model, beside plain autograd.
+
+        A tracking step is passed first, and rows of it are yielded: it records blocks anew.
+        """
+        while self.runtime.controller.step.is_tracking:
+            self.training.gradients()
+            yield from self.end_step()
         lossy = self.training.gradients()
         self.training.model.checkpoint = None
         exact = self.training.gradients()
         self.training.model.checkpoint = self.runtime.checkpoint
-        return relative_errors(lossy, exact)
+        yield {"gradient_errors": relative_errors(lossy, exact)}
 
     def _open(self) -> None:
         self.runtime = Runtime(load({"adacc": self.section}), stepped=True)
@@ -215,7 +221,7 @@ class Arm:
 
 
 def relative_errors(lossy: Gradients, exact: Gradients) -> dict[str, float | None]:
-    """‖g - g₀‖ / ‖g₀‖ over the parameters of each part, and over all of them."""
+    """‖g - g₀‖ / ‖g₀‖ over the parameters of each part, and over the "whole" model; None: not finite."""
     squares = {part: [0.0, 0.0] for part in ("whole", *PARTS.values())}
     for name, g0 in exact.items():
         part = next(part for piece, part in PARTS.items() if piece in name)
@@ -257,7 +263,8 @@ def train(training: Training, section: dict[str, Any] | None, rows: TextIO) -> d
     for row in () if arm is None else arm.settle():
         write(rows, step=0, **row)
     write(rows, step=0, validation_loss=training.validate())
-    write(rows, step=0, gradient_errors=arm and arm.gradient_errors())
+    for row in () if arm is None else arm.judge():
+        write(rows, step=0, **row)
     looks = {setting.steps * look // LOOKS for look in range(1, LOOKS + 1)}
     for step in range(1, setting.steps + 1):
         loss = training.step(setting.exact + step)
@@ -271,7 +278,8 @@ def train(training: Training, section: dict[str, Any] | None, rows: TextIO) -> d
             if not math.isfinite(validation_loss):
                 return {"end": "diverged", "step": step}
             write(rows, step=step, validation_loss=validation_loss)
-    write(rows, step=setting.steps, gradient_errors=arm and arm.gradient_errors())
+    for row in () if arm is None else arm.judge():
+        write(rows, step=setting.steps, **row)
     return {"end": "finished"}
 
 

@@ -160,9 +160,10 @@ def gradient(block: nn.Module, draw: Draw, bound: BoundPolicy | None) -> Tensor:
 
 def measure(block: nn.Module, seen: Sequence[Draw]) -> list[dict[str, Any]]:
     """A row for each role and rounding."""
-    makers = {rounding: CodecMaker(load({"adacc": {"rounding": rounding}})) for rounding in ROUNDINGS}
+    configs = {each: load({"adacc": {"codecs": "paper", "rounding": each}}) for each in ROUNDINGS}
+    makers = {each: CodecMaker(config) for each, config in configs.items()}
+    codecs = codecs_for(configs["nearest"])
     found = captured(block, seen[0])
-    codecs = codecs_for(load({"adacc": {}}))
     roles = [role for role in codecs if members(found, role, makers["nearest"])]
     exact = torch.stack([gradient(block, draw, None) for draw in seen])
     rows = []

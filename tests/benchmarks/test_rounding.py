@@ -53,7 +53,7 @@ def test_split_attention_computes_the_same():
 def test_a_policy_that_compresses_nothing_has_the_exact_gradient(seen):
     block, (draw, *_) = seen
     found = rounding.captured(block, draw)
-    bound = rounding.compressing(found, "softmax", CodecMaker(load({"adacc": {}})))  # no such value
+    bound = rounding.compressing(found, "softmax", CodecMaker(load({"adacc": {"codecs": "paper"}})))  # no such value
     assert torch.equal(rounding.gradient(block, draw, bound), rounding.gradient(block, draw, None))
 
 
