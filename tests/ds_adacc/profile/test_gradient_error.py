@@ -63,7 +63,7 @@ def test_a_value_without_a_measured_error_is_offered_no_lossy_codec():
 
 def test_attention_is_fragile_where_it_is_sharp():
     even, sharp = (max(met("gpt", sharp=sharp).errors.stale.values()) for sharp in (0.0, 40.0))
-    assert even < 0.5 < 5 * even < sharp
+    assert even < 0.1 < 1e6 < sharp
 
 
 def test_alone_replays_the_readers_on_the_lossy_value():
