@@ -101,9 +101,26 @@ class Rectified(_Timed):
     changed: Count
 
 
-_KINDS = {"start": Started, "plan": PlanMade, "observed": Observed, "rectifier": Rectified}
+class GradientErrors(_Timed):
+    """The gradient errors of policies were measured in a step: of each block (numbered from 1), and those rejected."""
 
-JournalEvent = Started | PlanMade | Observed | Rectified
+    event: Literal["gradient_errors"]
+    step: Count
+    block_type: str
+    bound: float
+    errors: list[tuple[Count, float]]
+    rejected: list[Count]
+
+
+_KINDS = {
+    "start": Started,
+    "plan": PlanMade,
+    "observed": Observed,
+    "rectifier": Rectified,
+    "gradient_errors": GradientErrors,
+}
+
+JournalEvent = Started | PlanMade | Observed | Rectified | GradientErrors
 
 
 def load(path: Path) -> list[JournalEvent]:

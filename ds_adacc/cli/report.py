@@ -47,6 +47,7 @@ def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, 
         "plans": _plain(_of(events.PlanMade, happened)),
         "observed": [_with_differences(event) for event in _of(events.Observed, happened)],
         "rectifier": _plain(_of(events.Rectified, happened)),
+        "gradient_errors": _plain(_of(events.GradientErrors, happened)),
     }
 
 
@@ -74,6 +75,7 @@ def _view(path: Path, happened: Sequence[events.JournalEvent]) -> RenderableType
         (events.PlanMade, _plans),
         (events.Observed, _observed),
         (events.Rectified, _rectified),
+        (events.GradientErrors, _gradient_errors),
     )
     parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
     if plans:
@@ -134,6 +136,22 @@ def _rectified(found: Sequence[events.Rectified]) -> RenderableType:
     header = ("step", "reason", "planned anew", "choices changed")
     rows = [(str(event.step), event.reason, _yes(event.replanned), str(event.changed)) for event in found]
     return table("Rectifier", header, rows, {"step", "choices changed"})
+
+
+def _gradient_errors(found: Sequence[events.GradientErrors]) -> RenderableType:
+    header = ("step", "blocks", "measured", "largest error", "bound", "rejected")
+    rows = [
+        (
+            str(event.step),
+            event.block_type,
+            str(len(event.errors)),
+            f"{max(error for _, error in event.errors):.3g}" if event.errors else "-",
+            f"{event.bound:g}",
+            ", ".join(map(str, event.rejected)) or "none",
+        )
+        for event in found
+    ]
+    return table("Gradient errors of policies on trial", header, rows, {"step", "measured", "largest error", "bound"})
 
 
 def _in_force(plan: events.PlanMade) -> list[RenderableType]:

@@ -11,6 +11,7 @@ names everything that is wrong, each with the nearest valid name.
 * `activation_checkpointing`: the keys of DeepSpeed's own section.
 """
 
+from ds_adacc.config.presets import UNBOUNDED
 from ds_adacc.config.reader import load, read
 from ds_adacc.config.section import (
     SECTION,
@@ -24,6 +25,7 @@ from ds_adacc.config.section import (
 
 __all__ = [
     "SECTION",
+    "UNBOUNDED",
     "AdaccConfig",
     "ConfigError",
     "MemoryBudget",

@@ -33,11 +33,20 @@ class BlockErrors:
 
 
 class Approvals:
-    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run."""
+    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run.
+
+    `tried`: the number of the block that the next tracking step tries first.
+    """
 
     def __init__(self, bound: float | None) -> None:
         self.bound = bound
         self.blocks: dict[BlockKey, BlockErrors] = {}
+        self.tried = 0
+
+    @property
+    def aim(self) -> float | None:
+        """The bound for the planner."""
+        return None if self.bound is None else MARGIN * self.bound
 
     def permit(self, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> bool:
         """Whether the block may run the policy: it is approved, or nothing in it is lossy."""
@@ -87,6 +96,31 @@ class Approvals:
         if len(set(found.values())) > _MOST_KINDS:
             found = dict.fromkeys(found, strictest)
         return tuple(found.get(index) for index in range(blocks))
+
+    def to_try(self, agreed: Sequence[AgreedType], room: int) -> set[BlockKey]:
+        """The blocks with lossy policies that a tracking step measures again, in turns.
+
+        A block on trial holds what full checkpointing would. As many are tried as there is `room` for (bytes): at least
+        one.
+        """
+        extra: dict[BlockKey, int] = {}
+        for each in agreed if self.bound is not None else ():
+            spec = each.spec
+            exact = planner.recompute_policy(spec.profile).held_bytes(spec.profile)
+            for index, policy in enumerate(each.policies):
+                if is_lossy(policy, spec.profile):
+                    more = max(0, exact - policy.held_bytes(spec.profile))
+                    extra[spec.name, index] = spec.calls_per_block * more
+        if not extra:
+            return set()
+        keys, first, chosen = list(extra), self.tried % len(extra), set()
+        for key in (*keys[first:], *keys[:first]):
+            room -= extra[key]
+            if chosen and room < 0:
+                break
+            chosen.add(key)
+        self.tried = (first + len(chosen)) % len(keys)
+        return chosen
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

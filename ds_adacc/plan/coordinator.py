@@ -14,7 +14,7 @@ from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.log import get_logger
-from ds_adacc.plan.approvals import MARGIN, Approvals, BlockErrors, BlockKey, is_lossy
+from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import available_bytes, budget_bytes
 from ds_adacc.plan.consensus import (
@@ -102,13 +102,12 @@ class Coordinator:
         self._unfit: tuple[LiveSet, ...] = ()
         self._agreed: dict[str, AgreedType] = {}
         self.approvals = Approvals(config.max_gradient_error)
-        self._tried = 0  # the number of the block that the next tracking step tries first
 
     def state(self) -> CoordinatorState:
         """The state to save in a checkpoint."""
         orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
-        errors = tuple(self.approvals.blocks.items())
-        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors, self._tried)
+        errors, tried = tuple(self.approvals.blocks.items()), self.approvals.tried
+        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors, tried)
 
     def restore(self, state: CoordinatorState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
@@ -118,7 +117,7 @@ class Coordinator:
         self.block_types = {}
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
         self._agreed = {agreed.spec.name: agreed for agreed in state.agreed}
-        self.approvals.blocks, self._tried = dict(state.errors), state.tried
+        self.approvals.blocks, self.approvals.tried = dict(state.errors), state.tried
         self.forward_order.restore(dict(state.orders), blocks, indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
@@ -163,30 +162,9 @@ class Coordinator:
         return self.approvals.in_force(self._agreed.values())
 
     def to_try(self, plan: Plan) -> set[BlockKey]:
-        """The blocks whose policies in force a tracking step measures again, in turns.
-
-        A block on trial holds what full checkpointing would. As many are tried as the budget has room for: at least
-        one.
-        """
-        keys, extra = [], {}
-        for block_type in plan.block_types:
-            exact = planner.recompute_policy(block_type.profile).held_bytes(block_type.profile)
-            for index, policy in enumerate(self._agreed[block_type.name].policies):
-                if self.approvals.bound is not None and is_lossy(policy, block_type.profile):
-                    keys.append((block_type.name, index))
-                    more = max(0, exact - policy.held_bytes(block_type.profile))
-                    extra[keys[-1]] = block_type.calls_per_block * more
-        if not keys:
-            return set()
-        first = self._tried % len(keys)
-        room, chosen = plan.budget - plan.peak, []
-        for key in (*keys[first:], *keys[:first]):
-            room -= extra[key]
-            if chosen and room < 0:
-                break
-            chosen.append(key)
-        self._tried = (first + len(chosen)) % len(keys)
-        return set(chosen)
+        """The blocks whose policies in force a tracking step measures again."""
+        agreed = [self._agreed[block_type.name] for block_type in plan.block_types]
+        return self.approvals.to_try(agreed, plan.budget - plan.peak)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
@@ -328,9 +306,7 @@ class Coordinator:
         """The plan, and the new `AgreedType` of each of its block types."""
         merged = self._merge(everyone)
         specs = {digest: each.spec for digest, each in merged.items()}
-        bound = self.approvals.bound
-        aim = None if bound is None else MARGIN * bound
-        request = PlanRequest(specs, context.live_sets, context.orders, aim)
+        request = PlanRequest(specs, context.live_sets, context.orders, self.approvals.aim)
         without = most_without(request)
         budget = self._budget(without, context.available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)

@@ -177,8 +177,49 @@ def solve(
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
-        raise max(refusals, key=lambda error: error.smallest)
+        worst = max(refusals, key=lambda error: error.smallest)
+        hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
+        raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)
     return tuple(groups)
+
+
+def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
+    """What else than a larger budget would do: a looser bound on the gradient error."""
+    smallest = smallest_bound(request, budget, config.solver.max_seconds)
+    if smallest is None:
+        return ""
+    of_section = smallest * config.max_gradient_error / request.max_gradient_error
+    return (
+        f" with adacc.max_gradient_error = {config.max_gradient_error:g}; for this budget, the smallest "
+        f"max_gradient_error is about {of_section:.2g}"
+    )
+
+
+def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float | None:
+    """About the smallest bound on the gradient error with which all live sets fit the budget (bytes).
+
+    None if the budget is too small without a bound as well. Each of about ten searches gets a quarter of the `seconds`.
+    """
+
+    def fits(bound: float | None) -> bool:
+        loosened = replace(request, max_gradient_error=bound)
+        try:
+            for names in request.live_sets:
+                planner.solve_in_process(loosened.problem(names), budget, max_seconds=seconds / 4)
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime):
+            return False
+        return True
+
+    assert request.max_gradient_error is not None
+    low, high = request.max_gradient_error, 2 * request.max_gradient_error
+    if not fits(None):
+        return None
+    while not fits(high):
+        low, high = high, 4 * high
+    while high > 1.1 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:

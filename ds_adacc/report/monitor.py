@@ -22,6 +22,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     Bytes and seconds are of one forward and backward of this rank's blocks. `Adacc/held_bytes`, `peak_bytes` and
     `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted.
     `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
+    `gradient_error/<block>` is the relative error of the block's gradient under its policy, as last measured.
     `compression_ratio/<role>` is compressed bytes over raw bytes, of the values that a codec holds.
     `rectifier/interval` (steps to the next tracking step) comes at each step; `rectifier/replanned` (0 or 1) and
     `rectifier/changed` (how many values are stored differently) at tracking steps.
@@ -32,6 +33,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
         *_planned(controller.plan),
         *_observed(controller.seen),
         *_compression_ratios(controller.plan, controller.coordinator),
+        *_gradient_errors(controller),
         *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
@@ -71,6 +73,21 @@ def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Readin
                     raw[role] += calls * values[index].nbytes
     for role in sorted(raw):
         yield f"compression_ratio/{role}", payload[role] / raw[role]
+
+
+def _gradient_errors(controller: Any) -> Iterable[Reading]:
+    """The last measured error of the policy in force, of each block on this rank that runs a lossy one."""
+    coordinator = controller.coordinator
+    errors = coordinator.errors_in_force()
+    named: dict[str, float] = {}
+    for block, record in controller.blocks.records():
+        key = record.block_type, coordinator.forward_order.index(block, record.block_type)
+        if key in errors:
+            name = block.name.split(" ")[0]
+            name = name if "." in name or key[1] is None else f"{name}.{key[1]}"
+            named[name] = max(errors[key], named.get(name, 0.0))
+    for name in sorted(named):
+        yield f"gradient_error/{name}", named[name]
 
 
 def _rectifier(interval: int, review: Review | None) -> Iterable[Reading]:

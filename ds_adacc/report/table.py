@@ -29,6 +29,7 @@ def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> s
         if block_type.name not in coordinator.block_types
     ]
     lines += _summary(plan, seen)
+    lines += _errors(plan, coordinator)
     if plan.baselines:
         lines.append(plain(baselines_grid(plan.baselines)))
     return "\n".join(lines)
@@ -56,6 +57,17 @@ def _decisions(plan: Plan, coordinator: Coordinator) -> Iterator[Decision]:
         if block_type.name in coordinator.block_types:
             recording = coordinator.block_types[block_type.name].recording
             yield decision_of(recording.name, block_type, plan.policies[block_type.name], recording)
+
+
+def _errors(plan: Plan, coordinator: Coordinator) -> list[str]:
+    """The largest gradient error that was measured of a policy in force, beside the bound."""
+    names = {block_type.name for block_type in plan.block_types}
+    errors = {key: error for key, error in coordinator.errors_in_force().items() if key[0] in names}
+    if not errors:
+        return []
+    (_, index), error = max(errors.items(), key=lambda item: item[1])
+    which = "a block" if index is None else f"block {index + 1}"
+    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {coordinator.approvals.bound:g}"]
 
 
 def _summary(plan: Plan, seen: Seen | None) -> list[str]:

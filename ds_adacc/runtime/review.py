@@ -108,8 +108,23 @@ def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyE
 
 
 def _judge(controller: StepController) -> Mapping[BlockKey, PolicyError]:
-    results = controller.trials.results(controller.blocks)
-    return controller.coordinator.approvals.judge(controller.ranks.gather(results))
+    """Judge what all ranks have measured, and write it to the journal. Returns the rejected policies, by block."""
+    everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
+    rejected = controller.coordinator.approvals.judge(everyone)
+    found = {key: error.error for errors in everyone for key, error in errors.items()}
+    for key, error in rejected.items():
+        found[key] = error.error
+    for digest in sorted({digest for digest, _ in found} & controller.coordinator.block_types.keys()):
+        errors = {index: error for (of, index), error in found.items() if of == digest and index is not None}
+        controller.journal.write(
+            "gradient_errors",
+            step=controller.schedule.ended,
+            block_type=controller.coordinator.block_types[digest].recording.name,
+            bound=controller.coordinator.approvals.bound,
+            errors=[[index + 1, error] for index, error in sorted(errors.items())],
+            rejected=sorted(index + 1 for of, index in rejected if of == digest and index is not None),
+        )
+    return rejected
 
 
 def _rebind_all(controller: StepController) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig
+from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
@@ -80,6 +80,12 @@ class Runtime:
         self._inside = False
         self._warned: set[tuple[str, str]] = set()
         self._log = get_logger()
+        if config.codecs in UNBOUNDED and config.max_gradient_error is None:
+            self._log.warning(
+                'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '
+                'use "auto", or set "max_gradient_error"',
+                config.codecs,
+            )
 
     @property
     def blocks(self) -> Registry:
