@@ -102,14 +102,13 @@ class Rectified(_Timed):
 
 
 class GradientErrors(_Timed):
-    """The gradient errors of policies were measured in a step: of each block (numbered from 1), and those rejected."""
+    """The gradient errors of policies were measured in a step, of each block (numbered from 1)."""
 
     event: Literal["gradient_errors"]
     step: Count
     block_type: str
     bound: float
     errors: list[tuple[Count, float]]
-    rejected: list[Count]
 
 
 _KINDS = {

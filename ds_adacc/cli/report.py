@@ -139,7 +139,7 @@ def _rectified(found: Sequence[events.Rectified]) -> RenderableType:
 
 
 def _gradient_errors(found: Sequence[events.GradientErrors]) -> RenderableType:
-    header = ("step", "blocks", "measured", "largest error", "bound", "rejected")
+    header = ("step", "blocks", "measured", "largest error", "bound", "above it")
     rows = [
         (
             str(event.step),
@@ -147,11 +147,11 @@ def _gradient_errors(found: Sequence[events.GradientErrors]) -> RenderableType:
             str(len(event.errors)),
             f"{max(error for _, error in event.errors):.3g}" if event.errors else "-",
             f"{event.bound:g}",
-            ", ".join(map(str, event.rejected)) or "none",
+            ", ".join(str(number) for number, error in event.errors if error > event.bound) or "none",
         )
         for event in found
     ]
-    return table("Gradient errors of policies on trial", header, rows, {"step", "measured", "largest error", "bound"})
+    return table("Gradient errors", header, rows, {"step", "measured", "largest error", "bound"})
 
 
 def _in_force(plan: events.PlanMade) -> list[RenderableType]:

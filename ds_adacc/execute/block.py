@@ -20,12 +20,14 @@ _DISTINCT_NUMBERS = 3
 
 @dataclass
 class Trial:
-    """A policy that is measured on a block before it comes into force (`runtime/trials.py`).
+    """A policy whose gradient error is measured at the block's next call (`runtime/trials.py`).
 
-    `has_begun`: a call is measuring it. `result`: the `PolicyError` that was measured; None before backward.
+    `is_in_force`: the block runs it already. `has_begun`: a call is measuring it. `result`: the `PolicyError` that was
+    measured; None before.
     """
 
     policy: planner.Policy
+    is_in_force: bool = False
     has_begun: bool = False
     result: Any = None
 
@@ -37,7 +39,8 @@ class Record:
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
     `block_type`: the digest of its recording.
     `bound`: its policy; None if the block could not be recorded, and then it runs under plain autograd.
-    `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
+    `trial`: the policy that is measured at the record's next call. Unless it is in force, `bound` then holds everything
+    exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.

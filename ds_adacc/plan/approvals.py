@@ -24,24 +24,23 @@ _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with 
 class BlockErrors:
     """What was measured of one block. `approved` holds its approved policies with their relative gradient errors.
 
-    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound.
+    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound, and
+    `rejected`: the last of them. `tracked`: the error of the policy in force at the last tracking step.
     """
 
     approved: tuple[tuple[planner.Policy, float], ...] = ()
     strictness: planner.Strictness | None = None
     rejections: int = 0
+    rejected: planner.Policy | None = None
+    tracked: float | None = None
 
 
 class Approvals:
-    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run.
-
-    `tried`: the number of the block that the next tracking step tries first.
-    """
+    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run."""
 
     def __init__(self, bound: float | None) -> None:
         self.bound = bound
         self.blocks: dict[BlockKey, BlockErrors] = {}
-        self.tried = 0
 
     @property
     def aim(self) -> float | None:
@@ -51,6 +50,10 @@ class Approvals:
     def permit(self, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> bool:
         """Whether the block may run the policy: it is approved, or nothing in it is lossy."""
         return self.bound is None or not is_lossy(policy, profile) or self.error(key, policy) is not None
+
+    def is_rejected(self, key: BlockKey, policy: planner.Policy) -> bool:
+        """Whether the policy was measured above the bound: to try it again would tell nothing new."""
+        return self._of(key).rejected == policy
 
     def error(self, key: BlockKey, policy: planner.Policy) -> float | None:
         """The measured error of an approved policy; None if it was not measured."""
@@ -69,7 +72,8 @@ class Approvals:
             known = self._of(key)
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
             if found.error <= self.bound:
-                self.blocks[key] = replace(known, approved=(*approved, (found.policy, found.error)))
+                approved = (*approved, (found.policy, found.error))
+                self.blocks[key] = replace(known, approved=approved, rejected=None)
                 continue
             rejected[key] = found
             stricter = found.strictness
@@ -78,7 +82,9 @@ class Approvals:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None:
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(approved, _rounded(stricter), known.rejections + 1)
+            self.blocks[key] = BlockErrors(
+                approved, _rounded(stricter), known.rejections + 1, found.policy, known.tracked
+            )
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -97,30 +103,21 @@ class Approvals:
             found = dict.fromkeys(found, strictest)
         return tuple(found.get(index) for index in range(blocks))
 
-    def to_try(self, agreed: Sequence[AgreedType], room: int) -> set[BlockKey]:
-        """The blocks with lossy policies that a tracking step measures again, in turns.
+    def track(self, everyone: Sequence[PolicyErrors], drift: float) -> tuple[dict[BlockKey, PolicyError], bool]:
+        """Doubt approved policies that the ranks have measured above the bound, under a random gradient.
 
-        A block on trial holds what full checkpointing would. As many are tried as there is `room` for (bytes): at least
-        one.
+        Returns these, and whether an error has risen by more than `drift` (a fraction) since it was tracked before.
         """
-        extra: dict[BlockKey, int] = {}
-        for each in agreed if self.bound is not None else ():
-            spec = each.spec
-            exact = planner.recompute_policy(spec.profile).held_bytes(spec.profile)
-            for index, policy in enumerate(each.policies):
-                if is_lossy(policy, spec.profile):
-                    more = max(0, exact - policy.held_bytes(spec.profile))
-                    extra[spec.name, index] = spec.calls_per_block * more
-        if not extra:
-            return set()
-        keys, first, chosen = list(extra), self.tried % len(extra), set()
-        for key in (*keys[first:], *keys[:first]):
-            room -= extra[key]
-            if chosen and room < 0:
-                break
-            chosen.add(key)
-        self.tried = (first + len(chosen)) % len(keys)
-        return chosen
+        doubted, has_risen = {}, False
+        for key, found in _worst(everyone).items():
+            known = self._of(key)
+            has_risen |= known.tracked is not None and found.error > (1 + drift) * known.tracked
+            approved = known.approved
+            if found.error > self.bound:
+                doubted[key] = found
+                approved = tuple((policy, error) for policy, error in approved if policy != found.policy)
+            self.blocks[key] = replace(known, approved=approved, tracked=found.error)
+        return doubted, has_risen
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

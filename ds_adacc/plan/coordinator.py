@@ -14,7 +14,7 @@ from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.log import get_logger
-from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
+from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import available_bytes, budget_bytes
 from ds_adacc.plan.consensus import (
@@ -59,7 +59,6 @@ class CoordinatorState:
     orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
     agreed: tuple[AgreedType, ...] = ()
     errors: tuple[tuple[BlockKey, BlockErrors], ...] = ()
-    tried: int = 0
 
     def check(self) -> None:
         """Raise ValueError unless every policy is valid for its block type."""
@@ -106,8 +105,8 @@ class Coordinator:
     def state(self) -> CoordinatorState:
         """The state to save in a checkpoint."""
         orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
-        errors, tried = tuple(self.approvals.blocks.items()), self.approvals.tried
-        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors, tried)
+        errors = tuple(self.approvals.blocks.items())
+        return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors)
 
     def restore(self, state: CoordinatorState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
@@ -117,7 +116,7 @@ class Coordinator:
         self.block_types = {}
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
         self._agreed = {agreed.spec.name: agreed for agreed in state.agreed}
-        self.approvals.blocks, self.approvals.tried = dict(state.errors), state.tried
+        self.approvals.blocks = dict(state.errors)
         self.forward_order.restore(dict(state.orders), blocks, indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
@@ -161,10 +160,12 @@ class Coordinator:
         """The measured gradient errors of the policies in force, by block."""
         return self.approvals.in_force(self._agreed.values())
 
-    def to_try(self, plan: Plan) -> set[BlockKey]:
-        """The blocks whose policies in force a tracking step measures again."""
-        agreed = [self._agreed[block_type.name] for block_type in plan.block_types]
-        return self.approvals.to_try(agreed, plan.budget - plan.peak)
+    def is_lossy(self, block: Block, digest: str) -> bool:
+        """Whether the policy in force for this block is lossy, where the section bounds its error."""
+        agreed = self._agreed.get(digest)
+        if agreed is None or self.approvals.bound is None:
+            return False
+        return is_lossy(agreed.policy(self.forward_order.index(block, digest)), agreed.spec.profile)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""

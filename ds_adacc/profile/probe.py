@@ -73,6 +73,17 @@ class Probe:
         known = _Arrival.apply(self, watched)
         return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
 
+    def measure_at_once(self, output: Any) -> None:
+        """Run the study now, under a random gradient: the forward has ended, and the real gradient is yet to come."""
+        watched = main_output(output)
+        if watched is not None:
+            self.arrive(get_gradient_edge(watched), _random_like(watched))
+
+    def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
+        """Give every saved tensor to another pack hook, and hold what that hook does."""
+        for slot in self.slots:
+            slot.slot = pack(slot.unpack())
+
     def arrive(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
         """Run the study, and leave the exact tensors to backward."""
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
@@ -217,7 +228,7 @@ def _random_like(gradient: torch.Tensor) -> torch.Tensor:
     """A small, normally distributed gradient, always the same, from a generator of its own."""
     generator = torch.Generator(gradient.device).manual_seed(0)
     options = {"dtype": gradient.dtype, "device": gradient.device}
-    return torch.randn(gradient.shape, generator=generator, **options) / gradient.numel() ** 0.5
+    return torch.randn(gradient.shape, generator=generator, **options) / max(gradient.numel(), 1) ** 0.5
 
 
 def _is_finite(tensor: torch.Tensor | None) -> bool:

@@ -5,15 +5,15 @@ All ranks call these functions at the end of the same steps, and decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.log import get_logger
-from ds_adacc.plan.approvals import BlockKey
+from ds_adacc.plan.approvals import BlockKey, PolicyErrors
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import LiveSet, Plan, Policies
 from ds_adacc.plan.ranks import Ranks
@@ -33,13 +33,10 @@ class StepController(Protocol):
     ranks: Ranks
     journal: Journal
     rectifier: Rectifier | None
-    plan: Plan | None
     schedule: StepSchedule
     has_run_a_plan: bool
 
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
-
-    def bind(self, block: Block, record: Record, *, on_trial: bool) -> None: ...
 
     def rebind(self, digest: str) -> None: ...
 
@@ -49,7 +46,7 @@ def conclude_trials(controller: StepController) -> None:
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
     """
-    rejected = _judge(controller)
+    rejected = controller.coordinator.approvals.judge(_measured(controller))
     if rejected:
         step, reason = controller.schedule.ended, why_rejected(controller, rejected)
         live_sets = controller.coordinator.partners(sorted({digest for digest, _ in rejected}))
@@ -63,38 +60,39 @@ def conclude_trials(controller: StepController) -> None:
 
 
 def rectify(controller: StepController) -> Review:
-    """Act on a tracking step: plan again if outliers or gradient errors say so; else use the channels last found."""
+    """Act on a tracking step.
+
+    A block whose error was above the bound holds everything exactly in the next step, which measures its policy under
+    the gradient that training brings. If outliers have drifted, a new plan is made; else the channels last found are
+    used.
+    """
     coordinator, step = controller.coordinator, controller.schedule.ended
-    before = coordinator.errors_in_force()
-    rejected = _judge(controller)
-    after = coordinator.errors_in_force()
+    drift, longest = controller.rectifier.config.drift, controller.rectifier.config.max_interval
+    suspected, has_risen = coordinator.approvals.track(_measured(controller), drift)
     verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], coordinator)
-    digests = sorted({*verdict.drifted, *(digest for digest, _ in rejected)})
     review = Review()
-    if digests:
-        reason = why_rejected(controller, rejected) if rejected else verdict.reason
-        review = _replan(controller, digests, reason, verdict.capacity, must_change=bool(rejected))
-        controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
+    if verdict.drifted:
+        review = _replan(controller, verdict.drifted, verdict.reason, verdict.capacity)
+        controller.journal.write("rectifier", step=step, reason=verdict.reason, **asdict(review))
     _rebind_all(controller)
-    drift = controller.rectifier.config.drift
-    has_risen = any(error > before[key] * (1 + drift) for key, error in after.items() if key in before)
-    longest = controller.rectifier.config.max_interval
-    controller.schedule = controller.schedule.after_tracking(bool(review.changed or rejected), has_risen, longest)
+    controller.schedule = controller.schedule.after_tracking(bool(review.changed or suspected), has_risen, longest)
+    if suspected:
+        get_logger().info("step %d: %s; the next step measures it again", step, why_rejected(controller, suspected))
+        controller.schedule = controller.schedule.with_trials()
     return review
 
 
-def try_what_is_in_force(controller: StepController) -> None:
-    """Put the lossy policies in force on trial for a tracking step, as far as the budget has room for it.
-
-    A block on trial holds what full checkpointing would. The blocks whose errors are least recent come first; at least
-    one block is tried.
-    """
-    coordinator = controller.coordinator
-    chosen = coordinator.to_try(controller.plan)
+def track_what_is_in_force(controller: StepController) -> None:
+    """Have a tracking step measure the lossy policies in force."""
     for block, record in controller.blocks.records():
-        key = record.block_type, coordinator.forward_order.index(block, record.block_type)
-        if key in chosen and record.bound is not None:
-            controller.bind(block, record, on_trial=True)
+        if (
+            record.bound is not None
+            and record.trial is None
+            and controller.coordinator.is_lossy(block, record.block_type)
+        ):
+            index = controller.coordinator.forward_order.index(block, record.block_type)
+            policy = controller.coordinator.block_types[record.block_type].policy(index)
+            record.trial = Trial(policy, is_in_force=True)
 
 
 def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyError]) -> str:
@@ -107,24 +105,24 @@ def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyE
     return f"gradient error of {name}{which} measured {worst.error:.3g}; adacc.max_gradient_error = {bound:g}"
 
 
-def _judge(controller: StepController) -> Mapping[BlockKey, PolicyError]:
-    """Judge what all ranks have measured, and write it to the journal. Returns the rejected policies, by block."""
+def _measured(controller: StepController) -> Sequence[PolicyErrors]:
+    """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
-    rejected = controller.coordinator.approvals.judge(everyone)
-    found = {key: error.error for errors in everyone for key, error in errors.items()}
-    for key, error in rejected.items():
-        found[key] = error.error
-    for digest in sorted({digest for digest, _ in found} & controller.coordinator.block_types.keys()):
-        errors = {index: error for (of, index), error in found.items() if of == digest and index is not None}
+    bound, known = controller.coordinator.approvals.bound, controller.coordinator.block_types
+    largest: dict[BlockKey, float] = {}
+    for errors in everyone:
+        for key, found in errors.items():
+            largest[key] = max(found.error, largest.get(key, 0.0))
+    for digest in sorted({digest for digest, _ in largest} & known.keys()):
+        errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
         controller.journal.write(
             "gradient_errors",
             step=controller.schedule.ended,
-            block_type=controller.coordinator.block_types[digest].recording.name,
-            bound=controller.coordinator.approvals.bound,
+            block_type=known[digest].recording.name,
+            bound=bound,
             errors=[[index + 1, error] for index, error in sorted(errors.items())],
-            rejected=sorted(index + 1 for of, index in rejected if of == digest and index is not None),
         )
-    return rejected
+    return everyone
 
 
 def _rebind_all(controller: StepController) -> None:
@@ -137,7 +135,6 @@ def _replan(
     digests: Collection[str],
     reason: str,
     capacity: Mapping[str, Mapping[int, int]],
-    must_change: bool,
 ) -> Review:
     coordinator, step = controller.coordinator, controller.schedule.ended
     live_sets = coordinator.partners(digests)
@@ -148,7 +145,7 @@ def _replan(
     try:
         plan = controller.decide(live_sets, f"step {step}: {reason}", True, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-        return _leave_exact(step, reason, error) if must_change else _stay(step, reason, error)
+        return _stay(step, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     get_logger().info("step %d: %s: re-planned, %d values changed", step, reason, changed)
     return Review(True, changed)
@@ -159,11 +156,10 @@ def _stay(step: int, reason: str, why: object) -> Review:
     return Review()
 
 
-def _leave_exact(step: int, reason: str, why: object) -> Review:
+def _leave_exact(step: int, reason: str, why: object) -> None:
     """The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so."""
     text = "step %d: %s. Blocks above the bound now hold everything exactly, which takes more than the budget: %s"
     get_logger().warning(text, step, reason, why)
-    return Review()
 
 
 def _differences(old: Policies | None, new: Policies | None) -> int:

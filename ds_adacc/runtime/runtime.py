@@ -27,7 +27,7 @@ from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.recording import Recording
-from ds_adacc.record.saved import unpack
+from ds_adacc.record.saved import keep, unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
@@ -149,18 +149,29 @@ class Runtime:
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
         call, pack, done = self._open(block, record, tensors, step.is_tracking)
-        probe = self._probe(record, tensors)
+        probe, plan_pack = self._probe(record, tensors), pack
+        is_in_force = record.trial is not None and record.trial.is_in_force
         if probe is not None:
-            pack = probe.pack(pack)
+            pack = probe.pack(keep if is_in_force else pack)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
+            if probe is not None:
+                output = self._probed(probe, output, plan_pack, is_in_force)
             done()
         finally:
             call.close()
-        return output if probe is None else probe.watch(output)
+        return output
+
+    def _probed(self, probe: Probe, output: Any, pack: Callable[[torch.Tensor], Any], is_in_force: bool) -> Any:
+        """Measure a policy in force now, and then hold what it says; have any other measured in backward."""
+        if not is_in_force:
+            return probe.watch(output)
+        probe.measure_at_once(output)
+        probe.hand_over(pack)
+        return output
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller, recording = self.controller, record.bound.recording
@@ -216,12 +227,15 @@ class Runtime:
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         call, pack, done = self._open(block, record, tensors, tracking)
         probe = self._probe(record, tensors)
+        output, is_in_force = captured.output, record.trial is not None and record.trial.is_in_force
         if probe is not None:
             probe.slots = captured.slots
+            if is_in_force:
+                probe.measure_at_once(output)
         captured.hand_over(pack)
         done()
         call.close()
-        return captured.output if probe is None else probe.watch(captured.output)
+        return output if probe is None or is_in_force else probe.watch(output)
 
     # -- records
 

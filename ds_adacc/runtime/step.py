@@ -51,6 +51,10 @@ class StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
         return replace(self, look_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries)
 
+    def with_trials(self) -> StepSchedule:
+        """The schedule after policies in force have been doubted: the next step puts them on trial."""
+        return replace(self, tries=True)
+
     def with_state_saved(self) -> StepSchedule:
         """The schedule after the state was saved. A measuring step that is next is postponed by one step.
 

@@ -10,7 +10,7 @@ After the engine's own step (`engine/hooks.py`), and once any rank has called a 
 4. After a step of trials, policies that keep the bound on the gradient error come into force. A new plan is made for
    blocks whose policies do not.
 5. After a tracking step the rectifier judges the outliers and the gradient errors of the policies in force. If the
-   outliers have drifted, or an error is above the bound, a new plan is made.
+   outliers have drifted, a new plan is made. Policies above the bound are on trial in the next step.
 6. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
    monitors follow.
 
@@ -40,7 +40,7 @@ from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.review import conclude_trials, rectify, try_what_is_in_force
+from ds_adacc.runtime.review import conclude_trials, rectify, track_what_is_in_force
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
 
@@ -160,7 +160,7 @@ class StepController:
             self.step.close()
             self.step = Step(self.next_purpose(), self.device)
             if self.step.is_tracking:
-                try_what_is_in_force(self)
+                track_what_is_in_force(self)
 
     def next_purpose(self) -> Purpose:
         """The purpose of the next step.
@@ -198,7 +198,7 @@ class StepController:
             return {}
         is_deferred = self.schedule.look_in == 1
         self.schedule = self.schedule.after_look()  # on every rank, so that all have the same schedule
-        if is_deferred or self.seen is not None or not step.was_observed:
+        if is_deferred or self.seen is not None or not step.was_observed or step.purpose is Purpose.TRY:
             return {}
         held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
@@ -247,13 +247,14 @@ class StepController:
             if record.block_type == digest:
                 self.bind(block, record)
 
-    def bind(self, block: Block, record: Record, recording: Recording | None = None, on_trial: bool = False) -> None:
-        """Bind the record to the policy of this block; put the policy `on_trial` if the block may not run it yet."""
+    def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
+        """Bind the record to the policy of this block, or put the policy on trial if the block may not run it yet."""
         index = self.coordinator.forward_order.index(block, record.block_type)
         known = self.coordinator.block_types[record.block_type]
         policy, inputs = known.policy(index), self.coordinator.inputs
-        on_trial |= known.agreed is not None and not self.coordinator.permits(record.block_type, index)
-        record.trial = Trial(policy) if on_trial else None
+        on_trial = known.agreed is not None and not self.coordinator.permits(record.block_type, index)
+        is_rejected = self.coordinator.approvals.is_rejected((record.block_type, index), policy)
+        record.trial = Trial(policy) if on_trial and not is_rejected else None
         if on_trial or (known.agreed is None and self.trials.bound is not None):
             # A probe finds all values exactly, and the inputs as they were given.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()

@@ -3,6 +3,10 @@
 A lossy policy comes into force on a block only after it was measured on that block and found within
 `adacc.max_gradient_error`. Until then the block is *on trial*: its calls hold everything exactly, at the bytes of full
 checkpointing, and its first call measures the policy in backward (`profile/probe.py`).
+
+A tracking step measures the policies in force again, each at the end of its block's forward, under a random gradient.
+This holds nothing beyond one block. A policy that is above the bound there is on trial in the next step, under the
+gradient that training brings.
 """
 
 from __future__ import annotations
@@ -93,7 +97,9 @@ class Trials:
                 known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
                 if known.agreed is not None:
                     self._late.add(record.block_type)
-            if trial is not None:
+            if trial is not None and trial.is_in_force:
+                trial.result = PolicyError(trial.policy, measure(bind(trial.policy)))
+            elif trial is not None:
                 profile = known.agreed.spec.profile
                 trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
 
