@@ -48,8 +48,12 @@ class Probe:
         self._versions = [tensor._version for tensor in inputs]
         self._storages = {parameter.untyped_storage()._cdata for parameter in recording.parameters}
         # The edges, not the tensors: these would keep the inputs' memory.
-        self._of_inputs = _edges(inputs)
-        self._of_parameters = _edges(recording.parameters)
+        of_inputs, of_parameters = _edges(inputs), _edges(recording.parameters)
+        # What the graph before the block leads to as well (a tied weight, a bias that earlier blocks read) is left out:
+        # autograd would run that part of the graph too.
+        before = _before(edge.node for edge in of_inputs)
+        self._of_inputs = [edge for edge in of_inputs if edge.node not in before]
+        self._of_parameters = [edge for edge in of_parameters if edge.node not in before]
 
     def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], LateSlot]:
         """A pack hook around `inner`, which must hold every tensor exactly."""
@@ -202,6 +206,18 @@ def relative_error(gradients: Gradients, exact: Gradients) -> float:
 def _edges(tensors: Iterable[torch.Tensor]) -> list[GradientEdge]:
     distinct = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
     return [get_gradient_edge(tensor) for tensor in distinct.values()]
+
+
+def _before(nodes: Iterable[torch.autograd.graph.Node]) -> set[torch.autograd.graph.Node]:
+    """The nodes of the autograd graph to which these lead, without themselves unless one leads to another."""
+    met: set[torch.autograd.graph.Node] = set()
+    pending = [following for node in nodes for following, _ in node.next_functions]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            pending.extend(following for following, _ in node.next_functions)
+    return met
 
 
 def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:

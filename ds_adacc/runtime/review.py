@@ -53,7 +53,7 @@ def conclude_trials(controller: StepController) -> None:
         try:
             controller.decide(live_sets, f"step {step}: {reason}")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-            if not controller.has_run_a_plan:
+            if isinstance(error, planner.InfeasibleBudget) and not controller.has_run_a_plan:
                 raise
             _leave_exact(step, reason, error)
     _rebind_all(controller)

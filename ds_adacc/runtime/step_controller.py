@@ -255,7 +255,10 @@ class StepController:
         on_trial = known.agreed is not None and not self.coordinator.permits(record.block_type, index)
         is_rejected = self.coordinator.approvals.is_rejected((record.block_type, index), policy)
         record.trial = Trial(policy) if on_trial and not is_rejected else None
-        if on_trial or (known.agreed is None and self.trials.bound is not None):
+        is_recorded_again = recording is not None and self.step.is_tracking
+        if is_recorded_again and not on_trial and self.coordinator.is_lossy(block, record.block_type):
+            record.trial = Trial(policy, is_in_force=True)
+        if on_trial or (known.agreed is None and self.trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)

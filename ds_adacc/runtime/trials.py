@@ -105,9 +105,13 @@ class Trials:
 
         return Probe(recording, inputs, study)
 
+    def are_unknown(self, known: KnownType) -> bool:
+        """Whether the type's codecs have errors that are bounded and not measured yet."""
+        return self.bound is not None and not known.errors_are_measured and _lossy(known.profile)
+
     def _asks_for_codecs(self, record: Record, known: KnownType) -> bool:
         """Whether the errors of the type's codecs are unknown, and the record holds everything exactly."""
-        if known.errors_are_measured or not _lossy(known.profile):
+        if not self.are_unknown(known):
             return False
         stores = enumerate(record.bound.policy.stores)
         return not any(planner.is_lossy(known.profile, value, store) for value, store in stores)

@@ -117,6 +117,20 @@ def test_a_dropped_graph_takes_its_probe_along():
     assert storages.alive() == 0
 
 
+def test_the_graph_before_the_block_is_left_alone_although_a_weight_is_tied():
+    """Autograd runs whatever lies on the way to a tensor that it is asked for."""
+    block, _, _ = zoo.example("gpt")
+    ran, measured = [], []
+    start = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    x = block.proj(start) if hasattr(block, "proj") else start @ block.fc1.weight.T[:, : zoo.WIDTH]
+    x.grad_fn.register_hook(lambda *_: ran.append(len(measured)))
+    recording = record(block, (x,), {})
+    retained = bind(recording, planner.retain_policy(profile_of(recording)), {})
+    probed(block, (x,), {}, recording, lambda measure: measured.append(measure(retained))).sum().backward()
+    assert measured == [0.0]
+    assert ran == [1]  # in training's own backward, after the measurement
+
+
 def test_a_second_backward_measures_nothing_more():
     block, args, kwargs = zoo.example("gpt")
     recording, calls = record(block, args, kwargs), []
