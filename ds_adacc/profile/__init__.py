@@ -14,7 +14,7 @@ The files, in the order in which a captured call meets them:
 * `workspace`: bytes that an operator takes besides its results, in a replay and in backward.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.
-* `gradient_error`: how far a codec puts the block's gradient off, where the section bounds it.
+* `probe`: runs a block's backward several times, when its gradient arrives; `gradient_error`: what is measured so.
 
 Rules of this room, cited where they are obeyed:
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
+from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import LateSlot
@@ -117,7 +118,11 @@ class Probe:
 
         device = device_of(self._inputs)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-            self._study(measure)
+            try:
+                self._study(measure)
+            except torch.OutOfMemoryError:
+                text = "a gradient error was not measured: memory ran out. The block holds everything exactly instead"
+                get_logger().warning(text)
 
     def _hold(self, slots: Iterable[Slot]) -> None:
         for slot, held in zip(self.slots, slots, strict=True):

@@ -6,6 +6,7 @@ Plans are made and changed between two steps.
 * `runtime`: records a call that is new, and runs any other call under its policy;
 * `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
 * `step_controller`: what happens between steps, in a fixed order;
+* `trials`: which gradient errors are measured in a call; `review`: what follows from them when the step has ended;
 * `binder`: puts a policy in force for one block, with the codecs that the policy names;
 * `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.
 
@@ -16,5 +17,6 @@ Rules:
 2. A block that cannot be recorded runs under plain autograd. One warning names the block and the reason.
 3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
 4. If a policy retains everything and nothing observes the step, no hooks are installed.
-5. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
+5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
+6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
 """

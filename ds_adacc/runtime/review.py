@@ -51,11 +51,16 @@ def conclude_trials(controller: StepController) -> None:
         step, reason = controller.schedule.ended, why_rejected(controller, rejected)
         live_sets = controller.coordinator.partners(sorted({digest for digest, _ in rejected}))
         try:
-            controller.decide(live_sets, f"step {step}: {reason}")
+            if live_sets:
+                controller.decide(live_sets, f"step {step}: {reason}")
+            else:
+                _leave_exact(step, reason, "nothing fits the budget")
         except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
             if isinstance(error, planner.InfeasibleBudget) and not controller.has_run_a_plan:
                 raise
             _leave_exact(step, reason, error)
+    elif controller.ranks.any(controller.trials.are_unfinished(controller.blocks)):
+        controller.schedule = controller.schedule.with_trials_again()
     _rebind_all(controller)
 
 

@@ -30,7 +30,8 @@ class StepSchedule:
     It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
     plan in force: `look_in` is the number of steps before it (0: it is the next step; None: it has ended). `measures`
     says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once. `tries`
-    says whether the next step puts policies on trial; the observation then waits for the step after it.
+    says whether the next step puts policies on trial; the observation then waits for the step after it. `was_repeated`
+    says whether trials were repeated since some calls did not finish them.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
     of steps from one tracking step to the next.
     """
@@ -40,6 +41,7 @@ class StepSchedule:
     measures: bool = True
     was_deferred: bool = False
     tries: bool = False
+    was_repeated: bool = False
     track_from: int = 1
     interval: int = 1
 
@@ -49,7 +51,15 @@ class StepSchedule:
 
     def with_new_plan(self, tries: bool) -> StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
-        return replace(self, look_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries)
+        return replace(
+            self, look_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries, was_repeated=False
+        )
+
+    def with_trials_again(self) -> StepSchedule:
+        """The schedule after a step of trials that some calls did not finish. This happens once for a plan."""
+        if self.was_repeated:
+            return self
+        return replace(self, tries=True, was_repeated=True, look_in=1 if self.look_in == 0 else None)
 
     def with_trials(self) -> StepSchedule:
         """The schedule after policies in force have been doubted: the next step puts them on trial."""

@@ -121,6 +121,11 @@ class Trials:
         late, self._late = sorted(self._late), set()
         return late
 
+    def are_unfinished(self, blocks: Registry) -> bool:
+        """Whether a call was to measure a policy, but its backward did not come: a step was broken off, for example."""
+        trials = [record.trial for _, record in blocks.records() if record.trial is not None]
+        return any(trial.has_begun and trial.result is None for trial in trials)
+
     def results(self, blocks: Registry) -> dict[BlockKey, PolicyError]:
         """The errors of the policies that were measured in the step, by block."""
         found: dict[BlockKey, PolicyError] = {}

@@ -228,3 +228,17 @@ def test_a_lossy_codec_that_gives_nan_is_hopeless():
     )
     output.sum().backward()
     assert errors == [HOPELESS]
+
+
+def test_where_memory_runs_out_training_goes_on_exactly(caplog):
+    block, args, kwargs = zoo.example("gpt")
+    expected = zoo.gradients(block, args, kwargs)
+    recording = record(block, args, kwargs)
+
+    def study(measure):
+        raise torch.OutOfMemoryError("no memory")
+
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        actual = zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, recording, study))
+    zoo.assert_same_bits(expected, actual)
+    assert "memory ran out" in caplog.text

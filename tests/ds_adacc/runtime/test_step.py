@@ -103,3 +103,14 @@ def test_every_step_has_one_purpose():
         runs.controller.end_step()
     assert purposes[:3] == [Purpose.RECORD, Purpose.MEASURE, Purpose.TRACK]
     assert purposes[3:] == [Purpose.RUN, Purpose.TRACK, Purpose.RUN]
+
+
+def test_trials_that_were_broken_off_are_repeated_once():
+    schedule = StepSchedule(ended=1).with_new_plan(tries=True).after_look()
+    again = schedule.with_trials_again()
+    assert again.tries and again.look_in == 1
+    after = again.after_look()
+    assert after.look_in == 0 and not after.tries
+    assert after.with_trials_again() == after
+    doubted = StepSchedule(ended=9).with_trials().after_look().with_trials_again()
+    assert doubted.tries and doubted.look_in is None
