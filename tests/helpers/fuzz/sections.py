@@ -49,8 +49,6 @@ def section(lot):
         return lot.choice(WEIRD)
     keys = lot.sample(list(VALID), lot.randint(0, 5))
     made = {key: lot.choice(VALID[key]) for key in keys}
-    if "codecs" in made and made["codecs"] == "by-error":
-        made["max_gradient_error"] = 0.05
     for _ in range(lot.choice([0, 0, 0, 1, 2, 3])):
         _spoil(made, lot)
     return made
