@@ -68,6 +68,7 @@ OBSERVED = {
     "peak": {"planned": 95 * MIB, "observed": 95 * MIB},
     "seconds": {"planned": 0.08, "observed": 0.06},
 }
+ERRORS = {"step": 3, "block_type": "Block", "bound": 0.1, "errors": [[1, 0.05], [2, 0.2]]}
 RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replanned": True, "changed": 3}
 
 
@@ -81,6 +82,7 @@ def path():
     journal.write("observed", **OBSERVED)
     journal.write("news", anything=[1])
     journal.write("rectifier", **RECTIFIER)
+    journal.write("gradient_errors", **ERRORS)
     journal.write("plan", **{**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False})
     journal.write("observed", step=6, held={"planned": 0, "observed": 7}, peak=None, seconds=None)
     return path
@@ -94,12 +96,13 @@ def without_time(events):
 def test_the_document_holds_what_the_journal_does(path, document):
     code, told = document("report", str(path))
     assert code == 0
-    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier"]
+    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier", "gradient_errors"]
     assert told["journal"] == str(path)
     assert without_time(told["starts"]) == [START]
     second = {**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False}
     assert without_time(told["plans"]) == [PLAN, second]
     assert without_time(told["rectifier"]) == [RECTIFIER]
+    assert without_time(told["gradient_errors"]) == [ERRORS]
     assert without_time(told["observed"]) == [
         {
             "step": 2,
@@ -126,6 +129,14 @@ def test_the_plans_are_told_over_time(path, said):
         ["5", "none", "95.00 MiB", "0.24", "35.00 MiB", "65.0", "0.126", "no"],
     ]
     assert cells(out, "Why they were made")[1:] == [["1", "first step recorded"], ["5", "outliers drifted"]]
+
+
+def test_gradient_errors_stand_beside_their_bound(path, said):
+    _, out, _ = said("report", str(path))
+    assert cells(out, "Gradient errors") == [
+        ["step", "blocks", "measured", "largest error", "bound", "above it"],
+        ["3", "Block", "2", "0.2", "0.1", "2"],
+    ]
 
 
 def test_predictions_stand_beside_what_was_observed(path, said):
