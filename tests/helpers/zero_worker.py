@@ -97,7 +97,7 @@ def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
     results = {}
     for case in CASES:
-        section = SECTION | {"codecs": case.codecs, "memory_budget": BUDGET[case.codecs]}
+        section = SECTION | {"codecs": case.codecs, "memory_budget": BUDGET[case.codecs], "max_gradient_error": None}
         results[case.name] = {"plain": train(case, None), "adacc": train(case, section)}
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
         json.dump(results, file)
