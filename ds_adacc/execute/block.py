@@ -56,6 +56,11 @@ class Record:
     settled: frozenset[str] = frozenset()
     volatile: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def is_tracked(self) -> bool:
+        """Whether the next call measures the policy that is in force."""
+        return self.trial is not None and self.trial.is_in_force
+
     def to_plain(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host."""
         outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}

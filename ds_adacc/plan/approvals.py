@@ -68,7 +68,7 @@ class Approvals:
     def judge(self, everyone: Sequence[PolicyErrors]) -> dict[BlockKey, PolicyError]:
         """Approve or reject the policies that the ranks have measured. Returns those that were rejected."""
         rejected = {}
-        for key, found in _worst(everyone).items():
+        for key, found in worst(everyone).items():
             known = self._of(key)
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
             if found.error <= self.bound:
@@ -76,15 +76,13 @@ class Approvals:
                 self.blocks[key] = replace(known, approved=approved, rejected=None)
                 continue
             rejected[key] = found
-            stricter = found.strictness
-            assert stricter is not None  # measured with each error above the bound
+            assert found.strictness is not None  # measured with each error above the bound
+            stricter = _rounded(found.strictness)
             if known.rejections + 1 >= _MOST_REJECTIONS:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None:
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(
-                approved, _rounded(stricter), known.rejections + 1, found.policy, known.tracked
-            )
+            self.blocks[key] = BlockErrors(approved, stricter, known.rejections + 1, found.policy, known.tracked)
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -109,7 +107,7 @@ class Approvals:
         Returns these, and whether an error has risen by more than `drift` (a fraction) since it was tracked before.
         """
         doubted, has_risen = {}, False
-        for key, found in _worst(everyone).items():
+        for key, found in worst(everyone).items():
             known = self._of(key)
             has_risen |= known.tracked is not None and found.error > (1 + drift) * known.tracked
             approved = known.approved
@@ -133,7 +131,7 @@ def is_lossy(policy: planner.Policy, profile: planner.Profile) -> bool:
     return any(planner.is_lossy(profile, value, store) for value, store in enumerate(policy.stores))
 
 
-def _worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
+def worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
     """By block, the largest error of its policy on any rank, and the strictest strictness."""
     merged: dict[BlockKey, PolicyError] = {}
     for errors in everyone:

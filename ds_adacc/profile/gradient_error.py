@@ -112,10 +112,10 @@ def alone(profile: planner.Profile, value: int, codec: str, replays: bool = True
 
     A reader is replayed if its outputs are saved and its other inputs are at hand. Without `replays`, none is.
     """
-    graph = profile.graph
-    stores: list[str | None] = list(planner.retain_policy(profile).stores)
+    graph, retained = profile.graph, planner.retain_policy(profile)
+    stores: list[str | None] = list(retained.stores)
     stores[value] = codec
-    replayed = set(planner.retain_policy(profile).replays)
+    replayed = set(retained.replays)
     for index, op in enumerate(graph.ops) if replays else ():
         others = [other for other in op.inputs if other != value]
         at_hand = all(graph.values[other].storable for other in others)

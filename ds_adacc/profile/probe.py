@@ -215,20 +215,18 @@ def _edges(tensors: Iterable[torch.Tensor]) -> list[GradientEdge]:
 
 def _before(nodes: Iterable[torch.autograd.graph.Node]) -> set[torch.autograd.graph.Node]:
     """The nodes of the autograd graph to which these lead, without themselves unless one leads to another."""
-    met: set[torch.autograd.graph.Node] = set()
-    pending = [following for node in nodes for following, _ in node.next_functions]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in met:
-            met.add(node)
-            pending.extend(following for following, _ in node.next_functions)
-    return met
+    return set(_reached([following for node in nodes for following, _ in node.next_functions], set()))
 
 
 def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:
     """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
-    met = {get_gradient_edge(tensor).node for tensor in starts}
-    pending = [tensor.grad_fn for tensor in ends]
+    return _reached([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})
+
+
+def _reached(
+    pending: list[torch.autograd.graph.Node | None], met: set[torch.autograd.graph.Node]
+) -> Iterator[torch.autograd.graph.Node]:
+    """The nodes that are `pending` and all that these lead to, each once, without those already `met`."""
     while pending:
         node = pending.pop()
         if node is not None and node not in met:

@@ -13,7 +13,7 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.log import get_logger
-from ds_adacc.plan.approvals import BlockKey, PolicyErrors
+from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import LiveSet, Plan, Policies
 from ds_adacc.plan.ranks import Ranks
@@ -114,10 +114,7 @@ def _measured(controller: StepController) -> Sequence[PolicyErrors]:
     """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
     bound, known = controller.coordinator.approvals.bound, controller.coordinator.block_types
-    largest: dict[BlockKey, float] = {}
-    for errors in everyone:
-        for key, found in errors.items():
-            largest[key] = max(found.error, largest.get(key, 0.0))
+    largest = {key: found.error for key, found in worst(everyone).items()}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
         errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
         controller.journal.write(

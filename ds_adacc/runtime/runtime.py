@@ -150,16 +150,15 @@ class Runtime:
             return function(*args, **kwargs)
         call, pack, done = self._open(block, record, tensors, step.is_tracking)
         probe, plan_pack = self._probe(record, tensors), pack
-        is_in_force = record.trial is not None and record.trial.is_in_force
         if probe is not None:
-            pack = probe.pack(keep if is_in_force else pack)
+            pack = probe.pack(keep if record.is_tracked else pack)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
             if probe is not None:
-                output = self._probed(probe, output, plan_pack, is_in_force)
+                output = self._probed(probe, output, plan_pack, record.is_tracked)
             done()
         finally:
             call.close()
@@ -227,15 +226,15 @@ class Runtime:
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         call, pack, done = self._open(block, record, tensors, tracking)
         probe = self._probe(record, tensors)
-        output, is_in_force = captured.output, record.trial is not None and record.trial.is_in_force
+        output = captured.output
         if probe is not None:
             probe.slots = captured.slots
-            if is_in_force:
+            if record.is_tracked:
                 probe.measure_at_once(output)
         captured.hand_over(pack)
         done()
         call.close()
-        return output if probe is None or is_in_force else probe.watch(output)
+        return output if probe is None or record.is_tracked else probe.watch(output)
 
     # -- records
 

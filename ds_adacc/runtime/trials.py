@@ -20,7 +20,7 @@ from ds_adacc.execute.block import Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
-from ds_adacc.plan.approvals import BlockKey
+from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
@@ -111,10 +111,7 @@ class Trials:
 
     def _asks_for_codecs(self, record: Record, known: KnownType) -> bool:
         """Whether the errors of the type's codecs are unknown, and the record holds everything exactly."""
-        if not self.are_unknown(known):
-            return False
-        stores = enumerate(record.bound.policy.stores)
-        return not any(planner.is_lossy(known.profile, value, store) for value, store in stores)
+        return self.are_unknown(known) and not is_lossy(record.bound.policy, known.profile)
 
     def late(self) -> list[str]:
         """The block types, since this was asked last, whose codecs were measured only after a plan was made."""

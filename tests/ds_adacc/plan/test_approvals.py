@@ -77,6 +77,14 @@ def test_a_block_rejected_again_and_again_is_planned_without_lossy_codecs():
     assert not any(cost.error for costs in strict.of(PROFILE).codecs for cost in costs)
 
 
+def test_a_smaller_error_later_makes_a_block_no_stricter():
+    approvals, factors = Approvals(0.1), tuple(1.1**power for power in range(-60, 60))
+    approvals.judge([{("a", 0): rejected(strictness=Strictness(factors, (0.0,)))}])
+    before = approvals.strictness("a", 1)
+    approvals.judge([{("a", 0): rejected(strictness=Strictness((0.0,) * len(factors), (0.0,)))}])
+    assert approvals.strictness("a", 1) == before
+
+
 def test_types_that_are_forgotten_take_their_errors_along():
     approvals = Approvals(0.1)
     approvals.judge([{("a", 0): PolicyError(LOSSY, 0.1), ("b", 0): PolicyError(LOSSY, 0.1)}])
