@@ -141,6 +141,11 @@ def _frontier(planned: Planned, place: int) -> RenderableType:
         f"What a call of {block_type.name} can hold, and the time that this adds\n"
         f"({len(shown)} points: some of the frontier's {len(points)}, and those that the plan uses)"
     )
+    if measured:
+        title += (
+            "\nerror: of the block's gradient, as estimated from each value's own measured error.\n"
+            "In training, every lossy policy is measured on its block before it is used."
+        )
     return table(title, header, rows, header[:-1])
 
 

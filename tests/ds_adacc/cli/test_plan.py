@@ -181,6 +181,7 @@ def test_the_view_has_a_table_of_each(planned):
     budget, peak = planner.human_bytes(planned.budget), planner.human_bytes(planned.solution.peak)
     assert f"budget: {budget}, 0.50 of the peak without checkpointing peak: {peak}, of which " in text
     assert "held added ms error blocks what changes" in text
+    assert "error: of the block's gradient, as estimated" in text
     assert "attention out" in text and "native_layer_norm" not in text
 
 

@@ -1,0 +1,48 @@
+"""Outliers and sharp attention, as large models grow them: no plan exceeds the bound on the gradient error."""
+
+import pytest
+import torch
+from injections import INJECTIONS, inject, kill_units
+from train import GPT
+
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.runtime import Runtime
+
+BOUND = 0.1
+TOKENS = torch.randint(256, (2, 65), generator=torch.Generator().manual_seed(1))
+
+
+def errors(injection, steps=5, **section):
+    """The relative errors of the whole model's gradient in the first steps."""
+    runtime = Runtime(config := load({"adacc": {"solver": {"max_seconds": 10.0}, **section}}), stepped=True)
+    adacc = Adacc(config, runtime)
+    torch.manual_seed(0)
+    gpt = GPT(layers=4, width=128, heads=4, context=64)
+    kill_units(gpt)
+    inject(gpt, INJECTIONS[injection])
+
+    def gradient(checkpoint):
+        gpt.checkpoint = checkpoint
+        gpt.zero_grad()
+        gpt(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in gpt.parameters()])
+
+    exact, found = gradient(None), []
+    for _ in range(steps):
+        found.append(float((gradient(runtime.checkpoint) - exact).norm() / exact.norm()))
+        adacc.end_step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("injection", "codecs"), [*((name, "auto") for name in INJECTIONS if name != "plain"), ("all", "paper")]
+)
+def test_the_gradient_keeps_the_bound(injection, codecs):
+    found = max(errors(injection, codecs=codecs, memory_budget=0.4))
+    assert found <= 2 * BOUND
+    assert found > 0 or codecs == "paper"  # whose codecs may all be too coarse here
+
+
+def test_without_a_bound_the_gradient_does_not():
+    assert max(errors("all", codecs="quantization", memory_budget=0.4)) > 2 * BOUND
