@@ -45,6 +45,7 @@ class Probe:
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
         self._study = study
+        self._name = recording.name
         self._inputs = [tensor.detach() for tensor in inputs]
         self._versions = [tensor._version for tensor in inputs]
         self._storages = {parameter.untyped_storage()._cdata for parameter in recording.parameters}
@@ -121,8 +122,11 @@ class Probe:
             try:
                 self._study(measure)
             except torch.OutOfMemoryError:
-                text = "a gradient error was not measured: memory ran out. The block holds everything exactly instead"
-                get_logger().warning(text)
+                get_logger().warning(
+                    "block %s: memory ran out while its gradient error was measured. A new policy does not come into "
+                    "force unmeasured; one that is in force stays. A smaller micro-batch leaves room to measure",
+                    self._name,
+                )
 
     def _hold(self, slots: Iterable[Slot]) -> None:
         for slot, held in zip(self.slots, slots, strict=True):

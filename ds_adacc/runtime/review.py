@@ -102,12 +102,12 @@ def track_what_is_in_force(controller: StepController) -> None:
 
 def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyError]) -> str:
     """The block with the largest error, for the log."""
-    (digest, index), worst = max(rejected.items(), key=lambda item: item[1].error)
+    (digest, index), found = max(rejected.items(), key=lambda item: item[1].error)
     known = controller.coordinator.block_types.get(digest)
     name = "a block of another rank" if known is None else known.recording.name
     which = "" if index is None else f" (number {index + 1})"
     bound = controller.coordinator.approvals.bound
-    return f"gradient error of {name}{which} measured {worst.error:.3g}; adacc.max_gradient_error = {bound:g}"
+    return f"gradient error of {name}{which} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
 
 
 def _measured(controller: StepController) -> Sequence[PolicyErrors]:
