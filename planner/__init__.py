@@ -15,7 +15,9 @@ Read the files in this order:
   `memory` (bytes), `model` (what all searches share);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
   one block), `per_block_model` and `solve_per_block` (a policy for each block);
-* `solver_process` runs them in a child process; `strictness` shows it blocks with larger errors as a type of their own.
+* `without_solver` gives policies where the solver gives none, `least_bytes` a bound that none can go below;
+* `solver_process` runs the solver in a child process; `strictness` shows it blocks with larger errors as a type of
+  their own.
 
 The planner needs python-mip and knows neither torch nor what a codec does.
 """

@@ -212,10 +212,12 @@ class Coordinator:
         )
         self.forward_order.orders = agreed_orders
         for group in plan.groups:
-            if group.solution.out_of_time:
-                limit = self._config.solver.max_seconds
-                text = "adacc.solver.max_seconds = %s: the solver found no plan in that time. A greedy plan is in force"
-                get_logger().warning(text, limit)
+            if group.solution.fallback:
+                text = (
+                    "the solver gave no plan (%s; adacc.solver.max_seconds = %s). A plan of simple rules is in force: "
+                    "it keeps the budget, but may be slower"
+                )
+                get_logger().warning(text, group.solution.fallback, self._config.solver.max_seconds)
             if group.shortfall:
                 text = (
                     "no plan fits the budget; blocks without a plan are recomputed where possible. Planned peak: %s. %s"
