@@ -34,6 +34,7 @@ from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.rectifier import Rectifier, Review
@@ -104,8 +105,11 @@ class StepController:
     # -- while a step runs
 
     def begin_call(self) -> None:
-        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
-        if self.stepped:
+        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step.
+
+        A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
+        """
+        if self.stepped or is_in_backward():
             return
         if self.step.observer is None:
             self.step.live.clear()  # without an observer nothing ends the passes
@@ -204,6 +208,14 @@ class StepController:
         findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
         self.seen, self.has_run_a_plan = findings.seen, True
         self._waiting |= findings.live_sets
+        for digest, nbytes in findings.doubted.items():
+            text = (
+                "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes: "
+                "something else has allocated it, and the plan stays as it is. If memory runs out, look for what "
+                "allocates in backward: hooks, or buckets for communication (zero_optimization.reduce_bucket_size)"
+            )
+            name = self.coordinator.block_types[digest].recording.name
+            self._log.warning(text, name, planner.human_bytes(nbytes))
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
         return findings.corrections
