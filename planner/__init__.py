@@ -56,6 +56,7 @@ from ds_adacc.planner.solution import (
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_uniform
 from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
+from ds_adacc.planner.without_solver import leanest
 
 __all__ = [
     "HOPELESS",
@@ -90,6 +91,7 @@ __all__ = [
     "held_bytes",
     "human_bytes",
     "is_lossy",
+    "leanest",
     "least_peak",
     "least_peak_in_process",
     "peak_bytes",

@@ -15,7 +15,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
-from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing
@@ -175,7 +175,7 @@ def _planning_ranks(engine: Any) -> Ranks:
 
 
 def _section_of(source: Any) -> AdaccConfig | None:
-    ds_config = read(source)
+    ds_config = with_environment(read(source))
     section = load(ds_config)
     if section is None and SECTION not in ds_config:
         raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")

@@ -42,6 +42,7 @@ from ds_adacc.plan.plan import (
     solve,
 )
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.plan.refusal import explained
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.recording import Recording
 
@@ -316,7 +317,11 @@ class Coordinator:
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: agreed.policies for digest, agreed in self._agreed.items() if self._may_all_run(agreed)}
-        groups = solve(request, budget, self._config, settled, forgiven)
+        try:
+            groups = solve(request, budget, self._config, settled, forgiven)
+        except planner.InfeasibleBudget as error:
+            recordings = {digest: known.recording for digest, known in self.block_types.items()}
+            raise explained(error, request, without, recordings) from None
         plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
