@@ -18,7 +18,7 @@ from ds_adacc import checkpointing
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing
+from ds_adacc.engine.gradient_checkpointing import keep_replaced
 from ds_adacc.engine.hooks import patch_engine
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves
 from ds_adacc.environment import device_name, versions
@@ -160,7 +160,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> No
     engine.adacc = Adacc(section, runtime, blocks)
     patch_engine(engine, is_pipeline)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
-    replace_gradient_checkpointing(engine.module, blocks)
+    keep_replaced(engine.module, blocks)
 
 
 def _planning_ranks(engine: Any) -> Ranks:

@@ -33,6 +33,7 @@ from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.step_controller import ControllerState, StepController
 
 
@@ -106,6 +107,8 @@ class Runtime:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
         # Rule 3
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if not (self.recordings or self._inside or torch.compiler.is_compiling()):
+                refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
@@ -203,6 +206,7 @@ class Runtime:
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
+        refuse_checkpointed(block.name)
         self.recordings += 1
         captured = capture(block.name, tensors, found, run)
         if captured.recording is None:

@@ -247,6 +247,11 @@ def test_blocks_inside_reentrant_checkpoints_are_run_but_not_measured():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     exact = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1GiB"}}), stepped=True)
+    model.step(runtime.checkpoint)
+    exact.step(lambda block, x: block(x))
+    runtime.controller.end_step()
+    for each in (model, exact):
+        each.blocks.zero_grad(set_to_none=False)
     for _ in range(5):
         for each, call in ((model, runtime.checkpoint), (exact, lambda block, x: block(x))):
             torch.manual_seed(0)
