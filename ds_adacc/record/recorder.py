@@ -116,6 +116,11 @@ class Recorder(TorchDispatchMode):
                 self.failure = str(reason)
         return tensor
 
+    def note_read(self) -> None:
+        """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
+        self._tainted = True
+        self._doubt_from_here()
+
     # -- the result
 
     def recording(self) -> Recording:

@@ -166,6 +166,10 @@ class Recording:
         ops = (replace(op, refusal=op.refusal or reasons.get(op.index)) for op in self.ops)
         return replace(self, ops=tuple(ops))
 
+    def doubted(self, doubt: str) -> Recording:
+        """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
+        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
+
 
 def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
     if isinstance(tree, ValueRef | ParameterRef):

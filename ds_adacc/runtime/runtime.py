@@ -26,9 +26,11 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
+from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import keep, unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal
+from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
@@ -121,9 +123,13 @@ class Runtime:
         self._inside = True
         try:
             self.controller.begin_call()
-            record = block.find(signature, found.state)
+            state = {**found.state, **marks_of(block.places)}
+            record = block.find(signature, state)
             if record is None or self._is_to_verify(record):
-                return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
+                if not Watch.is_possible():
+                    self._fall_back(block, "a profiler of Python's calls is running, as cProfile does")
+                    return function(*args, **kwargs)
+                return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
         except BaseException:
             self.controller.step.drop_pass()
@@ -199,20 +205,23 @@ class Runtime:
         self,
         block: Block,
         signature: Hashable,
+        state: Guards,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
         self.recordings += 1
         captured = capture(block.name, tensors, found, run)
+        state = {**captured.watch.marks, **state}
+        block.places.update(captured.watch.places)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()
-        record.state = found.state
-        recording = self._learn(block, signature, record, captured.recording)
+        record.state = state
+        recording = self._learn(block, signature, record, captured)
         known = self._known_type(recording, captured)
         record.block_type = recording.digest
         step = self.controller.step
@@ -238,11 +247,16 @@ class Runtime:
 
     # -- records
 
-    def _learn(self, block: Block, signature: Hashable, record: Record, recording: Recording) -> Recording:
+    def _learn(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
+        """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.bound is not None:
-            record.succeed(earlier, earlier.bound.recording, recording)
-        return recording.refuse(record.volatile)
+            record.succeed(earlier)
+        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        if unwatched is not None:
+            record.doubt = unwatched
+            self._warn_of_doubt(block, unwatched)
+        return captured.recording.doubted(record.doubt)
 
     def _known_type(self, recording: Recording, captured: Capture) -> KnownType:
         digest = recording.digest
@@ -279,6 +293,15 @@ class Runtime:
         """Rule 2."""
         name = block.name.split(" ")[-1]
         self._warn_once((name, reason), "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    def _warn_of_doubt(self, block: Block, unwatched: str) -> None:
+        self._warn_once(
+            (block.name.split(" ")[-1], unwatched),
+            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
+            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            block.name,
+            unwatched,
+        )
 
     def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
         name = bound.recording.name
