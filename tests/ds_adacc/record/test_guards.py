@@ -197,7 +197,7 @@ UNREADABLE = {
     "generator": lambda: iter(list(range(2, 50))),
     "random": lambda: random.Random(3),
     "set of objects": lambda: {Slots},
-    "proxy of nothing": lambda: weakref.proxy(Shared()),
+    "proxy of nothing": lambda: [weakref.proxy(Shared())],
     "raises": lambda: Raising(),
     "large array": lambda: np.ones(1 << 16),
 }
@@ -214,7 +214,7 @@ def test_nothing_is_recomputed_that_depends_on_what_cannot_be_read(name, caplog)
     ((_, record),) = work.blocks.records()
     assert record.bound.is_trivial and not any(op.replayable for op in record.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
-    assert "block.held" in warning and type(block.held).__qualname__ in warning
+    assert "block.held" in warning
 
 
 def test_a_branch_on_a_settled_number_is_not_taken_for_another():
