@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
@@ -115,6 +117,18 @@ class Block:
         self.places: dict[str, Place] = {}
         self._records: list[tuple[Hashable, Record]] = []
         self._past = list(past)
+        self._modules: list[weakref.ref[nn.Module]] = []
+
+    def live_with(self, modules: Iterable[nn.Module]) -> None:
+        """Forget all records, and with them the parameters, as soon as one of the modules is gone (Rule 13)."""
+        myself = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            block = myself()
+            if block is not None:
+                block._records, block._past = [], []
+
+        self._modules = [weakref.ref(module, forget) for module in modules]
 
     def find(self, signature: Hashable, state: Guards) -> Record | None:
         """The record for this signature and this state of the block's modules."""

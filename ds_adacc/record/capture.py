@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.recorder import Recorder, Unrecordable

@@ -263,7 +263,7 @@ class Runtime:
         if digest not in self.coordinator.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
             known = self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
-            self.controller.trials.admit(known, captured)
+            self.controller.trials.admit(known, recording, captured)
         known = self.coordinator.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
