@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ds_adacc import planner
 from ds_adacc.config import UNBOUNDED, AdaccConfig
@@ -29,7 +30,7 @@ from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import keep, unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal
+from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings
 from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
@@ -109,6 +110,10 @@ class Runtime:
         # Rule 3
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        reason = surroundings()
+        if reason is not None:
+            self._fall_back(block, reason)
+            return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
         found = closure_of(owner)
@@ -126,8 +131,9 @@ class Runtime:
             state = {**found.state, **marks_of(block.places)}
             record = block.find(signature, state)
             if record is None or self._is_to_verify(record):
-                if not Watch.is_possible():
-                    self._fall_back(block, "a profiler of Python's calls is running, as cProfile does")
+                reason = _not_now(found)
+                if reason is not None:
+                    self._fall_back(block, reason)
                     return function(*args, **kwargs)
                 return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
@@ -345,6 +351,15 @@ class Runtime:
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
+
+
+def _not_now(found: Closure) -> str | None:
+    """Why the block cannot be recorded in this call, though perhaps in a later one."""
+    if not Watch.is_possible():
+        return "a profiler of Python's calls is running, as cProfile is one"
+    if any(is_lazy(parameter) for parameter in found.parameters):
+        return "a lazy module in it has no parameters yet"
+    return None
 
 
 def _nothing() -> None:
