@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ds_adacc.record.content import is_library
-from ds_adacc.record.guards import Guards, guards_of_values, state_in
+from ds_adacc.record.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
@@ -23,7 +23,7 @@ _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
-Place = tuple[Any, str]  # the namespace (a dict, or a class) and the name in it
+Place = tuple[dict[str, Any], str]  # the namespace of a Python module, and the name in it
 
 
 class Watch:
@@ -41,6 +41,7 @@ class Watch:
         self.unguarded: str | None = None
         self._on_read: Callable[[], None] | None = on_read
         self._codes: set[types.CodeType] = set()
+        self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
 
     @staticmethod
@@ -86,6 +87,7 @@ class Watch:
         code = frame.f_code
         names = dict.fromkeys((*code.co_names, *(each for each in code.co_consts if type(each) is str)))
         found: dict[str, Place] = {}
+        self._modules.clear()
         for name in names:
             if name in frame.f_globals:
                 self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
@@ -96,32 +98,41 @@ class Watch:
         self.marks.update(marks_of(new))
 
     def _note(
-        self, full_name: str, namespace: Any, name: str, names: Mapping[str, None], code: types.CodeType, found: Any
+        self,
+        full_name: str,
+        namespace: dict[str, Any],
+        name: str,
+        names: Mapping[str, None],
+        code: types.CodeType,
+        found: dict[str, Place],
     ) -> None:
-        value = _read(namespace, name)
-        if isinstance(value, types.ModuleType | type):
+        value = namespace.get(name)
+        if isinstance(value, types.ModuleType):
             self._note_members(value, names, code, found)
         elif _source(value) in _RANDOM:
             self._cannot_guard(full_name, code)
-        elif full_name not in found:
-            found[full_name] = namespace, name
+        elif not (isinstance(value, type) and is_library(value.__module__)):
+            found.setdefault(full_name, (namespace, name))
 
-    def _note_members(self, owner: Any, names: Mapping[str, None], code: types.CodeType, found: Any) -> None:
-        """Of a Python module or a class, the members that the code names."""
-        is_class = isinstance(owner, type)
-        source = owner.__module__ if is_class else owner.__name__
+    def _note_members(
+        self, module: types.ModuleType, names: Mapping[str, None], code: types.CodeType, found: dict[str, Place]
+    ) -> None:
+        """Of a Python module, the members that the code names. Of libraries, only the data of some are guarded."""
+        if module in self._modules:  # Python modules may refer to one another
+            return
+        self._modules.add(module)
+        source, members = module.__name__, vars(module)
         for name in names:
-            namespace = next((each for each in getattr(owner, "__mro__", (owner,)) if name in vars(each)), None)
-            if namespace is None or name.startswith("__"):
+            value = members.get(name)
+            if value is None or name.startswith("__"):
                 continue
-            value = vars(namespace)[name]
             if isinstance(value, types.ModuleType):
-                if value is not owner and (value.__name__ in _RANDOM or not is_library(value.__name__)):
+                if value.__name__ in _RANDOM or not is_library(value.__name__):
                     self._note_members(value, names, code, found)
             elif source in _RANDOM and callable(value) and not isinstance(value, type):
                 self._cannot_guard(f"{source}.{name}", code)
-            elif _may_change(value, source, is_class):
-                found.setdefault(f"{owner.__qualname__ if is_class else source}.{name}", (namespace, name))
+            elif source.partition(".")[0] not in _WITHOUT_STATE and not (is_library(source) and callable(value)):
+                found.setdefault(f"{source}.{name}", (members, name))
 
     def _cannot_guard(self, what: str, code: types.CodeType) -> None:
         self.unguarded = self.unguarded or f"{what} in {code.co_name}"
@@ -135,22 +146,9 @@ def marks_of(places: Mapping[str, Place]) -> Guards:
     """The marks of what is at these places now. Those of one place do not depend on the others."""
     marks: Guards = {}
     for name, place in places.items():
-        for part, mark in guards_of_values({name: _read(*place)}).items():
+        for part, mark in guards_of_values({name: place[0].get(place[1])}).items():
             marks[part if part.startswith(name) else f"{name}: {part}"] = mark
     return marks
-
-
-def _read(namespace: Any, name: str) -> Any:
-    return (namespace if isinstance(namespace, dict) else vars(namespace)).get(name)
-
-
-def _may_change(member: Any, source: str, is_class: bool) -> bool:
-    """Whether a member of a Python module or class is guarded. Of libraries, only the data of some modules are."""
-    if is_class:
-        return not is_library(source) and state_in(member) is not None
-    if is_library(source):
-        return source.partition(".")[0] not in _WITHOUT_STATE and not callable(member)
-    return not isinstance(member, type)
 
 
 def _source(value: Any) -> str | None:

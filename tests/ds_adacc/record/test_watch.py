@@ -106,7 +106,23 @@ def helper():
     return factors[0]
 
 
-@pytest.mark.parametrize("number", [of_global, of_list])
+class Twice(torch.autograd.Function):
+    """A class whose `apply` is that of torch, and which has a static method with a default that may change."""
+
+    @staticmethod
+    def forward(ctx, x, factors=factors):
+        return 2 * factors[0] * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 * factors[0]
+
+
+def of_function(x):
+    return Twice.apply(x)
+
+
+@pytest.mark.parametrize("number", [of_global, of_list, of_function])
 def test_a_global_may_change(number):
     global factor
     work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(number)
