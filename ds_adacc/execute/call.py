@@ -154,7 +154,7 @@ def _open(bound: BoundPolicy) -> dict[int, Holder]:
 
 def _buffer(bound: BoundPolicy, source: int) -> torch.Tensor | None:
     owner, name = bound.recording.buffers[source]
-    return getattr(owner, name, None)
+    return getattr(owner(), name, None)
 
 
 def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> bool:

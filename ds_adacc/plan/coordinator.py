@@ -122,7 +122,7 @@ class Coordinator:
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
-        known = self.block_types[digest] = KnownType(recording, profile)
+        known = self.block_types[digest] = KnownType(recording.of_type(), profile)
         if digest in self._agreed:
             known.agreed = self._agreed[digest]
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block

@@ -10,6 +10,8 @@ The files, in the order in which a call meets them:
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, autocast.
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `guards`: the state of all that, as flat marks. Other marks, another program.
+* `content`: what one Python object holds, or why that cannot be read.
+* `watch`: what Python itself reads while the block is recorded: globals, random numbers, a tensor's data.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
@@ -40,6 +42,7 @@ Rules of this room, cited where they are obeyed:
    the next call may take another branch and save other tensors.
 8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
    those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a warning.
+   If a block depends on something that cannot be read again at every call, nothing of it is replayed.
 9. Every operator that may be replayed is verified, bit for bit, on the real data. Schemas do not tell everything. Each
    operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
 10. Verifying leaves the random generators where they were. Otherwise the first step would draw other numbers than it

@@ -91,7 +91,7 @@ class Labels:
             return f"input {self._arguments.get(value.source, value.source)}"
         if value.origin == "buffer":
             owner, name = recording.buffers[value.source]
-            return f"{_dotted(self._paths.get(id(owner), ''), name)} buffer"
+            return f"{_dotted(self._paths.get(id(owner()), ''), name)} buffer"
         return f"{value.origin} {value.source}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,7 @@ class Recorder(TorchDispatchMode):
         self.tensors: list[torch.Tensor] = []
         self.saved: list[torch.Tensor] = []
         self.parameters: list[torch.Tensor] = []
-        self.buffers: list[tuple[Any, str]] = []
+        self.buffers: list[tuple[weakref.ref[Any], str]] = []
         self._closure = found
         self._values: list[RecordedValue] = []
         self._ops: list[RecordedOp] = []
@@ -115,6 +116,11 @@ class Recorder(TorchDispatchMode):
             except Unrecordable as reason:
                 self.failure = str(reason)
         return tensor
+
+    def note_read(self) -> None:
+        """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
+        self._tainted = True
+        self._doubt_from_here()
 
     # -- the result
 
@@ -268,7 +274,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()._cdata
         for owner, name, buffer in self._closure.buffers():
             if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
-                self.buffers.append((owner, name))
+                self.buffers.append((weakref.ref(owner), name))
                 return self._external(buffer, "buffer", len(self.buffers) - 1)
         if in_compiled_code():
             return self._made_unseen(tensor)

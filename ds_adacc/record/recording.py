@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,14 +129,17 @@ class Position:
 
 @dataclass(frozen=True)
 class Recording:
-    """One block's program. Its only tensors are parameters (Rule 12); of a buffer it has the owner and the name."""
+    """One block's program. Its only tensors are parameters (Rule 12).
+
+    `buffers`: the owner of each, which the recording does not keep alive, and the name.
+    """
 
     name: str
     values: tuple[RecordedValue, ...]
     ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
-    buffers: tuple[tuple[Any, str], ...] = field(repr=False)
+    buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -165,6 +169,18 @@ class Recording:
         """This recording with the operators in `reasons` (reason by index) marked as never replayed."""
         ops = (replace(op, refusal=op.refusal or reasons.get(op.index)) for op in self.ops)
         return replace(self, ops=tuple(ops))
+
+    def of_type(self) -> Recording:
+        """The recording as that of a block type: with the looks of the parameters, without those of any one block."""
+        looks = (
+            torch.empty(getattr(p, "ds_shape", p.shape), dtype=p.dtype, device="meta", requires_grad=p.requires_grad)
+            for p in self.parameters
+        )
+        return replace(self, parameters=tuple(looks), buffers=())
+
+    def doubted(self, doubt: str) -> Recording:
+        """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
+        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
 
 
 def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:

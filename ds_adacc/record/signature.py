@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ds_adacc.record.guards import snapshot
 
@@ -29,6 +30,24 @@ def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
             return f"an argument is a tensor of type {type(tensor).__name__}"
         if tensor.layout is not torch.strided or tensor.is_nested:
             return f"an argument is a {'nested tensor' if tensor.is_nested else f'tensor of layout {tensor.layout}'}"
+    return None
+
+
+def surroundings() -> str | None:
+    """Why no block may be recorded or planned where it is called now; None if it may.
+
+    Hooks of the caller's are to see what they see without ds_adacc, and torch calls the innermost hooks only.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
+    if torch._C._current_graph_task_id() != -1:
+        return "it is called within a backward, as torch.utils.checkpoint does with use_reentrant=True"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it is called within a transform of torch.func"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        return "it is called where hooks for saved tensors are disabled"
+    if forward_ad._current_level >= 0:
+        return "it is called within forward-mode differentiation"
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ds_adacc import planner
 from ds_adacc.config import UNBOUNDED, AdaccConfig
@@ -26,9 +27,11 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
+from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import keep, unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal
+from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings
+from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
@@ -110,6 +113,10 @@ class Runtime:
             if not (self.recordings or self._inside or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return function(*args, **kwargs)
+        reason = surroundings()
+        if reason is not None:
+            self._fall_back(block, reason)
+            return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
         found = closure_of(owner)
@@ -124,9 +131,14 @@ class Runtime:
         self._inside = True
         try:
             self.controller.begin_call()
-            record = block.find(signature, found.state)
+            state = {**found.state, **marks_of(block.places)}
+            record = block.find(signature, state)
             if record is None or self._is_to_verify(record):
-                return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
+                reason = _not_now(found)
+                if reason is not None:
+                    self._fall_back(block, reason)
+                    return function(*args, **kwargs)
+                return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
         except BaseException:
             self.controller.step.drop_pass()
@@ -202,6 +214,7 @@ class Runtime:
         self,
         block: Block,
         signature: Hashable,
+        state: Guards,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
@@ -209,14 +222,16 @@ class Runtime:
         refuse_checkpointed(block.name)
         self.recordings += 1
         captured = capture(block.name, tensors, found, run)
+        state = {**captured.watch.marks, **state}
+        block.places.update(captured.watch.places)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()
-        record.state = found.state
-        recording = self._learn(block, signature, record, captured.recording)
+        record.state = state
+        recording = self._learn(block, signature, record, captured)
         known = self._known_type(recording, captured)
         record.block_type = recording.digest
         step = self.controller.step
@@ -242,18 +257,23 @@ class Runtime:
 
     # -- records
 
-    def _learn(self, block: Block, signature: Hashable, record: Record, recording: Recording) -> Recording:
+    def _learn(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
+        """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.bound is not None:
-            record.succeed(earlier, earlier.bound.recording, recording)
-        return recording.refuse(record.volatile)
+            record.succeed(earlier)
+        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        if unwatched is not None:
+            record.doubt = unwatched
+            self._warn_of_doubt(block, unwatched)
+        return captured.recording.doubted(record.doubt)
 
     def _known_type(self, recording: Recording, captured: Capture) -> KnownType:
         digest = recording.digest
         if digest not in self.coordinator.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
             known = self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
-            self.controller.trials.admit(known, captured)
+            self.controller.trials.admit(known, recording, captured)
         known = self.coordinator.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
@@ -283,6 +303,15 @@ class Runtime:
         """Rule 2."""
         name = block.name.split(" ")[-1]
         self._warn_once((name, reason), "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    def _warn_of_doubt(self, block: Block, unwatched: str) -> None:
+        self._warn_once(
+            (block.name.split(" ")[-1], unwatched),
+            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
+            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            block.name,
+            unwatched,
+        )
 
     def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
         name = bound.recording.name
@@ -326,6 +355,15 @@ class Runtime:
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
+
+
+def _not_now(found: Closure) -> str | None:
+    """Why the block cannot be recorded in this call, though perhaps in a later one."""
+    if not Watch.is_possible():
+        return "a profiler of Python's calls is running, as cProfile is one"
+    if any(is_lazy(parameter) for parameter in found.parameters):
+        return "a lazy module in it has no parameters yet"
+    return None
 
 
 def _nothing() -> None:

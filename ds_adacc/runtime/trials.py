@@ -46,7 +46,7 @@ class Trials:
     def bound(self) -> float | None:
         return self._coordinator.approvals.bound
 
-    def admit(self, known: KnownType, captured: Capture) -> None:
+    def admit(self, known: KnownType, recording: Recording, captured: Capture) -> None:
         """Find out whether errors of a new block type can be measured; if not, say so once (Rule 5 of profile/)."""
         if self.bound is None or not _lossy(known.profile):
             return
@@ -54,7 +54,7 @@ class Trials:
         if errors is not None:
             known.errors, known.errors_are_measured = errors, True
             return
-        reason = refusal(captured.output, captured.inputs, known.recording)
+        reason = refusal(captured.output, captured.inputs, recording)
         if reason is not None:
             known.errors_are_measured = True
             get_logger().warning(
