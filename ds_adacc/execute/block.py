@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
 from ds_adacc.record.recording import RecordedOp, Recording
+from ds_adacc.record.signature import without_sizes
 
-_RECORDS = 8  # a record holds a plan; a block called with ever new shapes must not pile them up
+_RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
 
 
@@ -45,6 +46,7 @@ class Record:
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
     `volatile`: the operators that may follow those, with a reason; they are never replayed (Rule 11).
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these.
     """
 
     state: Guards | None = None
@@ -55,6 +57,18 @@ class Record:
     changes: Counter[str] = field(default_factory=Counter)
     settled: frozenset[str] = frozenset()
     volatile: dict[int, str] = field(default_factory=dict)
+    is_predicted: bool = False
+
+    def at_other_sizes(self, state: Guards) -> Record:
+        """A record of the same program at other sizes of its inputs, without a policy yet."""
+        return Record(
+            state,
+            outliers=dict(self.outliers),
+            changes=self.changes,
+            settled=self.settled,
+            volatile=self.volatile,
+            is_predicted=True,
+        )
 
     @property
     def is_tracked(self) -> bool:
@@ -107,7 +121,7 @@ class Record:
 
 
 class Block:
-    """A block and its records, at most eight; the least recently used is forgotten.
+    """A block and its records, at most 64; the least recently used is forgotten.
 
     `past`: its records in the run that this one resumes, the last used first.
     """
@@ -129,6 +143,24 @@ class Block:
     def latest(self, signature: Hashable) -> Record | None:
         """The last used record for this signature, whatever its state."""
         return next((record for known, record in self._records if known == signature), None)
+
+    def relative(self, opened: Hashable, state: Guards) -> tuple[Hashable, Record] | None:
+        """The last used record, with its signature, whose signature differs at most in sizes and strides.
+
+        `opened` is the signature without these (`signature.without_sizes`).
+        """
+        for signature, record in self._records:
+            if record.bound is not None and record.holds(state) and without_sizes(signature)[0] == opened:
+                return signature, record
+        return None
+
+    def forget(self, block_types: Collection[str]) -> None:
+        """Forget the records of these block types."""
+        self._records = [(s, record) for s, record in self._records if record.block_type not in block_types]
+
+    def drop(self, record: Record) -> None:
+        """Forget this record."""
+        self._records = [(signature, other) for signature, other in self._records if other is not record]
 
     def add(self, signature: Hashable, record: Record) -> None:
         """Keep a new record, in place of those that held for the same calls."""
