@@ -325,8 +325,9 @@ class Coordinator:
         agreed = [self.block_types[name].agreed for name in names]
         if None in agreed:
             return False
-        names = frozenset(map(self.origin, names))  # an adopted type was priced in the live sets of its origin
-        if any(names <= known for known in (*self._live_sets, *self._unfit)):
+        # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
+        origins = frozenset(map(self.origin, names))
+        if len(origins) == len(names) and any(origins <= known for known in (*self._live_sets, *self._unfit)):
             return True
         problem = planner.Problem(tuple(each.spec for each in agreed))
         peak = planner.peak_bytes(problem, [each.policies for each in agreed])

@@ -130,6 +130,35 @@ def test_other_blocks(make):
         training.compare(time)
 
 
+def test_two_sizes_alive_at_once_share_the_budget():
+    training = Training(rectifier={"enabled": False})
+    for time in (30, 20, 25, 28):
+        training.compare(time)
+    budget = training.coordinator._limit
+
+    def both(call):
+        torch.manual_seed(0)
+        total = 0.0
+        for time in (30, 29):
+            x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+            for block in training.blocks:
+                x = call(block, x, rope=zoo.rope(time))
+            total = total + x.square().sum()
+        training.blocks.zero_grad()
+        total.backward()
+        return [p.grad for p in training.blocks.parameters()]
+
+    exact = both(lambda block, x, **kwargs: block(x, **kwargs))
+    for _ in range(2):
+        found = both(training.runtime.checkpoint)
+        training.adacc.end_step()
+        assert all(map(torch.equal, exact, found))
+    plan = training.runtime.controller.plan
+    assert len(plan.block_types) == 2, "both sizes are planned together"
+    assert plan.peak <= plan.budget
+    assert plan.budget > 1.5 * budget
+
+
 class Windowed(nn.Module):
     """A block whose slice stops following the length where it is long."""
 
