@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
 from ds_adacc.record.recording import Recording
+from ds_adacc.record.signature import without_sizes
 from ds_adacc.record.watch import Place
 
-_RECORDS = 8  # a record holds a plan; a block called with ever new shapes must not pile them up
+_RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
 
 
@@ -48,6 +49,7 @@ class Record:
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule 11).
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these.
     """
 
     state: Guards | None = None
@@ -58,6 +60,18 @@ class Record:
     changes: Counter[str] = field(default_factory=Counter)
     settled: frozenset[str] = frozenset()
     doubt: str = ""
+    is_predicted: bool = False
+
+    def at_other_sizes(self, state: Guards) -> Record:
+        """A record of the same program at other sizes of its inputs, without a policy yet."""
+        return Record(
+            state,
+            outliers=dict(self.outliers),
+            changes=self.changes,
+            settled=self.settled,
+            doubt=self.doubt,
+            is_predicted=True,
+        )
 
     @property
     def is_tracked(self) -> bool:
@@ -106,7 +120,7 @@ class Record:
 
 
 class Block:
-    """A block and its records, at most eight; the least recently used is forgotten.
+    """A block and its records, at most 64; the least recently used is forgotten.
 
     `past`: its records in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read.
@@ -142,6 +156,24 @@ class Block:
     def latest(self, signature: Hashable) -> Record | None:
         """The last used record for this signature, whatever its state."""
         return next((record for known, record in self._records if known == signature), None)
+
+    def relative(self, opened: Hashable, state: Guards) -> Record | None:
+        """The last used record whose signature differs at most in sizes and strides.
+
+        `opened` is the signature without these (`signature.without_sizes`).
+        """
+        for signature, record in self._records:
+            if record.bound is not None and record.holds(state) and without_sizes(signature)[0] == opened:
+                return record
+        return None
+
+    def forget(self, block_types: Collection[str]) -> None:
+        """Forget the records of these block types."""
+        self._records = [(s, record) for s, record in self._records if record.block_type not in block_types]
+
+    def drop(self, record: Record) -> None:
+        """Forget this record."""
+        self._records = [(signature, other) for signature, other in self._records if other is not record]
 
     def add(self, signature: Hashable, record: Record) -> None:
         """Keep a new record, in place of those that held for the same calls."""

@@ -22,6 +22,7 @@ The files, in the order in which a call meets them:
 * `roles`: which layer a value belongs to, read off the operators.
 * `verify`: replays each operator on the recorded tensors, and compares bits.
 * `replay`: runs one recorded operator again; backward uses it too.
+* `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value.
 
 Rules of this room, cited where they are obeyed:

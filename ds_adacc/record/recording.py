@@ -165,6 +165,12 @@ class Recording:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
 
+    def of_block(self, other: Recording) -> Recording:
+        """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
+        twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers)
+        twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
+        return twin
+
     def refuse(self, reasons: dict[int, str]) -> Recording:
         """This recording with the operators in `reasons` (reason by index) marked as never replayed."""
         ops = (replace(op, refusal=op.refusal or reasons.get(op.index)) for op in self.ops)

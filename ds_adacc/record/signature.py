@@ -57,10 +57,21 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors]
-    if len(tensors) > 1:
-        parts.append(_sharing(tensors))
-    return tuple(parts)
+    parts = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    return parts, _sharing(tensors) if len(tensors) > 1 else ()
+
+
+def without_sizes(signature: Any) -> tuple[Hashable, tuple[int, ...]]:
+    """A call's signature (`Runtime.run`) apart from the sizes of its tensors, and these sizes.
+
+    Calls that differ in sizes only may run one program at other sizes (`sizes.py`). Strides are left out: whether they
+    are as predicted is checked with the tensors at hand.
+    """
+    key, (parts, sharing), *rest = signature
+    looks = tuple((len(shape), dtype, device, requires_grad) for shape, _, dtype, device, requires_grad in parts)
+    pattern = tuple((number, earlier) for number, earlier, _ in sharing)
+    sizes = (*(length for shape, *_ in parts for length in shape), *(distance for *_, distance in sharing))
+    return (key, looks, pattern, *rest), sizes
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:

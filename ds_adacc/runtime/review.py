@@ -83,6 +83,7 @@ def rectify(controller: StepController) -> Review:
     controller.schedule = controller.schedule.after_tracking(bool(review.changed or suspected), has_risen, longest)
     if suspected:
         get_logger().info("step %d: %s; the next step measures it again", step, why_rejected(controller, suspected))
+    if suspected or controller.ranks.any(controller.trials.are_pending(controller.blocks)):
         controller.schedule = controller.schedule.with_trials()
     return review
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,8 @@ from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import keep, unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings
+from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
+from ds_adacc.record.sizes import Sizes
 from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
@@ -132,7 +134,7 @@ class Runtime:
         try:
             self.controller.begin_call()
             state = {**found.state, **marks_of(block.places)}
-            record = block.find(signature, state)
+            record = block.find(signature, state) or self._at_sizes(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)
                 if reason is not None:
@@ -145,6 +147,25 @@ class Runtime:
             raise
         finally:
             self._inside = False
+
+    def _at_sizes(
+        self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
+    ) -> Record | None:
+        """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
+        opened, sizes = without_sizes(signature)
+        like = block.relative(opened, state)
+        if like is None:
+            return None
+        predicted = self.coordinator.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
+        if predicted is None:
+            return None
+        known, recording = predicted
+        record = like.at_other_sizes(state)
+        record.block_type = known.recording.digest
+        self.controller.bind(block, record, recording)
+        block.add(signature, record)
+        self.controller.limit_adopted()
+        return record
 
     def _again(
         self,
@@ -189,7 +210,7 @@ class Runtime:
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller, recording = self.controller, record.bound.recording
-        return controller.trials.probe(record, recording, inputs, controller.device, controller.step.probed)
+        return controller.trials.probe(record, recording, inputs, controller.device, controller.step)
 
     def _open(
         self, block: Block, record: Record, inputs: Sequence[torch.Tensor], tracking: bool
@@ -201,7 +222,10 @@ class Runtime:
         if observer is not None:
             index = self.coordinator.forward_order.index(block, record.block_type)
             ticket = observer.begin(record, block, index)
-        call = Call(record.bound, inputs, self._warn_of_divergence)
+        told = self._warn_of_divergence
+        if record.is_predicted:
+            told = functools.partial(self._doubt_prediction, block, record)
+        call = Call(record.bound, inputs, told)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
@@ -232,7 +256,9 @@ class Runtime:
         record = recalled or Record()
         record.state = state
         recording = self._learn(block, signature, record, captured)
-        known = self._known_type(recording, captured)
+        opened, sizes = without_sizes(signature)
+        relative = block.relative(opened, state)
+        known = self._known_type(recording, captured, None if relative is None else relative.block_type, sizes)
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)
@@ -268,11 +294,16 @@ class Runtime:
             self._warn_of_doubt(block, unwatched)
         return captured.recording.doubted(record.doubt)
 
-    def _known_type(self, recording: Recording, captured: Capture) -> KnownType:
-        digest = recording.digest
+    def _known_type(self, recording: Recording, captured: Capture, like: str | None, sizes: Sizes) -> KnownType:
+        """The block type of a recording. `like`: the block's type at other input sizes, if it has one."""
+        digest, open_types = recording.digest, self.coordinator.open_types
         if digest not in self.coordinator.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
-            known = self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
+            profile = open_types.profile(like, sizes, recording) or self.profiler.profile(recording, captured)
+            known = self.coordinator.add(digest, recording, profile)
+            open_types.learn(digest, like, sizes, recording, profile)
+            if like is not None and open_types.of(like) is open_types.of(digest):
+                self.coordinator.adopt(known, like)
             self.controller.trials.admit(known, recording, captured)
         known = self.coordinator.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
@@ -320,6 +351,20 @@ class Runtime:
             "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
             "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
             "this; if memory runs out, lower adacc.memory_budget",
+            name,
+            position,
+            len(bound.instructions),
+        )
+
+    def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
+        """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
+        block.drop(record)
+        self.coordinator.open_types.doubt(record.block_type)
+        name = bound.recording.name
+        self._warn_once(
+            (name, "mispredicted"),
+            "block %s: from saved tensor %d of %d on, a call differs from what was predicted for the sizes of its "
+            "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
             name,
             position,
             len(bound.instructions),
