@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import logging
+import os
 import sys
 import threading
 import types
@@ -24,9 +25,8 @@ _BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.Orde
 _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
 _NAMED += (types.MethodWrapperType, types.ClassMethodDescriptorType, functools._lru_cache_wrapper, logging.Logger)
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
-_WITHOUT_NUMBERS = frozenset({"torch", "triton", "_thread", "re", "ctypes", "_ctypes"})
-_LIBRARIES = sys.stdlib_module_names | {"torch", "deepspeed", "ds_adacc", "numpy", "pydantic", "triton"}
-_LIBRARIES -= {"__main__"}
+_WITHOUT_NUMBERS = frozenset({"torch", "triton", "_thread", "re", "ctypes", "_ctypes", "_abc"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
 
 Items = list[tuple[Any, Any]]
 
@@ -43,8 +43,15 @@ class Unreadable:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether code of this Python module is not the user's: what it reads besides its arguments does not change."""
-    return module is not None and module.partition(".")[0] in _LIBRARIES
+    """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
+
+    That is the standard library, ds_adacc, and every package that is installed.
+    """
+    package = (module or "__main__").partition(".")[0]
+    if package in sys.stdlib_module_names or package == "ds_adacc":
+        return package != "__main__"
+    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    return not _INSTALLED.isdisjoint(path.split(os.sep))
 
 
 def is_known_by_identity(value: Any) -> bool:
