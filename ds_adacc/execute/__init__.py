@@ -42,6 +42,8 @@ Rules of this room, cited where they are obeyed:
     before it could be taken for that.
 13. Nothing of a block outlives its modules: its records hold parameters, and whoever still knows the block must not
     keep a model alive that the program has deleted.
+14. The states of random generators that replays need are noted at the recorded positions, before anything else is done
+    there. Backward leaves every generator as it finds it.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

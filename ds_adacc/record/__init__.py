@@ -17,6 +17,7 @@ The files, in the order in which a call meets them:
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `geometry`: where a view lies in memory, and whether two tensors have the same bits.
 * `recording`: what is written down: values, operators, positions of the pack hook.
+* `draws`: which operators draw random numbers, and from which state; `generators`: to put a generator into a state.
 * `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
 * `labels`: what the user would call a value: the module and the tensor.
 * `roles`: which layer a value belongs to, read off the operators.
@@ -33,10 +34,12 @@ Rules of this room, cited where they are obeyed:
    values would be taken for one.
 3. A value is the content of one storage at one time; a view is a geometry of a value. Several saved views (q, k and v
    of one projection) are then one value, held once.
-4. A write in place makes a new value, and neither the old nor the new one is rebuilt: a replay would write as well.
+4. A write in place makes a new value. If nobody has read the old one, the operators that made it are replayed together
+   with the write, on memory of their own (`empty_like`, `bernoulli_` and `div_` make dropout's noise on the CPU).
+   Otherwise neither the old nor the new value is rebuilt: a replay would write as well.
 5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
    parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
-6. These operators are never replayed: those that draw random numbers, write in place, read uninitialised memory or take
+6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
    part in a collective, those that torch runs compiled, and those that are not plain ATen calls. They give other bits,
    have effects, or wait for other ranks.
 7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read data,
@@ -46,10 +49,18 @@ Rules of this room, cited where they are obeyed:
    If a block depends on something that cannot be read again at every call, nothing of it is replayed.
 9. Every operator that may be replayed is verified, bit for bit, on the real data. Schemas do not tell everything. Each
    operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
-10. Verifying leaves the random generators where they were. Otherwise the first step would draw other numbers than it
-    draws without ds_adacc.
+10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
+    NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
 11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own.
 12. A recording keeps no tensors but the block's parameters, and its digest leaves out what differs between ranks. It
     lives as long as the plan, and all ranks must agree on the plan.
 13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
+14. An operator that draws random numbers is replayed with its generator in the state that it had in forward; the state
+    of now is put back. States are noted where ds_adacc runs anyway: when the call begins, and in the pack hook. So a
+    draw may be replayed only if, while recording, nothing else moved or set its generator between the two calls of the
+    hook around it. Each replay proves this again: it must leave the generator in the state that the later call noted.
+    The states are values of the recording, which the plan retains if it replays the draw. They are never part of the
+    plan: each call on each rank has its own.
+15. A number that Python has drawn (`random`, NumPy) is a constant to the recorder, and another one at the next call. So
+    nothing is replayed in a block during which these generators have moved.
 """

@@ -48,6 +48,12 @@ class Capture:
     slots: Sequence[LateSlot]
     watch: Watch
 
+    @property
+    def states(self) -> dict[int, torch.Tensor]:
+        """The states of random generators that a replay needs, by value."""
+        draws = () if self.recording is None else self.recording.draws
+        return {ref.index: self.tensors[ref.index] for draw in draws for ref in (draw.before, draw.after)}
+
     def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):

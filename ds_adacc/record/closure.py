@@ -51,6 +51,11 @@ class Closure:
                 if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                     yield module, name, value
 
+    def generators(self) -> Iterator[torch.Generator]:
+        """The random generators that the modules have as attributes, or that the function itself has."""
+        held = (value for module in self._submodules() for value in module.__dict__.values())
+        yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
+
     @functools.cached_property
     def state(self) -> Guards:
         """The guards of the block's state (Rule 8), as it is when this is first read."""

@@ -184,8 +184,11 @@ class Runtime:
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
-        call, pack, done = self._open(block, record, tensors, step.is_tracking)
-        probe, plan_pack = self._probe(record, tensors), pack
+        probe = self._probe(record, tensors)
+        # A policy in force is measured after the forward, and only then takes over what the call holds.
+        noted = probe.states if probe is not None and record.is_tracked else None
+        call, pack, done = self._open(block, record, tensors, step.is_tracking, noted)
+        plan_pack = pack
         if probe is not None:
             pack = probe.pack(keep if record.is_tracked else pack)
         if bound.recording.runs_compiled:
@@ -213,9 +216,17 @@ class Runtime:
         return controller.trials.probe(record, recording, inputs, controller.device, controller.step)
 
     def _open(
-        self, block: Block, record: Record, inputs: Sequence[torch.Tensor], tracking: bool
+        self,
+        block: Block,
+        record: Record,
+        inputs: Sequence[torch.Tensor],
+        tracking: bool,
+        noted: Mapping[int, torch.Tensor] | None,
     ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """A call that is about to begin, its pack hook, and a function to call after its forward."""
+        """A call that is about to begin, its pack hook, and a function to call after its forward.
+
+        `noted`: the states of random generators, if the tensors are packed only after the forward.
+        """
         assert record.bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
@@ -225,7 +236,7 @@ class Runtime:
         told = self._warn_of_divergence
         if record.is_predicted:
             told = functools.partial(self._doubt_prediction, block, record)
-        call = Call(record.bound, inputs, told)
+        call = Call(record.bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
@@ -269,11 +280,12 @@ class Runtime:
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
-        call, pack, done = self._open(block, record, tensors, tracking)
+        states = captured.states
+        call, pack, done = self._open(block, record, tensors, tracking, states)
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:
-            probe.slots = captured.slots
+            probe.slots, probe.states = captured.slots, states
             if record.is_tracked:
                 probe.measure_at_once(output)
         captured.hand_over(pack)
