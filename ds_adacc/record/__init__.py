@@ -61,6 +61,4 @@ Rules of this room, cited where they are obeyed:
     hook around it. Each replay proves this again: it must leave the generator in the state that the later call noted.
     The states are values of the recording, which the plan retains if it replays the draw. They are never part of the
     plan: each call on each rank has its own.
-15. A number that Python has drawn (`random`, NumPy) is a constant to the recorder, and another one at the next call. So
-    nothing is replayed in a block during which these generators have moved.
 """

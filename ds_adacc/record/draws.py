@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.generators import default_generators, python_states, same_state
+from ds_adacc.record.generators import default_generators, same_state
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.recording import Draw, RecordedOp, RecordedValue, ValueRef
 
@@ -34,7 +34,6 @@ class Draws:
         self._values, self._tensors = values, tensors
         self._known: dict[tuple[torch.Generator, int], ValueRef] = {}
         self._pending: list[RecordedOp] = []
-        self._of_python = python_states()
         self._position = -1
         self._marked = self.states()
 
@@ -79,11 +78,8 @@ class Draws:
                 self._known.pop((draw.generator, draw.position), None)
         self._pending.clear()
 
-    def refusals(self, ops: Iterable[RecordedOp]) -> dict[int, str]:
+    def refusals(self) -> dict[int, str]:
         """Why operators must not be replayed, by index, at the end of the forward."""
-        if python_states() != self._of_python:
-            reason = "a constant may be a random number of Python's or NumPy's"
-            return {op.index: reason for op in ops}
         return {**self.strayed, **{op.index: "nothing is saved after it" for op in self._pending}}
 
     def _state(self, generator: torch.Generator, position: int, state: torch.Tensor) -> ValueRef:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +14,6 @@ def default_generators() -> tuple[torch.Generator, ...]:
     """Torch's own generators: that of the CPU, and those of all CUDA devices once CUDA is in use."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return (torch.default_generator, *cuda)
-
-
-def python_states() -> tuple[Any, ...]:
-    """The states of the global generators of Python's `random` and of NumPy, to be compared with `==`."""
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), (name, keys.tobytes(), *rest)
 
 
 def same_state(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
         branch, or another compilation, may save other tensors in their place.
         """
         masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
-        return {**self._uncertain(), **masks, **self._draws.refusals(self._ops)}
+        return {**self._uncertain(), **masks, **self._draws.refusals()}
 
     def _uncertain(self) -> dict[int, str]:
         if self._turn is None:

@@ -101,11 +101,11 @@ def _skeleton(recording: Recording) -> Hashable:
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
         for v in recording.values
     )
-    ops = tuple((op.name, op.outputs, op.refusal) for op in recording.ops)
+    ops = tuple((op.name, op.outputs, op.refusal, op.draw and op.draw.position) for op in recording.ops)
     places = tuple((position.ops_done, position.fresh) for position in recording.positions)
-    # a value whose shape follows from data has no formula
-    is_dynamic = any(value.dynamic for value in recording.values)
-    return values, ops, places, _part(_tree(recording), []), id(recording) if is_dynamic else None
+    # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
+    is_alone = any(value.dynamic for value in recording.values) or recording.generators
+    return values, ops, places, _part(_tree(recording), []), id(recording) if is_alone else None
 
 
 def _tree(recording: Recording) -> Any:
@@ -151,7 +151,7 @@ def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
     return replace(
         like,
         values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
-        ops=tuple(_op(op, *given) for op, given in zip(like.ops, arguments, strict=True)),
+        ops=_ops(like.ops, arguments),
         positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
     )
 
@@ -160,8 +160,12 @@ def _value(value: RecordedValue, geometry: Geometry, channels: int) -> RecordedV
     return replace(value, geometry=geometry, channels=channels)
 
 
-def _op(op: RecordedOp, args: Any, kwargs: Any) -> RecordedOp:
-    return replace(op, args=args, kwargs=kwargs)
+def _ops(like: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
+    ops: list[RecordedOp] = []
+    for op, (args, kwargs) in zip(like, arguments, strict=True):
+        base = None if op.base is None else replace(ops[op.base.index], refusal=op.base.refusal)
+        ops.append(replace(op, args=args, kwargs=kwargs, base=base))
+    return tuple(ops)
 
 
 def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:

@@ -104,13 +104,6 @@ def test_what_draws_from_a_known_state_is_replayed(name):
     assert not any(call.diverged for call in calls)
 
 
-@pytest.mark.parametrize("name", ["NumPy's", "Python's"])
-def test_a_block_that_draws_with_python_is_not_replayed(name):
-    recording = record(Block(DRAWS[name]), (torch.randn(8, 8, requires_grad=True),), {})
-    assert not any(op.replayable for op in recording.ops)
-    assert {op.refusal for op in recording.ops} == {"a constant may be a random number of Python's or NumPy's"}
-
-
 def test_a_generator_that_the_block_makes_anew_is_not_replayed():
     """Its state is not known when the call begins; and the next call has another one."""
     block = Block(lambda h, _: h * torch.rand(h.shape, generator=torch.Generator().manual_seed(1)))

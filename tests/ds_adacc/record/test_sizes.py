@@ -3,8 +3,9 @@
 import pytest
 import torch
 import zoo
-from recorded import record
+from recorded import profile_of, record, under
 
+from ds_adacc import planner
 from ds_adacc.record.closure import closure_of
 from ds_adacc.record.formula import Formula, Variables, fit
 from ds_adacc.record.signature import ambient, describe, flatten, without_sizes
@@ -110,3 +111,33 @@ def test_a_shape_that_follows_from_data_has_no_formula():
     block, *_ = zoo.example("router")
     program = OpenProgram(recorded("router", block, time=9)[0])
     assert not program.learn(recorded("router", block, time=12)[0])
+
+
+@pytest.mark.parametrize("name", ["gpt", "eager", "inplace"])
+def test_draws_and_writes_in_place_are_replayed_at_the_predicted_size(name):
+    block = zoo.example(name)[0]
+    first, second, third = (recorded(name, block, time=time)[0] for time in (4, 7, 5))
+    program = OpenProgram(first)
+    assert program.learn(second) and program.learn(third) and program.is_confirmed
+    _, args, kwargs = zoo.example(name, time=11)
+    example, _ = recorded(name, block, time=11)
+    predicted = program.at(example.sizes, third.recording)
+    policy = planner.recompute_policy(profile_of(predicted))
+    assert any(op.draws and op.base for op in predicted.ops if op.index in policy.replays)
+    run, calls = under(block, predicted, policy)
+    zoo.assert_same_bits(zoo.gradients(block, args, kwargs), zoo.gradients(block, args, kwargs, run))
+    assert not calls[0].diverged
+
+
+def test_a_program_with_a_generator_of_its_own_is_not_predicted():
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.generator = torch.nn.Linear(zoo.WIDTH, zoo.WIDTH), torch.Generator()
+
+        def forward(self, x):
+            return self.fc(x) * torch.rand(x.shape, generator=self.generator)
+
+    block = Own()
+    program = OpenProgram(recorded("gpt", block, time=4)[0])
+    assert not program.learn(recorded("gpt", block, time=7)[0])
