@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 import zoo
 from recorded import profile_of, record
-from stack import Model
+from stack import ALLOWANCE, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -93,7 +93,7 @@ def example(request):
 
 
 def runtime_of(budget):
-    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 15.0}}
+    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 60.0}}
     return Runtime(load({"adacc": section}))
 
 
@@ -125,19 +125,14 @@ def test_nothing_but_the_input_and_the_random_states_must_be_held(example):
     assert recording.draws and policy.held_bytes(profile_of(recording)) <= x.nbytes + states
 
 
-def test_the_smallest_lossless_budget_is_at_most_what_full_checkpointing_takes(example):
+def test_the_bytes_of_full_checkpointing_are_a_lossless_budget(example):
     model, style = example
-    before = runtime_of("1MiB")
-    # Blocks recompute everything until the first plan, for which there is no room here.
-    with pytest.raises(planner.InfeasibleBudget) as refusal:
-        for seed in range(3):
-            expected, found = gradients(model, plain, seed), gradients(model, style(before.checkpoint), seed)
-            assert all(map(torch.equal, expected[0], found[0])) and torch.equal(expected[1], found[1])
-    smallest = refusal.value.smallest
     full = model.peak(style(by_torch))
-    assert smallest <= full
-    runtime = runtime_of(smallest)
-    for seed in range(4):
+    runtime = runtime_of(full)
+    for seed in range(5):
         expected, found = gradients(model, plain, seed), gradients(model, style(runtime.checkpoint), seed)
         assert all(map(torch.equal, expected[0], found[0])) and torch.equal(expected[1], found[1])
-    assert runtime.controller.plan.peak <= smallest
+    plan = runtime.controller.plan
+    assert plan.peak <= full
+    assert any(policy.replays for policies in plan.policies.values() for policy in policies)
+    assert model.peak(style(runtime.checkpoint)) <= full + ALLOWANCE
