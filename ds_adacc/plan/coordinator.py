@@ -239,7 +239,7 @@ class Coordinator:
     def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the latest `most`; returns their names."""
         names = [name for name in self._origins if name not in all_but]
-        dropped = names[: len(names) - most]
+        dropped = names[: max(len(names) - most, 0)]
         for name in dropped:
             del self._origins[name]
             self._agreed.pop(name, None)
