@@ -4,7 +4,7 @@ deepspeed --num_gpus 1 examples/measure.py memory RESULT CONFIG [options of trai
 deepspeed --num_gpus 1 examples/measure.py time RESULT CONFIG CONFIG... [options of train.py]
 
 A strategy is a ds_config; the first one of `time` is the base of the gradient errors. RESULT is a JSON file to write.
-Both measure steady steps only: those in which a plan is in force, and nothing is recorded, tried or tracked.
+Both measure steady steps: those in which a plan is in force, and nothing is recorded, tried or tracked.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ds_adacc import planner
 from ds_adacc.runtime.step import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
+PATIENCE = 20  # steps after which a strategy that still tracks at every other step is taken to do so for good
 
 
 class Training:
@@ -49,8 +50,11 @@ class Training:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next step is one of the many: it only trains."""
-        return self.adacc is None or self.adacc.runtime.controller.step.purpose is Purpose.RUN
+        """Whether the next step is one of the many: it only trains. A strategy's tracking may be without an end."""
+        if self.adacc is None:
+            return True
+        purpose = self.adacc.runtime.controller.step.purpose
+        return purpose is Purpose.RUN or (purpose is Purpose.TRACK and self.engine.global_steps >= PATIENCE)
 
     def step(self) -> float:
         return train_step(self.engine, self.data)

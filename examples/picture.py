@@ -43,5 +43,6 @@ def draw_costs(axes: Axes, rows: Sequence[Row], frontier: Sequence[str]) -> None
 def draw_losses(axes: Axes, rows: Sequence[Row]) -> None:
     """The training losses, in the colours of the costs."""
     for number, row in enumerate(rows):
-        axes.plot(range(1, len(row.losses) + 1), row.losses, color=f"C{number}", linewidth=1, label=row.label)
+        losses = [float("nan") if loss is None else loss for loss in row.losses]
+        axes.plot(range(1, len(losses) + 1), losses, color=f"C{number}", linewidth=1, label=row.label)
     axes.set(xlabel="step", ylabel="training loss")
