@@ -41,8 +41,9 @@ def draw_costs(axes: Axes, rows: Sequence[Row], frontier: Sequence[str]) -> None
 
 
 def draw_losses(axes: Axes, rows: Sequence[Row]) -> None:
-    """The training losses, in the colours of the costs."""
+    """The training losses, in the colours of the costs; the first strategy's is wide."""
     for number, row in enumerate(rows):
         losses = [float("nan") if loss is None else loss for loss in row.losses]
-        axes.plot(range(1, len(losses) + 1), losses, color=f"C{number}", linewidth=1, label=row.label)
+        wide = number == 0  # the others run on top of it, if all is well
+        axes.plot(range(1, len(losses) + 1), losses, color=f"C{number}", linewidth=5 if wide else 1)
     axes.set(xlabel="step", ylabel="training loss")
