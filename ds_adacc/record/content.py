@@ -23,7 +23,14 @@ SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dt
 _POINTER = 8  # bytes of a slot, on every platform that torch supports
 _BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
-_NAMED += (types.MethodWrapperType, types.ClassMethodDescriptorType, functools._lru_cache_wrapper, logging.Logger)
+_NAMED += (
+    types.UnionType,
+    types.GenericAlias,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    functools._lru_cache_wrapper,
+    logging.Logger,
+)
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
 _WITHOUT_NUMBERS = frozenset({"torch", "triton", "_thread", "re", "ctypes", "_ctypes", "_abc"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
@@ -52,6 +59,19 @@ def is_library(module: str | None) -> bool:
         return package != "__main__"
     path = getattr(sys.modules.get(package), "__file__", None) or ""
     return not _INSTALLED.isdisjoint(path.split(os.sep))
+
+
+def is_of_package(value: Any) -> bool:
+    """Whether the object belongs to an installed package: it is of a class, or calls a function, that is defined there.
+
+    Its state is read as far as it can be. What cannot be read of it is trusted: packages keep locks, caches and whole
+    engines there, and a block that refers to one would otherwise never be recomputed.
+    """
+    owner = value.func if isinstance(value, functools.partial) else type(value)
+    module = getattr(owner, "__module__", None)
+    if hasattr(owner, "__array__"):  # of numbers
+        return False
+    return is_library(module) and module.partition(".")[0] not in sys.stdlib_module_names
 
 
 def is_known_by_identity(value: Any) -> bool:

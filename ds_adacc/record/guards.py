@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.record.content import SCALARS, Items, Unreadable, bytes_of, is_known_by_identity, is_library, items_of
+from ds_adacc.record.content import (
+    SCALARS,
+    Items,
+    Unreadable,
+    bytes_of,
+    is_known_by_identity,
+    is_library,
+    is_of_package,
+    items_of,
+)
 
 Guards = dict[str, Hashable]
 
@@ -119,6 +128,7 @@ class _Walk:
         self.guards: Guards = {}
         self._seen: dict[int, str] = {}
         self._classes: set[type] = set()
+        self._trusts = False  # while it reads what an object of an installed package holds
 
     def module(self, name: str, module: nn.Module) -> None:
         if self._met(name, module):
@@ -155,8 +165,19 @@ class _Walk:
                 self.guards[name] = _token(value)
                 if isinstance(value, type):
                     self.classes(value)
-            else:
+            elif self._trusts or not is_of_package(value):
                 self._content(name, value, depth)
+            else:
+                self._trusts = True
+                self._content(name, value, depth)
+                self._trusts = False
+                self._trust(name, value)
+            if self._trusts:
+                self._trust(name, value)
+
+    def _trust(self, name: str, value: Any) -> None:
+        if isinstance(self.guards[name], Unreadable):
+            self.guards[name] = _token(value)
 
     def _content(self, name: str, value: Any, depth: int) -> None:
         kind, guards = type(value), self.guards
