@@ -117,6 +117,8 @@ class Runtime:
             return function(*args, **kwargs)
         reason = surroundings()
         if reason is not None:
+            if not self.recordings:
+                refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
             self._fall_back(block, reason)
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
