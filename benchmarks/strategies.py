@@ -2,24 +2,19 @@
 
     python benchmarks/strategies.py --out benchmarks/results
 
-Time: the strategies take turns in one process, each beside no checkpointing, two steps at a time, of which the second
-counts: the first leaves the allocator as this strategy leaves it. A strategy's figure is the median of the pairwise
-ratios. Memory: a process for each strategy; peak resident memory (CUDA: the allocator's) above the level before
-training. A step is forward, loss and backward.
+Time: the strategies take turns in one process, on one thread, each once in a round. A strategy's figures are the ratios
+to no checkpointing in the same round: their median, and the range of their middle half. Memory: a process for each
+strategy; peak resident memory (CUDA: the allocator's) above the level before training. A step is forward, loss and
+backward.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
-import socket
-import statistics
-import subprocess
 import sys
-import time
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -28,18 +23,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 from memory import PeakMemory  # noqa: E402
+from origin import origin  # noqa: E402
+from processes import EXACT_MALLOC, KEEPING_MALLOC, alone  # noqa: E402
+from timing import Ratio, seconds  # noqa: E402
 from train import GPT, device_name, read_texts  # noqa: E402
 
 from ds_adacc import planner  # noqa: E402
 from ds_adacc.config import load  # noqa: E402
 from ds_adacc.runtime.runtime import Runtime  # noqa: E402
 
+CODECS = ("auto", "none")
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
+SETTLING_STEPS = 6  # enough for a plan to be tried, observed, and made anew by a corrected model
 
 
 def strategies():
     """Names of all strategies; an adacc one is "adacc CODECS BUDGET"."""
-    return ["none", "deepspeed", *(f"adacc {codecs} {b}" for codecs in ("paper", "none") for b in BUDGETS)]
+    return ["none", "deepspeed", *(f"adacc {codecs} {b}" for codecs in CODECS for b in BUDGETS)]
 
 
 class Strategy:
@@ -59,25 +59,20 @@ class Strategy:
     def planned(self, codecs, budget):
         """A runtime under the budget; "smallest" is what the planner says of a budget that cannot be met."""
         wanted = 1 << 20 if budget == "smallest" else float(budget)
-        section = {"memory_budget": wanted, "codecs": codecs, "solver": {"max_seconds": 10.0}}
-        runtime = Runtime(load({"adacc": section}))
-        self.checkpoint = runtime.checkpoint
-        started = time.perf_counter()
-        try:
-            self.step()
-            self.recording_seconds = time.perf_counter() - started
-            self.settle()
-        except planner.InfeasibleBudget as error:
-            if budget != "smallest":
-                raise
-            runtime = Runtime(load({"adacc": {**section, "memory_budget": error.smallest}}))
+        while True:
+            section = {"memory_budget": wanted, "codecs": codecs, "solver": {"max_seconds": 10.0}}
+            runtime = Runtime(load({"adacc": section}))
             self.checkpoint = runtime.checkpoint
-            self.settle()
-        return runtime
+            try:
+                self.settle()
+                return runtime
+            except planner.InfeasibleBudget as error:
+                if budget != "smallest" or wanted >= error.smallest:
+                    raise
+                wanted = error.smallest
 
     def settle(self):
-        """Steps enough for the plan to be observed, and made anew by a corrected model."""
-        for _ in range(6):
+        for _ in range(SETTLING_STEPS):
             self.step()
 
     def step(self):
@@ -95,11 +90,6 @@ class Strategy:
 def deepspeed_checkpoint(layers):
     import deepspeed
 
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
-        os.environ.setdefault(name, value)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))
     deepspeed.init_distributed(dist_backend="gloo")
     deepspeed.checkpointing.configure(None, num_checkpoints=layers)
     return deepspeed.checkpointing.checkpoint
@@ -117,19 +107,8 @@ def build(args):
     return model, (windows[:, :-1], windows[:, 1:]), device
 
 
-def seconds(strategy, device):
-    strategy.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    strategy.step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
 def measure_times(args):
-    """Per strategy the median ratio to "none" over the rounds, gradient error, and its plan in words."""
+    """Per strategy its ratios to "none", its gradient error, and its plan in words."""
     model, data, device = build(args)
     rows, todo = {}, []
     for name in strategies():
@@ -140,18 +119,17 @@ def measure_times(args):
     exact = todo[0].gradient()
     for strategy in todo:
         rows[strategy.name] = {"gradient_error": float((strategy.gradient() - exact).norm() / exact.norm())}
-    pairs = {strategy.name: [] for strategy in todo}
+    taken = {strategy.name: [] for strategy in todo}
     for _ in range(args.rounds):
         for strategy in todo:
-            base = seconds(todo[0], device)
-            pairs[strategy.name].append((seconds(strategy, device), base))
+            taken[strategy.name].append(seconds(strategy.step, device))
+    base = taken[todo[0].name]
     for strategy in todo:
-        took = pairs[strategy.name]
-        ratios = sorted(mine / base for mine, base in took)
+        mine = taken[strategy.name]
         rows[strategy.name] |= {
-            "time": statistics.median(ratios),
-            "time_range": (ratios[0], ratios[-1]),
-            "seconds": statistics.median(mine for mine, _ in took),
+            "time": asdict(Ratio.of([s.computing for s in mine], [s.computing for s in base])),
+            "wall": asdict(Ratio.of([s.wall for s in mine], [s.wall for s in base])),
+            "seconds": [asdict(s) for s in mine],
         }
         if strategy.runtime is not None:
             plan = strategy.runtime.controller.plan
@@ -159,10 +137,9 @@ def measure_times(args):
                 "planned_peak": plan.peak / plan.without,
                 "planned_peak_bytes": plan.peak,
                 "solve_seconds": plan.solve_seconds,
-                "recording_seconds": strategy.recording_seconds,
                 "plan": strategy.runtime.controller.describe(),
             }
-    return rows, device
+    return {"device": device_name(device), "kind": device.type, "rows": rows}
 
 
 def measure_memory(args, name):
@@ -178,29 +155,26 @@ def measure_memory(args, name):
     return memory.peak_bytes()
 
 
-def child_memory(args, name):
-    # Large blocks are then mapped and unmapped one by one, and resident memory is what is in use.
-    settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    environment = {key: value for key, value in os.environ.items() if key != "MASTER_PORT"}
-    command = [sys.executable, __file__, *sys.argv[1:], "--memory-of", name]
-    result = subprocess.run(command, env=environment | settings, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise RuntimeError(result.stderr[-2000:])
-    return int(result.stdout.split()[-1])
+def in_a_process(part, malloc):
+    """What this script measures with `--part`, in a process of its own: on one thread, and with this malloc."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "part.json"
+        return alone(__file__, [*sys.argv[1:], "--part", part, "--result", str(result)], malloc, result)
 
 
 def table(rows):
-    lines = ["| strategy | time | (range) | peak | planned peak | gradient error |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| strategy | time | wall clock | peak | planned peak | gradient error |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, row in rows.items():
         if "infeasible" in row:
             lines.append(f"| {name} | infeasible | | | | |")
             continue
+        time, wall = (Ratio(**row[clock]) if name != "none" else "1" for clock in ("time", "wall"))
         planned = f"{row['planned_peak']:.2f}" if "planned_peak" in row else ""
-        low, high = row["time_range"]
-        holders = (
-            f"{row['time']:.2f} | {low:.2f}-{high:.2f} | {row['peak']:.2f} | {planned} | {row['gradient_error']:.3f}"
-        )
-        lines.append(f"| {name} | {holders} |")
+        error = f"{row['gradient_error']:.2g}"
+        lines.append(f"| {name} | {time} | {wall} | {row['peak']:.2f} | {planned} | {error} |")
     return "\n".join(lines)
 
 
@@ -209,29 +183,27 @@ def main():
     for option, default in (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4), ("rounds", 9)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.memory_of:
-        print(measure_memory(args, args.memory_of))
+    if args.part:
+        found = measure_times(args) if args.part == "time" else measure_memory(args, args.part)
+        args.result.write_text(json.dumps(found))
         return
-    rows, device = measure_times(args)
-    print(json.dumps({name: {k: v for k, v in row.items() if k != "plan"} for name, row in rows.items()}), flush=True)
+    found = in_a_process("time", KEEPING_MALLOC)
+    rows = found["rows"]
     for name, row in rows.items():
         if "infeasible" not in row:
-            row["peak_bytes"] = child_memory(args, name)
+            row["peak_bytes"] = in_a_process(name, EXACT_MALLOC)
             row["peak"] = row["peak_bytes"] / rows["none"]["peak_bytes"]
     print(table(rows))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        about = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.date.today().isoformat(),
-            "device": device_name(device),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        name = f"strategies-{device.type}"
+        about = origin(found["device"])
+        name = f"strategies-{found['kind']}"
         (args.out / f"{name}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        (args.out / f"{name}.md").write_text(f"{about['device']}, {about['date']}\n\n{table(rows)}\n")
+        sources = "\n".join(f"- {key}: {value}" for key, value in about.items())
+        (args.out / f"{name}.md").write_text(f"{table(rows)}\n\n{sources}\n")
 
 
 if __name__ == "__main__":

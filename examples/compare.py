@@ -1,232 +1,329 @@
-"""Train the same GPT without checkpointing, with DeepSpeed's, with quantization and with Adacc: time, memory, loss.
+"""Train a GPT without checkpointing, with DeepSpeed's, with quantization, with Adacc: time, memory, gradients, loss.
 
 python examples/compare.py [--steps N] [--rounds N] [options of train.py]
 
-Writes the table, both plots, every run's log and metrics to runs/compare/, in place of what was there.
+Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Memory, time
+and losses come from different runs (measure.py, train.py). On a CPU each process has one thread, and two run at once.
+Writes the table, the picture, and every run's config, log and result to runs/compare/, in place of what was there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
+import math
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from matplotlib.figure import Figure
-from tqdm import tqdm
+import torch
+from origin import origin
+from picture import draw
+from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone, train
+from timing import Ratio
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "compare"
+BASE, RIVAL = "none", "full_checkpointing"
 
-# The files of ds_configs/; the first is what the others are compared with.
-STRATEGIES = {
-    "none": "no checkpointing",
-    "full_checkpointing": "full checkpointing",
-    "quantization": "quantization",
-    "adacc": "Adacc",
-    "adacc_no_outliers": "Adacc, no outlier separation",
-}
+# Large enough to measure (150 MiB of activations), deep enough for full checkpointing to have its usual advantage, and
+# small enough for one thread. The bias makes keys as hard to compress as those of some large models. It leaves the
+# function of the model as it is.
+MODEL = ["--layers", "12", "--width", "192", "--heads", "6", "--context", "128", "--key-bias", "40"]
 
-TIMED_STEPS = 12
+MEMORY_ATTEMPTS = 4
 
-# glibc keeps freed blocks of up to 32 MiB for reuse, and the holes that they leave count as resident: full
-# checkpointing then seems to take three times what it does. With these settings freed memory goes back to the system
-# at once. The price is page faults, a third of a step's time; hence memory and time come from different runs.
-EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+@dataclass(frozen=True)
+class Strategy:
+    """A ready config, and what is changed in its "adacc" section.
+
+    `share` is the part of the rival's measured peak that the strategy may take, `amount` says it in words. Without a
+    share the config's own budget holds, if it has one.
+    """
+
+    name: str
+    label: str
+    config: str
+    section: Mapping[str, Any] = field(default_factory=dict)
+    share: float | None = None
+    amount: str = ""
+
+
+STRATEGIES = (
+    Strategy(BASE, "no checkpointing", "none"),
+    Strategy(RIVAL, "DeepSpeed, full checkpointing", "full_checkpointing"),
+    Strategy("lossless", "Adacc, lossless", "adacc", {"codecs": "none"}, 1.0, "in that memory"),
+    Strategy("adacc", "Adacc", "adacc", {}, 1.0, "in that memory"),
+    Strategy("adacc_half", "Adacc", "adacc", {}, 0.5, "in half of it"),
+    Strategy("no_outliers", "Adacc, no outlier separation", "adacc_no_outliers", {}, 1.0, "in that memory"),
+    Strategy("quantization", "quantization of everything", "quantization"),
+)
+FRONTIER = ("adacc_half", "adacc", BASE)  # Adacc under three budgets: with all the memory of the base it is the base
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The measured peak of a strategy, and the config that was measured.
+
+    `is_smallest` says that nothing fits the share of memory asked for, so the budget is the smallest that is feasible.
+    """
+
+    config: Path
+    found: Mapping[str, Any]
+    is_smallest: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one strategy cost."""
+    """What one strategy costs. Ratios are to no checkpointing, sizes in bytes, `step_seconds` of computing.
 
-    strategy: str
+    `gradient_error` is relative. `losses` are those of training, step by step. None stands for a number that is not
+    finite.
+    """
+
+    name: str
+    label: str
+    time: Ratio
+    wall: Ratio
     step_seconds: float
-    time_ratio: float
     peak_bytes: int
-    memory_ratio: float
-    bytes_held: int | None
-    validation_loss: float
+    peak: float
+    first_steps_peak_bytes: int
+    planned_peak_bytes: int | None
+    held_bytes: int | None
+    gradient_error: float | None
+    validation_loss: float | None
+    losses: list[float | None]
 
 
-def train(strategy: str, run: str, steps: int, options: list[str], env: dict[str, str]) -> list[dict]:
-    """Run train.py, showing its progress; returns its metrics."""
-    metrics, log = OUT / f"{strategy}.{run}.jsonl", OUT / f"{strategy}.{run}.log"
-    metrics.unlink(missing_ok=True)
-    options = ["--steps", str(steps), "--metrics", str(metrics), *options]
-    with log.open("w") as output, launched(strategy, options, env, output) as process:
-        follow(process, metrics, tqdm(total=steps, desc=f"{STRATEGIES[strategy]}, {run}", leave=False))
-    if process.returncode != 0:
-        tail = "\n".join(log.read_text().splitlines()[-30:])
-        sys.exit(f"{tail}\n\n{shlex.join(process.args)} failed; all of its output is in {log}")
-    return read(metrics)
+def configured(strategy: Strategy, budget: int | None) -> Path:
+    """The strategy's config under a budget in bytes, as a file.
+
+    On one rank there is nothing to partition. ZeRO-1 would only add a copy of all gradients at the end of backward,
+    which is the peak of a step whose activations take less.
+    """
+    config = json.loads((ROOT / "ds_configs" / f"{strategy.config}.json").read_text())
+    config["zero_optimization"] = {"stage": 0}
+    if "adacc" in config:
+        config["adacc"] |= strategy.section
+    if budget is not None:
+        config["adacc"]["memory_budget"] = budget
+    file = OUT / f"{strategy.name}.json"
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    return file
 
 
-@contextmanager
-def launched(
-    strategy: str, options: list[str], env: dict[str, str], output: IO[str] | None = None
-) -> Iterator[subprocess.Popen]:
-    """train.py under DeepSpeed's launcher, on a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    binaries = Path(sys.executable).parent
-    command = [f"{binaries}/deepspeed", "--num_gpus", "1", "--master_port", str(port), "examples/train.py"]
-    command += ["--deepspeed", "--deepspeed_config", f"ds_configs/{strategy}.json", *options]
-    # DeepSpeed looks for ninja on the PATH; it is installed beside Python.
-    env = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"} | env
-    try:
-        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT) as process:
-            yield process
-    finally:
-        # On the CPU, DeepSpeed leaves 66 MiB of shared memory behind for each port.
-        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
-            buffer.unlink()
+def fit(share: int, measured: Callable[[int], Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool]:
+    """Measure under budgets until the *measured* peak is at most `share` bytes, or nothing smaller fits.
+
+    The budget covers the activations of the blocks. What else the peak has (logits, their gradient) is taken off the
+    budget once it is seen. Returns what was measured last, and whether its budget is the smallest one.
+    """
+    budget, is_smallest = share, False
+    for _ in range(MEMORY_ATTEMPTS):
+        found = measured(budget)
+        if "smallest_bytes" in found:
+            budget, is_smallest = found["smallest_bytes"], True
+        elif is_smallest or found["peak_bytes"] <= share:
+            return found, is_smallest
+        else:
+            budget -= found["peak_bytes"] - share
+    raise RuntimeError(f"no budget with a measured peak of at most {share} bytes in {MEMORY_ATTEMPTS} attempts")
 
 
-def follow(process: subprocess.Popen, metrics: Path, bar: tqdm) -> None:
-    """Move the bar as the metrics grow, until the process ends."""
-    with bar:
-        while process.poll() is None:
-            time.sleep(0.2)
-            losses = [line["loss"] for line in read(metrics) if "loss" in line]
-            if len(losses) > bar.n:
-                bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-                bar.update(len(losses) - bar.n)
+class Comparison:
+    """The runs of all strategies, with the same options."""
+
+    def __init__(self, options: Sequence[str], pool: ThreadPoolExecutor) -> None:
+        self.options = options
+        self.pool = pool
+        self.started = time.monotonic()
+        # All runs plan with the same measurements of operators and codecs, which the first run makes.
+        self.cache = {"XDG_CACHE_HOME": str(OUT / "cache")}
+
+    def tell(self, what: str) -> None:
+        print(f"{time.monotonic() - self.started:5.0f} s  {what}", flush=True)
+
+    def measure(
+        self, what: str, configs: Sequence[Path], malloc: Mapping[str, str], result: Path, steps: int
+    ) -> dict[str, Any]:
+        """What measure.py finds in so many steady steps of each config."""
+        arguments = [what, str(result), *map(str, configs), "--steps", str(steps), *self.options]
+        return alone("examples/measure.py", arguments, malloc | self.cache, result)
+
+    def set_up(self) -> None:
+        """Let DeepSpeed build its operator, for most of a minute once, and ds_adacc measure its choices."""
+        self.tell("set-up: DeepSpeed builds an operator, ds_adacc measures operators and codecs")
+        config = configured(Strategy("setup", "", "adacc"), None)
+        self.measure("time", [config], KEEPING_MALLOC, OUT / "setup.result.json", steps=2)
+
+    def memory(self, strategy: Strategy, rival: int | None = None) -> Memory:
+        """The peak of a strategy; `rival` is what the rival was measured to take, in bytes."""
+
+        def measured(budget: int | None) -> Mapping[str, Any]:
+            config = configured(strategy, budget)
+            result = OUT / f"{strategy.name}.memory.json"
+            found = self.measure("memory", [config], EXACT_MALLOC, result, steps=3)
+            size = mebibytes(found.get("peak_bytes"))
+            self.tell(f"memory of {strategy.name}: {size}, budget {mebibytes(budget)}")
+            return found
+
+        if strategy.share is None:
+            found, is_smallest = measured(None), False
+        else:
+            found, is_smallest = fit(int(strategy.share * rival), measured)
+        return Memory(OUT / f"{strategy.name}.json", found, is_smallest)
+
+    def memories(self) -> dict[str, Memory]:
+        """The peak of every strategy. The rival comes first: it sets the budgets."""
+        first = [each for each in STRATEGIES if each.name in (BASE, RIVAL)]
+        others = [each for each in STRATEGIES if each not in first]
+        found = dict(zip((each.name for each in first), self.pool.map(self.memory, first), strict=True))
+        rival = found[RIVAL].found["peak_bytes"]
+        rest = self.pool.map(lambda strategy: self.memory(strategy, rival), others)
+        return found | dict(zip((each.name for each in others), rest, strict=True))
+
+    def times(self, configs: Sequence[Path], rounds: int) -> dict[str, Any]:
+        """The steps of these strategies, taken in turns with those of the first."""
+        found = self.measure("time", configs, KEEPING_MALLOC, OUT / f"{configs[-1].stem}.time.json", steps=rounds)
+        self.tell(f"time of {', '.join(config.stem for config in configs[1:])}")
+        return found
+
+    def losses(self, config: Path, steps: int) -> list[dict[str, Any]]:
+        """The metrics of a training run."""
+        options = [*self.options, "--steps", str(steps)]
+        metrics = train(config, options, self.cache, OUT / f"{config.stem}.metrics.jsonl")
+        self.tell(f"training of {config.stem}: validation loss {metrics[-1]['validation_loss']:.4f}")
+        return metrics
 
 
-def read(metrics: Path) -> list[dict]:
-    """The complete lines of a metrics file that may still be growing."""
-    text = metrics.read_text() if metrics.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def time_steps(rounds: int, options: list[str]) -> dict[str, list[float]]:
-    """Each strategy's median step seconds in every round: a machine's speed drifts, so they take turns."""
-    seconds: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
-    for number in range(1, rounds + 1):
-        for strategy in STRATEGIES:
-            metrics = train(strategy, f"time {number}", TIMED_STEPS, options, env={})
-            seconds[strategy].append(metrics[-1]["median_step_seconds"])
-    return seconds
-
-
-def tabulate(seconds: dict[str, list[float]], curves: dict[str, list[dict]]) -> list[Row]:
-    """One row a strategy; time is compared within a round."""
-    base = next(iter(STRATEGIES))
+def rows_of(
+    memories: Mapping[str, Memory],
+    times: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[Row]:
+    """One row a strategy. Each of `times` is one process, whose steps are compared with those of its own base."""
     rows = []
-    for strategy, label in STRATEGIES.items():
-        end = curves[strategy][-1]
-        ratios = [mine / reference for mine, reference in zip(seconds[strategy], seconds[base], strict=True)]
+    for strategy in STRATEGIES:
+        memory = memories[strategy.name]
+        process = next(each for each in times if strategy.name in each)
+        mine, base = process[strategy.name], process[BASE]
+        ratios = {
+            clock: Ratio.of([s[clock] for s in mine["seconds"]], [s[clock] for s in base["seconds"]])
+            for clock in ("computing", "wall")
+        }
+        *steps, end = curves[strategy.name]
         rows.append(
             Row(
-                strategy=label,
-                step_seconds=statistics.median(seconds[strategy]),
-                time_ratio=statistics.median(ratios),
-                peak_bytes=end["peak_activation_bytes"],
-                memory_ratio=end["peak_activation_bytes"] / curves[base][-1]["peak_activation_bytes"],
-                bytes_held=end["bytes_held"],
-                validation_loss=end["validation_loss"],
+                name=strategy.name,
+                label=label_of(strategy, memory.is_smallest),
+                time=ratios["computing"],
+                wall=ratios["wall"],
+                step_seconds=statistics.median(s["computing"] for s in mine["seconds"]),
+                peak_bytes=memory.found["peak_bytes"],
+                peak=memory.found["peak_bytes"] / memories[BASE].found["peak_bytes"],
+                first_steps_peak_bytes=memory.found["first_steps_peak_bytes"],
+                planned_peak_bytes=memory.found["planned_peak_bytes"],
+                held_bytes=memory.found["held_bytes"],
+                gradient_error=mine["gradient_error"],
+                validation_loss=finite(end["validation_loss"]),
+                losses=[finite(step["loss"]) for step in steps],
             )
         )
     return rows
 
 
-def markdown(rows: list[Row]) -> str:
+def row_from(plain: Mapping[str, Any]) -> Row:
+    """The row that a recorded result has as plain data."""
+    return Row(**plain | {clock: Ratio(**plain[clock]) for clock in ("time", "wall")})
+
+
+def label_of(strategy: Strategy, is_smallest: bool) -> str:
+    """What the table calls the strategy."""
+    amount = "in the least that fits" if is_smallest else strategy.amount
+    return f"{strategy.label}, {amount}" if amount else strategy.label
+
+
+def markdown(rows: Sequence[Row]) -> str:
     """The table as people read it."""
     lines = [
-        "| strategy | step time | of none | peak activation memory | of none | held | validation loss |",
-        "|---|---|---|---|---|---|---|",
+        "| strategy | peak memory | of none | time | wall clock | held | gradient error | validation loss |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        cells = [
-            row.strategy,
-            f"{row.step_seconds:.3f} s",
-            f"{row.time_ratio:.2f}",
-            mebibytes(row.peak_bytes),
-            f"{row.memory_ratio:.2f}",
-            mebibytes(row.bytes_held),
-            f"{row.validation_loss:.4f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)])
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    is_base = row.name == BASE
+    return [
+        row.label,
+        mebibytes(row.peak_bytes),
+        f"{row.peak:.2f}",
+        "1" if is_base else str(row.time),
+        "1" if is_base else str(row.wall),
+        mebibytes(row.held_bytes),
+        shown(row.gradient_error, ".2g"),
+        shown(row.validation_loss, ".3f"),
+    ]
+
+
+def finite(number: float) -> float | None:
+    """JSON has neither Inf nor NaN."""
+    return number if math.isfinite(number) else None
+
+
+def shown(number: float | None, form: str) -> str:
+    return "not finite" if number is None else format(number, form)
 
 
 def mebibytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 2**20:.0f} MiB"
+    return "-" if size is None else f"{size / 2**20:.1f} MiB"
 
 
-def plot_losses(curves: dict[str, list[dict]]) -> None:
-    """The loss curves, and below them what sets each apart from the first."""
-    figure = Figure(figsize=(7, 6), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    losses = {name: [line["loss"] for line in metrics if "loss" in line] for name, metrics in curves.items()}
-    reference = losses[next(iter(STRATEGIES))]
-    for strategy, mine in losses.items():
-        label = f"{STRATEGIES[strategy]} (validation {curves[strategy][-1]['validation_loss']:.3f})"
-        steps = range(1, len(mine) + 1)
-        above.plot(steps, mine, label=label, linewidth=1)
-        below.plot(steps, [loss - base for loss, base in zip(mine, reference, strict=True)], linewidth=1)
-    above.set(ylabel="training loss")
-    above.legend(frameon=False)
-    below.set(xlabel="step", ylabel="difference")
-    figure.savefig(OUT / "loss.png", dpi=150)
+NOTE = """\
+*Time* is computing time: the CPU time of the process on one thread; on a GPU, the time between two events. It and the
+wall clock's are ratios to no checkpointing, of steps taken in turns: the median, and the range of the middle half of
+all pairs. ≈ marks a ratio whose range is wider than what it shows. *Peak memory* is that of forward and backward in a
+steady step, above the level before it. *Gradient error* is that of one batch, at the weights of no checkpointing."""
 
 
-def plot_costs(rows: list[Row]) -> None:
-    """Time against memory: the nearer to the lower left corner, the better."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for row in rows:
-        axes.scatter(row.memory_ratio, row.time_ratio)
-        axes.annotate(row.strategy, (row.memory_ratio, row.time_ratio), xytext=(6, 4), textcoords="offset points")
-    axes.set(xlabel="peak activation memory / no checkpointing", ylabel="step time / no checkpointing")
-    axes.set_xlim(0, 1.4)
-    axes.margins(y=0.25)
-    figure.savefig(OUT / "time_memory.png", dpi=150)
-
-
-def save(rows: list[Row], end: dict) -> None:
-    """The table for people and for programs, with where it comes from."""
-    origin = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
-        "device": end["device"],
-        "versions": ", ".join(f"{name} {version}" for name, version in end["versions"].items()),
-    }
+def save(rows: Sequence[Row], device: str) -> None:
+    """The table for people and for programs, and the picture, with where they come from."""
+    about = origin(device)
     table = markdown(rows)
-    about = "\n".join(f"- {key}: {value}" for key, value in origin.items())
-    (OUT / "table.md").write_text(f"{table}\n\n{about}\n")
-    (OUT / "table.json").write_text(json.dumps(origin | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    print(f"\n{table}\n\nTable, plots and logs: {OUT}")
+    (OUT / "demo.json").write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    sources = "\n".join(f"- {key}: {value}" for key, value in about.items())
+    (OUT / "demo.md").write_text(f"{table}\n\n{NOTE}\n\n{sources}\n")
+    draw(rows, FRONTIER, OUT / "demo.png")
+    print(f"\n{table}\n\n{NOTE}\n\nTable, picture, configs and logs: {OUT}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="of the run for loss and memory (default: 20)")
-    parser.add_argument("--rounds", type=int, default=1, help="turns taken at timing (default: 1)")
+    parser.add_argument("--steps", type=int, default=30, help="of the runs for the losses (default: 30)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns that the strategies take at timing (default: 10)")
     args, options = parser.parse_known_args()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
-    # The first DeepSpeed run on a machine builds an operator, for most of a minute.
-    train(next(iter(STRATEGIES)), "set-up", 3, options, env={})
-    seconds = time_steps(args.rounds, options)
-    curves = {strategy: train(strategy, "loss", args.steps, options, EXACT_MALLOC) for strategy in STRATEGIES}
-    rows = tabulate(seconds, curves)
-    plot_losses(curves)
-    plot_costs(rows)
-    save(rows, curves[next(iter(STRATEGIES))][-1])
+    # On a GPU, a second process would take part of its time.
+    with ThreadPoolExecutor(1 if torch.cuda.is_available() else 2) as pool:
+        comparison = Comparison([*MODEL, *options], pool)
+        comparison.set_up()
+        memories = comparison.memories()
+        configs = {name: memory.config for name, memory in memories.items()}
+        base, *others = configs.values()
+        times = [pool.submit(comparison.times, [base, *part], args.rounds) for part in (others[::2], others[1::2])]
+        curves = {name: pool.submit(comparison.losses, config, args.steps) for name, config in configs.items()}
+        rows = rows_of(
+            memories, [each.result() for each in times], {name: each.result() for name, each in curves.items()}
+        )
+    save(rows, next(iter(memories.values())).found["device"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import platform
 import re
 import statistics
 import sysconfig
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from deepspeed import DeepSpeedEngine
-from memory import PeakMemory
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -31,7 +29,6 @@ import ds_adacc
 
 BYTES = 256
 NOT_OURS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-WARM_UP_STEPS = 2  # the optimizer's states are allocated and the plan is made: neither timed nor measured
 VALIDATION_BATCHES = 4
 
 Batch = tuple[Tensor, Tensor]
@@ -150,6 +147,28 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+@torch.no_grad()
+def bias_keys(model: GPT, size: float) -> None:
+    """Shift two channels of each head's keys by +`size` and -`size`, as some large models do after long training.
+
+    The function of the model stays as it is: a shift of all keys adds the same to all logits of a query, which softmax
+    does not see. But it makes keys harder to compress.
+    """
+    for block in model.blocks:
+        _, keys, _ = block.attention.qkv.bias.view(3, block.attention.heads, -1)
+        keys[:, 0] += size
+        keys[:, 1] -= size
+
+
+def build_model(args: argparse.Namespace, checkpoint: Checkpoint | None) -> GPT:
+    """The model that the command line asks for; the same weights at every call."""
+    torch.manual_seed(args.seed)
+    model = GPT(args.layers, args.width, args.heads, args.context, args.dropout, checkpoint)
+    if args.key_bias:
+        bias_keys(model, args.key_bias)
+    return model
+
+
 def deepspeed_checkpoint(config: str) -> Checkpoint | None:
     """DeepSpeed's own checkpointing if ds_config asks for it: DeepSpeed leaves it to the model to call it."""
     if "activation_checkpointing" not in json.loads(Path(config).read_text()):
@@ -188,45 +207,22 @@ def train(args: argparse.Namespace, engine: DeepSpeedEngine, metrics: TextIO | N
     """The whole run; rank 0 shows its progress."""
     training, validation = read_texts(args.data)
     data = batches(engine, training, args.context, args.seed)
-    memory = PeakMemory(engine.device)
-    seconds: list[float] = []
     progress = tqdm(range(1, args.steps + 1), disable=engine.global_rank != 0)
     for step in progress:
-        if metrics and step == WARM_UP_STEPS + 1:
-            memory.start()
-        started = time.perf_counter()
         loss = train_step(engine, data)
-        seconds.append(time.perf_counter() - started)
         progress.set_postfix(loss=f"{loss:.3f}")
-        record(metrics, step=step, loss=loss, seconds=seconds[-1])
+        record(metrics, step=step, loss=loss)
         if args.eval_every and step % args.eval_every == 0:
             record(metrics, step=step, validation_loss=validate(engine, validation, args.context))
     final = validate(engine, validation, args.context)
     progress.write(f"validation loss {final:.4f}")
-    if metrics:
-        record(metrics, validation_loss=final, **summary(engine, seconds, memory))
+    record(metrics, validation_loss=final)
 
 
 def record(metrics: TextIO | None, **values: object) -> None:
     """One JSON line, at once: others may be reading along."""
     if metrics:
         print(json.dumps(values), file=metrics, flush=True)
-
-
-def summary(engine: DeepSpeedEngine, seconds: list[float], memory: PeakMemory) -> dict[str, object]:
-    """What the steps after the warm-up cost, and where they ran."""
-    adacc = getattr(engine, "adacc", None)
-    return {
-        "median_step_seconds": statistics.median(seconds[WARM_UP_STEPS:]),
-        "peak_activation_bytes": memory.peak_bytes(),
-        "bytes_held": adacc.observed_held_bytes if adacc else None,
-        "device": device_name(engine.device),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "deepspeed": deepspeed.__version__,
-        },
-    }
 
 
 def device_name(device: torch.device) -> str:
@@ -238,34 +234,36 @@ def device_name(device: torch.device) -> str:
     return f"{model[1] if model else platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def arguments() -> argparse.Namespace:
-    """The command line; DeepSpeed's launcher adds --local_rank."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """What defines the model and the data it meets."""
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--eval-every", type=int, default=0, help="steps between validations; 0: at the end only")
+    parser.add_argument("--key-bias", type=float, default=0.0, help="shift two channels of each head's keys by this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, help="a text file (default: the sources of Python's standard library)")
-    parser.add_argument("--metrics", type=Path, help="measure, and write JSON lines here")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line; DeepSpeed's launcher adds --local_rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+    add_model_options(parser)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--eval-every", type=int, default=0, help="steps between validations; 0: at the end only")
+    parser.add_argument("--metrics", type=Path, help="write the losses here, as JSON lines")
     args = deepspeed.add_config_arguments(parser).parse_args()
     if args.deepspeed_config is None:
         parser.error("--deepspeed_config is missing")
-    if args.metrics and args.steps <= WARM_UP_STEPS:
-        parser.error(f"--metrics needs more than {WARM_UP_STEPS} steps")
     return args
 
 
 def main() -> None:
     args = arguments()
     deepspeed.init_distributed()
-    torch.manual_seed(args.seed)
-    checkpoint = deepspeed_checkpoint(args.deepspeed_config)
-    model = GPT(args.layers, args.width, args.heads, args.context, args.dropout, checkpoint)
+    model = build_model(args, deepspeed_checkpoint(args.deepspeed_config))
     engine, _, _, _ = ds_adacc.initialize(args=args, model=model, model_parameters=model.parameters())
     if args.metrics and engine.global_rank == 0:
         args.metrics.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,9 @@ Read the files in this order:
   `memory` (bytes), `model` (what all searches share);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
   one block), `per_block_model` and `solve_per_block` (a policy for each block);
-* `solver_process` runs them in a child process; `strictness` shows it blocks with larger errors as a type of their own.
+* `without_solver` gives policies where the solver gives none, `least_bytes` a bound that none can go below;
+* `solver_process` runs the solver in a child process; `strictness` shows it blocks with larger errors as a type of
+  their own.
 
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
@@ -54,6 +56,7 @@ from ds_adacc.planner.solution import (
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_uniform
 from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
+from ds_adacc.planner.without_solver import leanest
 
 __all__ = [
     "HOPELESS",
@@ -88,6 +91,7 @@ __all__ = [
     "held_bytes",
     "human_bytes",
     "is_lossy",
+    "leanest",
     "least_peak",
     "least_peak_in_process",
     "peak_bytes",

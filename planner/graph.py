@@ -17,7 +17,8 @@ class Value:
 
     `nbytes` is the size of its storage in bytes, 0 if the caller keeps it alive anyway. `producer` is the index of the
     op that makes it, None for a block input or for a value that cannot be rebuilt. `storable` says that the executor
-    can hold it, because autograd saves it or because it is a block input.
+    can hold it, because autograd saves it or because it is a block input. `on_request`: it takes memory only if it is
+    stored.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Value:
     nbytes: int
     producer: int | None
     storable: bool
+    on_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,16 @@ class BlockGraph:
 
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:
-        """Per value, the first and the last op of forward at which it is alive even if nothing is stored."""
+        """Per value, the first and the last op of forward at which it is alive even if nothing is stored.
+
+        A value on request is alive at none: its last op is -1.
+        """
         last = [len(self.ops) - 1] * len(self.values)
         for index, op in enumerate(self.ops):
             for value in op.inputs:
                 if self.values[value].producer is not None:
                     last[value] = index
+        last = [-1 if value.on_request else end for value, end in zip(self.values, last, strict=True)]
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
 
     def _obtainable(self, index: int, usable: Collection[int]) -> bool:

@@ -132,8 +132,8 @@ class _Backward:
         return max(0.0, out) + max(0.0, back)
 
 
-def _forward(profile: Profile, policy: Policy) -> tuple[int, ...]:
-    """The bytes alive at each op of forward."""
+def forward_timeline(profile: Profile, policy: Policy) -> tuple[int, ...]:
+    """The bytes alive at each op of forward, also of a policy that backward could not do with."""
     graph, codecs = profile.graph, chosen_codecs(profile, policy)
     end = len(graph.ops) - 1
     changes = [0] * (len(graph.ops) + 1)
@@ -168,5 +168,5 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     backward.run()
     fetched = sum(profile.graph.values[v].nbytes for v, store in enumerate(policy.stores) if store == OFFLOAD)
     return Simulation(
-        policy.held_bytes(profile), _forward(profile, policy), backward.timeline(), backward.seconds(), fetched
+        policy.held_bytes(profile), forward_timeline(profile, policy), backward.timeline(), backward.seconds(), fetched
     )

@@ -22,7 +22,8 @@ class Solution:
     `peak` is in bytes, over all calls; `held` in bytes, over all calls of each block type. `added_seconds` is over one
     run of all calls. `error` is the sum over all compressed values of relative error times bytes. `solve_seconds` is
     the planner's own time. `proven_optimal`: no policies that this planner may choose add less time within the budget.
-    `out_of_time`: the search found nothing in time, and these policies are those of `greedy`.
+    `fallback`: why the solver found no policies, if these are of simple rules (`without_solver`); "" if they are the
+    solver's.
     """
 
     policies: tuple[tuple[Policy, ...], ...]
@@ -32,7 +33,7 @@ class Solution:
     error: float
     solve_seconds: float
     proven_optimal: bool
-    out_of_time: bool = False
+    fallback: str = ""
 
 
 class InfeasibleBudget(ValueError):
@@ -57,7 +58,7 @@ class InfeasibleBudget(ValueError):
 
 
 class NoSolutionInTime(RuntimeError):
-    """The time limit passed before the solver found any policies, or proved that there are none."""
+    """The solver ended before it found any policies, or proved that there are none: in most cases for lack of time."""
 
 
 def check_request(budget: int, max_seconds: float) -> None:

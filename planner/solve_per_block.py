@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.per_block_model import PerBlockModel
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
@@ -24,14 +23,16 @@ from ds_adacc.planner.solution import (
     evaluate_uniform,
 )
 from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
+from ds_adacc.planner.without_solver import without_solver
 
 
 def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
 
     Never slower than `solve_uniform`, whose policies are among the choices. When `max_seconds` run out, the best
-    policies found by then are returned, those of `greedy` if the search found none. Raises InfeasibleBudget if no
-    policies fit, NoSolutionInTime if none were found, ValueError for a bad argument.
+    policies found by then are returned, those of `without_solver` if the search found none. Raises InfeasibleBudget if
+    no policies fit, which is never concluded from a search that was cut short; NoSolutionInTime if none were found, and
+    whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
@@ -41,35 +42,52 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     if plain.added_seconds == 0 and plain.peak <= budget:
         return plain
     try:
+        solution = _search(problem, budget, started, max_seconds)
+    except NoSolutionInTime as error:
+        solution = without_solver(problem, budget, str(error))
+    return replace(solution, solve_seconds=time.perf_counter() - started)
+
+
+def _search(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
+    try:
         single: Solution | InfeasibleBudget = solve_uniform(problem, budget, max_seconds=max_seconds)
     except InfeasibleBudget as error:
         single = error
-    except NoSolutionInTime as error:
-        return _greedy(problem, budget, max_seconds, started, error)
-    solution = _better(problem, budget, single, started, started + max_seconds)
-    return replace(solution, solve_seconds=time.perf_counter() - started)
+    try:
+        return _better(problem, budget, single, started, started + max_seconds)
+    except NoSolutionInTime:
+        if isinstance(single, InfeasibleBudget):
+            raise
+        # it may be proven that no single policy is better, but not that no policies per block are
+        return replace(single, proven_optimal=False)
 
 
 def _better(
     problem: Problem, budget: int, single: Solution | InfeasibleBudget, started: float, deadline: float
 ) -> Solution:
-    """The best policies per block, or `single`'s if nothing better was found in time."""
-    left = deadline - time.perf_counter()
+    """The best policies per block, or `single` if none are better.
+
+    Raises InfeasibleBudget if no policies fit, NoSolutionInTime if the search was cut short.
+    """
     if not (problem.order or any(block_type.blocks > 1 for block_type in problem.block_types)):
         return _or_raise(single)
-    if left <= 0:
-        return _unproven(_or_raise(single))
-    try:
-        # the searches share the time that is left
-        guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
-        frontiers = _frontiers(problem, left / 2)
-        model = _model(problem, frontiers, guess)
-        left = max(deadline - time.perf_counter(), 1e-3)
-        optimal = model.minimise_seconds(budget, left, fallback=guess is single)
-    except NoSolutionInTime:
-        return _unproven(_or_raise(single))
+    if not problem.order and isinstance(single, InfeasibleBudget):
+        # In an unknown order the peak is what all calls hold, and the largest transient. Where each block takes that
+        # policy of its block type which holds the least, neither grows: if any policies fit, one for all does.
+        raise single
+    # the searches share the time that is left
+    left = _left(deadline)
+    guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
+    frontiers, are_whole = _frontiers(problem, left / 2)
+    model = _model(problem, frontiers, guess)
+    left = _left(deadline)
+    optimal = model.minimise_seconds(budget, left, fallback=guess is single)
+    if optimal is None and isinstance(single, Solution):
+        return single
+    if optimal is None and not (are_whole and guess.proven_optimal):
+        raise NoSolutionInTime("the search for a policy per block was cut short; allow more seconds")
     if optimal is None:
-        return _or_raise(single if isinstance(single, Solution) else _refusal(problem, frontiers, guess, single, left))
+        raise _refusal(problem, frontiers, guess, single, left)
     per_block = evaluate_per_block(problem, model.policies(), started, optimal)
     if per_block.peak > budget:
         raise RuntimeError(f"the policies take {per_block.peak} bytes of a budget of {budget}: a bug in the planner")
@@ -79,11 +97,21 @@ def _better(
     return replace(best, proven_optimal=optimal)
 
 
-def _frontiers(problem: Problem, seconds: float) -> list[tuple[Point, ...]]:
-    bound, share = problem.max_gradient_error, seconds / len(problem.block_types)
-    return [
-        frontier(block_type.profile, max_seconds=share, max_gradient_error=bound) for block_type in problem.block_types
-    ]
+def _left(deadline: float) -> float:
+    left = deadline - time.perf_counter()
+    if left <= 0:
+        raise NoSolutionInTime("the search for a policy per block was cut short; allow more seconds")
+    return left
+
+
+def _frontiers(problem: Problem, seconds: float) -> tuple[list[tuple[Point, ...]], bool]:
+    """The frontier of each block type, and whether none was cut short."""
+    bound, share, found, are_whole = problem.max_gradient_error, seconds / len(problem.block_types), [], True
+    for block_type in problem.block_types:
+        began = time.perf_counter()
+        found.append(frontier(block_type.profile, max_seconds=share, max_gradient_error=bound))
+        are_whole = are_whole and time.perf_counter() - began < share
+    return found, are_whole
 
 
 def _model(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> PerBlockModel:
@@ -122,16 +150,3 @@ def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
     if isinstance(single, InfeasibleBudget):
         raise single
     return single
-
-
-def _unproven(single: Solution) -> Solution:
-    """It may be proven that no single policy is better, but not that no policies per block are."""
-    return replace(single, proven_optimal=False)
-
-
-def _greedy(problem: Problem, budget: int, max_seconds: float, started: float, error: NoSolutionInTime) -> Solution:
-    try:
-        found = greedy(problem, budget, max_seconds=max_seconds)
-    except InfeasibleBudget:
-        raise error from None
-    return replace(found, solve_seconds=time.perf_counter() - started, out_of_time=True)

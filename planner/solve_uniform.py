@@ -17,7 +17,14 @@ from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, s
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.program import QUANTUM_SECONDS
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
+from ds_adacc.planner.solution import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Solution,
+    check_request,
+    evaluate_uniform,
+)
+from ds_adacc.planner.without_solver import leanest
 
 _EXACT_VALUES = 60
 _GAP = 5e-3  # for more values, of the time added: below what can be measured
@@ -90,7 +97,11 @@ def _smallest(problem: Problem, budget: int, started: float, max_seconds: float)
     Raises InfeasibleBudget otherwise.
     """
     program = _Program(problem)
-    optimal = program.minimise_peak(max_seconds)
+    try:
+        optimal = program.minimise_peak(max_seconds)
+    except NoSolutionInTime as error:
+        # That no policies fit is known. Which budget would do is not: a simple rule's will.
+        raise InfeasibleBudget(budget, leanest(problem, str(error)).peak, proven=False) from None
     solution = evaluate_uniform(problem, program.policies(), started, False)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))

@@ -41,7 +41,7 @@ def merged(problem: Problem, solution: Solution) -> Solution:
     left = iter(solution.policies)
     policies = [_in_order(block_type, left) for block_type in problem.block_types]
     whole = evaluate_per_block(problem, policies, 0.0, solution.proven_optimal)
-    return replace(whole, solve_seconds=solution.solve_seconds, out_of_time=solution.out_of_time)
+    return replace(whole, solve_seconds=solution.solve_seconds, fallback=solution.fallback)
 
 
 def _in_order(block_type: BlockType, policies: Iterator[tuple[Policy, ...]]) -> tuple[Policy, ...]:

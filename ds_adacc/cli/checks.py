@@ -37,17 +37,17 @@ def findings() -> list[Finding]:
     """The results of all checks."""
     cuda = f"pip install 'ds_adacc[{_cuda_extra()}]'"
     return [
-        _finding("Python", _python, "install another Python: https://www.python.org", required=True),
+        finding_of("Python", _python, "install another Python: https://www.python.org", required=True),
         *map(_requirement, _requirements()),
-        _finding("CBC", _cbc, "pip install --force-reinstall mip", required=True),
-        _finding("CuPy", _cupy, cuda),
-        _finding("NVRTC", _nvrtc, cuda),
-        _finding("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[plots]'"),
-        _finding("CUDA devices", _cuda_devices),
-        _finding("backend reference", partial(_backend, "reference"), required=True),
-        _finding("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
-        _finding("backend cuda", partial(_backend, "cuda"), cuda if _has_cuda_device() else ""),
-        _finding("profile cache", _cache),
+        finding_of("CBC", _cbc, "pip install --force-reinstall mip", required=True),
+        finding_of("CuPy", _cupy, cuda),
+        finding_of("NVRTC", _nvrtc, cuda),
+        finding_of("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[plots]'"),
+        finding_of("CUDA devices", _cuda_devices),
+        finding_of("backend reference", partial(_backend, "reference"), required=True),
+        finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
+        finding_of("backend cuda", partial(_backend, "cuda"), cuda if _has_cuda_device() else ""),
+        finding_of("profile cache", _cache),
     ]
 
 
@@ -71,7 +71,7 @@ def cache_size() -> CacheSize:
     return CacheSize(path, path.stat().st_size if path.exists() else 0, ProfileCache(path).count())
 
 
-def _finding(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
+def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
     """What `look` returns, or the error that it raises: an error in another package is a finding too."""
     try:
         return Finding(name, True, required, look())
@@ -102,7 +102,7 @@ def _requirement(requirement: Requirement) -> Finding:
         return _import(requirement.name)
 
     again = "--force-reinstall " if installed(requirement.name) else ""
-    return _finding(requirement.name, look, f"pip install {again}'{requirement}'", required=True)
+    return finding_of(requirement.name, look, f"pip install {again}'{requirement}'", required=True)
 
 
 def _import(name: str) -> str:
@@ -152,6 +152,8 @@ def _cbc() -> str:
     graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
     block_type = planner.BlockType("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
     solution = planner.solve_in_process(planner.Problem((block_type,)), 100, max_seconds=10.0)
+    if solution.fallback:
+        raise Absent(solution.fallback)
     return f"solves a model in {solution.solve_seconds:.3f} s"
 
 

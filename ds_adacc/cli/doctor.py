@@ -6,25 +6,38 @@ import argparse
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc.cli.answer import Answer
-from ds_adacc.cli.checks import Finding, cache_size, findings
+from ds_adacc.cli.checks import Finding, cache_size, finding_of, findings
+from ds_adacc.cli.script import ENABLE, SET, check_config, check_script
 from ds_adacc.report.layout import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no arguments of its own."""
+    """Adds --config and --script."""
+    parser.add_argument("--config", metavar="DS_CONFIG", help="also check the section of this ds_config")
+    parser.add_argument("--script", metavar="FILE", help="also check that this training script enables ds_adacc")
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """What was found. The answer is no if something that ds_adacc requires is missing."""
-    found = findings()
+    """What was found. The answer is no if something required is missing, or the script does not use ds_adacc."""
+    found = [*findings(), *_of_the_program(arguments)]
     fine = all(finding.fine for finding in found if finding.required)
     return Answer({"fine": fine, "findings": [asdict(f) for f in found], "cache": _cache()}, _view(found, fine), fine)
+
+
+def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
+    looked = []
+    if arguments.config is not None:
+        looked.append(finding_of("section", partial(check_config, arguments.config), SET, required=True))
+    if arguments.script is not None:
+        looked.append(finding_of("script", partial(check_script, arguments.script), ENABLE, required=True))
+    return looked
 
 
 def _cache() -> dict[str, Any] | None:

@@ -34,13 +34,13 @@ _CANDIDATES = {
 }
 
 # In this order: every codec that suits a role, chosen by its measured error; section 3.2 of the Adacc paper, its
-# ablation, its baseline "Quantization"; and none. A role that a preset does not name is never compressed.
+# ablation, its baseline "Quantization"; and what loses nothing. A role that a preset does not name is never compressed.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "auto": {r: _CANDIDATES[c[0]] for r, c in _WITHOUT_OUTLIERS.items()},
     "paper": {r: ("outlier",) if c == ("group",) else c for r, c in _WITHOUT_OUTLIERS.items()},
     "paper-no-outliers": _WITHOUT_OUTLIERS,
     "quantization": dict.fromkeys(ROLES, ("token",)),
-    "none": {},
+    "none": {"dropout_mask": ("bits",)},
 }
 
 # These are there to be compared with: what they do to the gradient is the point.

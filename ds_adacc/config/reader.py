@@ -12,14 +12,17 @@ from pydantic import BaseModel, ValidationError
 
 from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location, nearest
 
+ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
+
 
 def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
     """Return the "adacc" section of `ds_config`, or None if it is absent or `"enabled": false`.
 
-    `ds_config` is as for `read`. A disabled section is checked as well.
+    `ds_config` is as for `read`. If it has no section, the environment variable ADACC_CONFIG may give one. A disabled
+    section is checked as well.
     Raises ConfigError, with one line for each thing that is wrong.
     """
-    document = read(ds_config)
+    document = with_environment(read(ds_config))
     problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
     section = document.get(SECTION, {})
     config = None
@@ -56,6 +59,26 @@ def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappin
     if not isinstance(document, Mapping):
         raise ConfigError(f"{shown}: must hold a JSON object, not {type(document).__name__}")
     return document
+
+
+def with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ds_config, with the section that the environment variable ADACC_CONFIG gives, if it is set.
+
+    For scripts whose ds_config is written in code. The variable holds the section as JSON, or the path of a JSON file
+    with the section, or with a ds_config that has it. Raises ConfigError if it is neither, and if ds_config has another
+    section too.
+    """
+    given = os.environ.get(ENVIRONMENT, "").strip()
+    if not given:
+        return document
+    try:
+        found = read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {error}") from error
+    section = found.get(SECTION, found)
+    if document.get(SECTION, section) != section:
+        raise ConfigError(f"{ENVIRONMENT} is set, and ds_config has another {SECTION!r} section: remove one of the two")
+    return {**document, SECTION: section}
 
 
 def _text(name: str) -> str:

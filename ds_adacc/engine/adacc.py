@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from types import TracebackType
 
 from torch import nn
 
+from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.log import get_logger
@@ -40,7 +43,12 @@ class Adacc:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
         if self._has_served:
-            self.runtime.controller.end_step()
+            try:
+                self.runtime.controller.end_step()
+            except planner.InfeasibleBudget as error:
+                if not self.runtime.controller.ranks.is_first:
+                    _end_in_silence(error)
+                raise
         elif not self._has_warned:
             self._has_warned = True
             self._warn_of_no_calls()
@@ -70,3 +78,17 @@ class Adacc:
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )
+
+
+def _end_in_silence(error: planner.InfeasibleBudget) -> None:
+    """Have Python print nothing if this error ends the process: the first rank prints the same error.
+
+    Otherwise the launcher mixes the tracebacks of all ranks, and the text that the user needs is lost among them.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        if value is not error:
+            before(kind, value, traceback)
+
+    sys.excepthook = hook

@@ -15,10 +15,10 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
-from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing
+from ds_adacc.engine.gradient_checkpointing import keep_replaced
 from ds_adacc.engine.hooks import patch_engine
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves
 from ds_adacc.environment import device_name, versions
@@ -160,7 +160,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> No
     engine.adacc = Adacc(section, runtime, blocks)
     patch_engine(engine, is_pipeline)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
-    replace_gradient_checkpointing(engine.module, blocks)
+    keep_replaced(engine.module, blocks)
 
 
 def _planning_ranks(engine: Any) -> Ranks:
@@ -175,7 +175,7 @@ def _planning_ranks(engine: Any) -> Ranks:
 
 
 def _section_of(source: Any) -> AdaccConfig | None:
-    ds_config = read(source)
+    ds_config = with_environment(read(source))
     section = load(ds_config)
     if section is None and SECTION not in ds_config:
         raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")

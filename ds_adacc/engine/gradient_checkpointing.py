@@ -7,12 +7,36 @@ also withholds the KV cache from the layers; this stays as it is.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from ds_adacc.log import get_logger
+
+_ENABLING = ("gradient_checkpointing_enable", "activation_checkpointing_enable")  # the latter in newer versions
+
+
+def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
+    """Replace gradient checkpointing now, and again whenever the program enables it: some do so after initialize."""
+    replace_gradient_checkpointing(model, blocks)
+    for name, module in model.named_modules():
+        inner = [block.removeprefix(f"{name}.") if name else block for block in blocks if _touch(name, block)]
+        for method in _ENABLING:
+            if hasattr(type(module), method):
+                setattr(module, method, types.MethodType(_enabling(method, inner), module))
+
+
+def _enabling(name: str, blocks: Collection[str]) -> Callable[..., None]:
+    """A method of that name, so that a copied or pickled model has its own."""
+
+    def enable(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        getattr(type(self), name)(self, *args, **kwargs)
+        replace_gradient_checkpointing(self, blocks)
+
+    enable.__name__ = name
+    return enable
 
 
 def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:

@@ -35,11 +35,15 @@ Rules of this room, cited where they are obeyed:
 9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has set
    does not hold there.
 10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
-11. A number that keeps changing is guarded for three values. Then the operators whose constants may follow it are
-    refused for replay: guarding it longer would record the block at every step.
+11. A number that keeps changing is guarded for three values: guarding it longer would record the block at every step.
+    From then on nothing of the block is replayed, just as in a block that depends on what no guard can read.
 12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that fired
     twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the one
     before it could be taken for that.
+13. Nothing of a block outlives its modules: its records hold parameters, and whoever still knows the block must not
+    keep a model alive that the program has deleted.
+14. The states of random generators that replays need are noted at the recorded positions, before anything else is done
+    there. Backward leaves every generator as it finds it.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ds_adacc.execute.block import Block, Record
-from ds_adacc.record.closure import identity, name_of
+from ds_adacc.record.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
 
@@ -35,6 +35,7 @@ class Registry:
         block = self._functions.get(key)
         if block is None:
             block = self._functions[key] = self._meet(name_of(function))
+            block.live_with(closure_of(function).modules)
             if len(self._functions) > _FUNCTIONS:
                 self._functions.popitem(last=False)
         else:
@@ -46,6 +47,7 @@ class Registry:
         block = self._modules.get(module)
         if block is None:
             block = self._modules[module] = self._meet(name)
+            block.live_with([module])
         return block
 
     def _meet(self, name: str) -> Block:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, Policy
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.record.recording import Draw, ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
 from ds_adacc.record.replay import Rerun
 
 
@@ -24,6 +24,7 @@ class Instruction:
     `size`, `stride`, `dtype`: what the tensor must look like (Rule 3).
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
     in bytes from the first byte there. `root`: the value's own geometry, at its first position only.
+    `states`: the random generators whose states are noted here, each with the value that holds its state.
     `again`: this is the first of several positions of the value. `fill`: the holder is filled here.
     `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
     kept any longer, since all their sources are saved (Rule 4).
@@ -41,6 +42,7 @@ class Instruction:
     fill: bool = False
     hold: bool = False
     release: tuple[int, ...] = ()
+    states: tuple[tuple[int, torch.Generator], ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -66,7 +68,8 @@ class BoundPolicy:
     `codecs`: by compressed value. `instructions`: by position of the pack hook.
     `order`: the values with a holder, sources first (Rule 10). `inputs`: those of them that exist before the forward.
     `replays`: by operator that backward replays. `uses`: how often backward asks for each value.
-    `prefetcher`: None unless a value is offloaded.
+    `first_states`: the random generators whose states are noted when the call begins, each with the value that holds
+    its state. `prefetcher`: None unless a value is offloaded.
     """
 
     recording: Recording
@@ -77,6 +80,7 @@ class BoundPolicy:
     replays: Mapping[int, Rerun]
     uses: Mapping[int, int]
     inputs: tuple[int, ...]
+    first_states: tuple[tuple[int, torch.Generator], ...] = ()
     prefetcher: Prefetcher | None = None
 
     @property
@@ -95,7 +99,8 @@ def bind(
     replays = _needed_replays(recording, policy)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
-    instructions = _instructions(recording, policy, order)
+    states = states_at([draw for op in replays for draw in recording.ops[op].draws])
+    instructions = _instructions(recording, policy, order, states)
     inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
@@ -103,8 +108,29 @@ def bind(
     if offloaded and prefetcher is None:
         raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
     return BoundPolicy(
-        recording, policy, used_codecs, instructions, order, reruns, uses, inputs, prefetcher if offloaded else None
+        recording,
+        policy,
+        used_codecs,
+        instructions,
+        order,
+        reruns,
+        uses,
+        inputs,
+        tuple(states.get(-1, {}).items()),
+        prefetcher if offloaded else None,
     )
+
+
+def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
+    """Which states of generators are noted at each call of the pack hook, and at the beginning of the block, -1.
+
+    For each of them, the generators by the values that hold their states.
+    """
+    states: dict[int, dict[int, torch.Generator]] = {}
+    for draw in draws:
+        states.setdefault(draw.position - 1, {})[draw.before.index] = draw.generator
+        states.setdefault(draw.position, {})[draw.after.index] = draw.generator
+    return states
 
 
 def rows(value: RecordedValue) -> tuple[int, int]:
@@ -122,23 +148,23 @@ def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
         producer = recording.values[index].producer
         if policy.stores[index] is None and producer is not None and producer not in needed:
             needed.add(producer)
-            wanted.extend(recording.ops[producer].reads)
+            wanted.extend(recording.ops[producer].needs)
     return tuple(sorted(needed))
 
 
 def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
     uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
     for op in replays:
-        uses.update(recording.ops[op].reads)
+        uses.update(recording.ops[op].needs)
     return uses
 
 
 def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int]) -> Rerun:
     """The replay of `op`. An output that is stored is never asked of it."""
-    parameters = dict.fromkeys(ref.index for ref in op.references if isinstance(ref, ParameterRef))
+    parameters = dict.fromkeys(ref.index for ref in op.sources if isinstance(ref, ParameterRef))
     return Rerun(
         op,
-        op.reads,
+        op.needs,
         recording.parameters,
         tuple(recording.parameters[index] for index in parameters),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
@@ -154,21 +180,28 @@ def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses:
     )
 
 
-def _instructions(recording: Recording, policy: Policy, order: tuple[int, ...]) -> tuple[Instruction, ...]:
+def _instructions(
+    recording: Recording, policy: Policy, order: tuple[int, ...], states: Mapping[int, Mapping[int, torch.Generator]]
+) -> tuple[Instruction, ...]:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, position in enumerate(recording.positions):
         if isinstance(position.ref, ValueRef):
             first.setdefault(position.ref.index, number)
             last[position.ref.index] = number
-    ready = _ready(recording, policy, order, first)
+    noted = {index: number for number, indices in states.items() for index in indices}
+    ready = _ready(recording, policy, order, {**first, **noted})
     release: dict[int, list[int]] = {}
     for index, number in ready.items():
         if number > first.get(index, number):
             release.setdefault(number, []).append(index)
-    return tuple(
+    instructions = (
         _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
         for number in range(len(recording.positions))
+    )
+    return tuple(
+        replace(instruction, states=tuple(states.get(number, {}).items()))
+        for number, instruction in enumerate(instructions)
     )
 
 
@@ -204,7 +237,10 @@ def _instruction(
 
 
 def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
-    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule 4)."""
+    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule 4).
+
+    `first`: the position at which each saved value is seen for the first time, and each generator's state is noted.
+    """
     ready: dict[int, int] = {}
     saved_at: dict[int, int] = {}
     for index in order:
@@ -213,5 +249,5 @@ def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: 
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
         else:
             op: RecordedOp = recording.ops[value.producer or 0]
-            saved_at[index] = ready[index] = max((saved_at[i] for i in op.reads), default=-1)
+            saved_at[index] = ready[index] = max((saved_at[i] for i in op.needs), default=-1)
     return ready

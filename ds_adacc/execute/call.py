@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,18 +24,24 @@ class Call:
     it and all that follow are retained.
     """
 
-    __slots__ = ("_on_divergence", "_position", "_seen", "bound", "diverged", "holders")
+    __slots__ = ("_noted", "_on_divergence", "_position", "_seen", "bound", "diverged", "holders")
 
     def __init__(
         self,
         bound: BoundPolicy,
         inputs: Sequence[torch.Tensor],
         on_divergence: Callable[[BoundPolicy, int], None] | None = None,
+        noted: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """`on_divergence` is told the bound policy and the number of the first saved tensor that is not as recorded."""
+        """`on_divergence` is told the bound policy and the number of the first saved tensor that is not as recorded.
+
+        `noted`: by value, the states that random generators had in the forward, for a call whose tensors are packed
+        after its forward. None: they are read off the generators.
+        """
         self._on_divergence = on_divergence
         self.bound = bound
         self.holders = _open(bound)
+        self._noted = noted
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
@@ -51,6 +57,8 @@ class Call:
                     return
             self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             self.holders[index].fill(tensor.detach())
+        if not self._note(bound.first_states):
+            self._diverge()
 
     def pack(self, tensor: torch.Tensor) -> Slot:
         """The pack hook."""
@@ -63,6 +71,9 @@ class Call:
             self._diverge()
             return self._keep(tensor)
         instruction = instructions[number]
+        if instruction.states and not self._note(instruction.states):
+            self._diverge()
+            return self._keep(tensor)
         if instruction.value is not None:
             slot: Slot = self._save(instruction, tensor)
         elif instruction.parameter is not None:
@@ -82,6 +93,18 @@ class Call:
     def close(self) -> None:
         """Let go of the holders at the end of the forward (Rule 5)."""
         self.holders = {}
+
+    def _note(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
+        """Hold the states of random generators (Rule 14). False if they cannot be known."""
+        for index, generator in states:
+            if self._noted is not None:
+                state = self._noted[index]
+            elif generator.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return False  # each replay of the graph starts from another state
+            else:
+                state = generator.get_state()
+            self.holders[index].fill(state)
+        return True
 
     def _is_expected(self, instruction: Instruction, tensor: torch.Tensor) -> bool:
         if instruction.dtype is None:
@@ -154,7 +177,7 @@ def _open(bound: BoundPolicy) -> dict[int, Holder]:
 
 def _buffer(bound: BoundPolicy, source: int) -> torch.Tensor | None:
     owner, name = bound.recording.buffers[source]
-    return getattr(owner, name, None)
+    return getattr(owner(), name, None)
 
 
 def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> bool:

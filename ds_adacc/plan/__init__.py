@@ -9,6 +9,8 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `coordinator`: has the ranks agree on a plan, and keeps what was agreed;
 * `consensus`: merges what the ranks have measured, and `ranks` is how they exchange it;
 * `plan`: asks the planner for policies, and holds its answer; `live_sets`: each live set is solved by itself;
+* `refusal`: the error of a budget that no plan fits, in the user's words;
+* `adoption`: policies for another input size of a known program, without a solver; `open_types`: such programs;
 * `approvals`: which policies each block may run, by the gradient errors measured on it;
 * `correction`, `held_inputs`: bytes that a profile does not tell, counted in.
 """

@@ -14,6 +14,7 @@ from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.log import get_logger
+from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import available_bytes, budget_bytes
@@ -29,6 +30,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import Policies
+from ds_adacc.plan.open_types import OpenTypes
 from ds_adacc.plan.plan import (
     LiveSet,
     Orders,
@@ -42,8 +44,10 @@ from ds_adacc.plan.plan import (
     solve,
 )
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.plan.refusal import explained
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.recording import Recording
+from ds_adacc.record.sizes import Sizes, fits
 
 _UNLIMITED = 1 << 62
 _REMEMBERED = 256  # block types whose policies are kept in case they run again
@@ -101,10 +105,13 @@ class Coordinator:
         self._unfit: tuple[LiveSet, ...] = ()
         self._agreed: dict[str, AgreedType] = {}
         self.approvals = Approvals(config.max_gradient_error)
+        self.open_types = OpenTypes()
+        self._origins: dict[str, str] = {}  # of adopted block types: the type whose policies they run
 
     def state(self) -> CoordinatorState:
         """The state to save in a checkpoint."""
-        orders, agreed = tuple(self.forward_order.orders.items()), tuple(self._agreed.values())
+        orders = tuple(self.forward_order.orders.items())
+        agreed = tuple(each for name, each in self._agreed.items() if name not in self._origins)
         errors = tuple(self.approvals.blocks.items())
         return CoordinatorState(self._limit, self._live_sets, self._unfit, orders, agreed, errors)
 
@@ -113,7 +120,7 @@ class Coordinator:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.block_types = {}
+        self.block_types, self._origins, self.open_types = {}, {}, OpenTypes()
         self._limit, self._live_sets, self._unfit = state.limit, state.live_sets, state.unfit
         self._agreed = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
@@ -121,7 +128,7 @@ class Coordinator:
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
-        known = self.block_types[digest] = KnownType(recording, profile)
+        known = self.block_types[digest] = KnownType(recording.of_type(), profile)
         if digest in self._agreed:
             known.agreed = self._agreed[digest]
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
@@ -150,7 +157,7 @@ class Coordinator:
     def permits(self, digest: str, index: int | None) -> bool:
         """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
         agreed = self._agreed[digest]
-        return self.approvals.permit((digest, index), agreed.policy(index), agreed.spec.profile)
+        return self.approvals.permit((self.origin(digest), index), agreed.policy(index), agreed.spec.profile)
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
@@ -169,7 +176,75 @@ class Coordinator:
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
-        self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in digests}
+        kept = {*digests, *self.open_types.recorded}
+        self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in kept}
+
+    # -- block types at other input sizes
+
+    def origin(self, digest: str) -> str:
+        """The block type whose policies this one runs: another size of it if they were adopted, else itself."""
+        return self._origins.get(digest, digest)
+
+    def at_sizes(
+        self, like: str, recording: Recording, sizes: Sizes, inputs: Sequence[torch.Tensor]
+    ) -> tuple[KnownType, Recording] | None:
+        """The block type and the recording of a block at these input sizes, as predicted from other sizes.
+
+        `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
+        """
+        program = self.open_types.of(like)
+        if program is None or self._limit is None:
+            return None
+        known = self.block_types.get(program.at(sizes) or "")
+        if known is not None:
+            predicted = known.recording.of_block(recording)
+            return (known, predicted) if fits(predicted, inputs) else None
+        predicted = program.program.at(sizes, recording)
+        if predicted is None or not fits(predicted, inputs):
+            return None
+        profile = program.profile.at(sizes, predicted)
+        if profile is None:
+            return None
+        known = self.add(predicted.digest, predicted, profile)
+        self.open_types.follow(predicted.digest, like, sizes)
+        self.adopt(known, like)
+        return known, predicted
+
+    def adopt(self, known: KnownType, like: str) -> bool:
+        """Put policies in force for a block type whose program is that of `like` at other input sizes.
+
+        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
+        """
+        relative, digest = self.block_types.get(self.origin(like)), known.recording.digest
+        if self._limit is None or known.agreed is not None or relative is None or relative.agreed is None:
+            return False
+        agreed = relative.agreed
+        known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
+        known.outlier_channels, known.calls_per_block = dict(relative.outlier_channels), agreed.spec.calls_per_block
+        known.count = agreed.spec.count
+        profile = agreed.correction.of(self._resize(digest, self._counted(known), agreed.capacity))
+        adoption = Adoption(agreed, profile, self._agreed, self._live_sets, self.forward_order.orders)
+        limit = self._budget_of(adoption.without)
+        name = agreed.spec.name
+        # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
+        policies = adoption.policies(limit, lambda index, policy: not self.approvals.is_rejected((name, index), policy))
+        if policies is None:
+            return False
+        self._limit = limit
+        known.agreed = replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies)
+        self._agreed[digest], self._origins[digest] = known.agreed, name
+        self.forward_order.follow(digest, name)
+        return True
+
+    def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
+        """Forget the adopted block types but for `all_but` and the latest `most`; returns their names."""
+        names = [name for name in self._origins if name not in all_but]
+        dropped = names[: max(len(names) - most, 0)]
+        for name in dropped:
+            del self._origins[name]
+            self._agreed.pop(name, None)
+        self.open_types.forget(dropped)
+        return dropped
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -212,16 +287,18 @@ class Coordinator:
         )
         self.forward_order.orders = agreed_orders
         for group in plan.groups:
-            if group.solution.out_of_time:
-                limit = self._config.solver.max_seconds
-                text = "adacc.solver.max_seconds = %s: the solver found no plan in that time. A greedy plan is in force"
-                get_logger().warning(text, limit)
+            if group.solution.fallback:
+                text = (
+                    "the solver gave no plan (%s; adacc.solver.max_seconds = %s). A plan of simple rules is in force: "
+                    "it keeps the budget, but may be slower"
+                )
+                get_logger().warning(text, group.solution.fallback, self._config.solver.max_seconds)
             if group.shortfall:
                 text = (
                     "no plan fits the budget; blocks without a plan are recomputed where possible. Planned peak: %s. %s"
                 )
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
-        self._limit = plan.budget if self._limit is None else self._limit
+        self._limit = max(plan.budget, self._limit or 0)
         self._put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
@@ -237,6 +314,7 @@ class Coordinator:
         for each in agreed:
             name = each.spec.name
             self._agreed.pop(name, None)  # the types planned last are kept longest
+            self._origins.pop(name, None)
             self._agreed[name] = each
             if name in self.block_types:
                 self.block_types[name].agreed = each
@@ -250,7 +328,9 @@ class Coordinator:
         agreed = [self.block_types[name].agreed for name in names]
         if None in agreed:
             return False
-        if any(names <= known for known in (*self._live_sets, *self._unfit)):
+        # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
+        origins = frozenset(map(self.origin, names))
+        if len(origins) == len(names) and any(origins <= known for known in (*self._live_sets, *self._unfit)):
             return True
         problem = planner.Problem(tuple(each.spec for each in agreed))
         peak = planner.peak_bytes(problem, [each.policies for each in agreed])
@@ -314,7 +394,11 @@ class Coordinator:
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if self._limit is None else ()
         settled = {digest: agreed.policies for digest, agreed in self._agreed.items() if self._may_all_run(agreed)}
-        groups = solve(request, budget, self._config, settled, forgiven)
+        try:
+            groups = solve(request, budget, self._config, settled, forgiven)
+        except planner.InfeasibleBudget as error:
+            recordings = {digest: known.recording for digest, known in self.block_types.items()}
+            raise explained(error, request, without, recordings) from None
         plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
@@ -323,12 +407,22 @@ class Coordinator:
     def _may_all_run(self, agreed: AgreedType) -> bool:
         """Whether no policy of the type's blocks was found to exceed the bound on the gradient error."""
         profile, policies = agreed.spec.profile, enumerate(agreed.policies)
-        return all(self.approvals.permit((agreed.spec.name, index), policy, profile) for index, policy in policies)
+        name = self.origin(agreed.spec.name)
+        return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
 
     def _budget(self, without: int, available: int) -> int:
         if self._config.forces_compression and self._config.memory_budget.kind == "auto":
             return _UNLIMITED
-        return self._limit if self._limit is not None else budget_bytes(self._config.memory_budget, without, available)
+        if self._limit is None:
+            return budget_bytes(self._config.memory_budget, without, available)
+        return self._budget_of(without)
+
+    def _budget_of(self, without: int) -> int:
+        """The budget in bytes, once there is one. A fraction is of the largest peak without checkpointing so far."""
+        assert self._limit is not None
+        if self._config.memory_budget.kind != "fraction":
+            return self._limit
+        return max(self._limit, budget_bytes(self._config.memory_budget, without, 0))
 
     def _merge(self, everyone: Sequence[Mapping[str, RankReport]]) -> dict[str, AgreedType]:
         """The ranks' reports on each block type merged into one `AgreedType`, without policies yet, by digest."""

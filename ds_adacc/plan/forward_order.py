@@ -66,6 +66,12 @@ class ForwardOrder:
             for index, block in enumerate(seen.blocks(block_type)):
                 self._indices.setdefault(block, {})[block_type] = index
 
+    def follow(self, block_type: str, like: str) -> None:
+        """Give the blocks the same indices for this block type as for the type `like`."""
+        for indices in self._indices.values():
+            if like in indices:
+                indices[block_type] = indices[like]
+
     def keep(self, names: Collection[str]) -> None:
         """Forget all block types not in `names`: the orders of live sets with one, and their blocks' indices."""
         for block, indices in self._indices.items():

@@ -83,8 +83,8 @@ def stricter(
     # a proof holds for a solution of which nothing was replaced
     agree = all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
     proven = agree and all(solution.proven_optimal for solution in solutions)
-    out_of_time = any(solution.out_of_time for solution in solutions)
-    return replace(judge(problem, live_sets, policies, started, proven), out_of_time=out_of_time)
+    fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
+    return replace(judge(problem, live_sets, policies, started, proven), fallback=fallback)
 
 
 def judge(

@@ -11,6 +11,7 @@ The files, in the order in which a captured call meets them:
 * `measure`: times the replays and the codecs.
 * `codecs`: which codecs may hold a value, and the making of them.
 * `timer`: seconds of a function on a device.
+* `sizes`: the profile at an input size at which nothing was measured.
 * `workspace`: bytes that an operator takes besides its results, in a replay and in backward.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.

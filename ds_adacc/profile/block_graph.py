@@ -34,13 +34,16 @@ def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> p
 
 
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
+    # Written to before anyone reads it, a value counts with the one that takes its place.
+    absorbed = {op.written for op in recording.ops}
     return tuple(
         planner.Value(
             name=value.name,
             role=value.role,
-            nbytes=value.nbytes if value.owned else 0,
+            nbytes=value.nbytes if value.owned and value.index not in absorbed else 0,
             producer=value.producer,
-            storable=value.index in recording.saved or value.origin in ("input", "buffer"),
+            storable=value.index in recording.saved or value.origin in ("input", "buffer", "generator"),
+            on_request=value.origin == "generator",
         )
         for value in recording.values
     )
@@ -50,7 +53,7 @@ def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner
     return tuple(
         planner.Op(
             name=op.short_name,
-            inputs=op.reads,
+            inputs=op.needs if op.replayable else op.reads,
             outputs=tuple(index for index in op.outputs if index is not None),
             replayable=op.replayable,
             workspace_bytes=workspace.replay,

@@ -52,7 +52,7 @@ def open_default() -> ProfileCache | None:
             "the profile cache has no folder (%s): this run measures every block and keeps no profile; "
             "to keep them, set XDG_CACHE_HOME to a folder that you may write to"
         )
-        get_logger().warning(text, error)
+        get_logger().warning(text, str(error))
         return None
 
 
@@ -138,7 +138,7 @@ class ProfileCache:
                 "the profile cache %s cannot be used (%s): from now on this run measures every new block and keeps no "
                 "profile; free the disk or the lock, or set XDG_CACHE_HOME to another folder"
             )
-            get_logger().warning(text, self._path, error)
+            get_logger().warning(text, self._path, str(error))
             return None
 
     def _run(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -224,5 +224,5 @@ def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
         # The text is compared too: another process may have put a good profile in its place.
         connection.execute("DELETE FROM profiles WHERE key = ? AND profile = ?", (key, row[0]))
         text = "profile %s in the cache cannot be read (%s: %s): it was deleted, and its block is measured again"
-        get_logger().warning(text, key, type(error).__name__, error)
+        get_logger().warning(text, key, type(error).__name__, str(error))
         return None

@@ -12,12 +12,18 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer, device_of
 from ds_adacc.profile.workspace import workspaces
+from ds_adacc.record.generators import unmoved
 from ds_adacc.record.recording import RecordedValue, Recording
 from ds_adacc.record.replay import replay
 
 
 def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
-    """The block's profile. `tensors` are the recorded values, by index, still alive."""
+    """The block's profile. `tensors` are the recorded values, by index, still alive. Rule 3: no generator is moved."""
+    with unmoved(recording.generators):
+        return _measure(recording, tensors, codecs)
+
+
+def _measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
     timer = Timer(device_of(tensors))
     seconds = tuple(
         timer(lambda op=op: replay(op, tensors.__getitem__, recording.parameters)) if op.replayable else 0.0

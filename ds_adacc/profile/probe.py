@@ -15,12 +15,12 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.bound_policy import BoundPolicy, states_at
 from ds_adacc.execute.call import Call
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
-from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import LateSlot
+from ds_adacc.record.generators import unmoved
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import Slot, keep
 from ds_adacc.record.signature import flatten
@@ -37,13 +37,18 @@ class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must hold
-    its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph.
+    its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `states`: by
+    value, the states of random generators that a replay needs, noted in the call's forward.
 
     Rule 3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
+        self.states: dict[int, torch.Tensor] = {}
+        self._to_note = states_at(recording.draws)
+        self._generators = recording.generators
+        self._note(-1)
         self._study = study
         self._name = recording.name
         self._inputs = [tensor.detach() for tensor in inputs]
@@ -63,10 +68,15 @@ class Probe:
         self.slots = slots
 
         def packed(tensor: torch.Tensor) -> LateSlot:
+            self._note(len(slots))
             slots.append(LateSlot(inner(tensor)))
             return slots[-1]
 
         return packed
+
+    def _note(self, position: int) -> None:
+        for index, generator in self._to_note.get(position, {}).items():
+            self.states[index] = generator.get_state()
 
     def watch(self, output: Any) -> Any:
         """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
@@ -108,7 +118,7 @@ class Probe:
                 return
 
         def measure(bound: BoundPolicy) -> float:
-            call = Call(bound, self._inputs)
+            call = Call(bound, self._inputs, noted=self.states)
             kept = [slot.slot for slot in self.slots]
             try:
                 self._hold([call.pack(tensor) for tensor in exact])
@@ -117,8 +127,7 @@ class Probe:
             finally:
                 self._hold(kept)
 
-        device = device_of(self._inputs)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        with unmoved(self._generators), torch.no_grad():
             try:
                 self._study(measure)
             except torch.OutOfMemoryError:

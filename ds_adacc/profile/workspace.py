@@ -43,11 +43,11 @@ def replay_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], parameters
 def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes) -> Backward:
     """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
-    Both are 0 for an operator that is never replayed, or has no derivative. Memory that stays allocated (a library's
-    own) does not count.
+    Both are 0 for an operator that is never replayed, writes in place, or has no derivative. Memory that stays
+    allocated (a library's own) does not count.
     """
     try:
-        starts, ends = _apart(op, tensors, gradients) if op.replayable else ([], [])
+        starts, ends = _apart(op, tensors, gradients) if op.replayable and op.base is None else ([], [])
         if not ends:
             return Backward()
         ones, given = [torch.ones_like(end) for end in ends], []

@@ -10,16 +10,20 @@ The files, in the order in which a call meets them:
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, autocast.
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `guards`: the state of all that, as flat marks. Other marks, another program.
+* `content`: what one Python object holds, or why that cannot be read.
+* `watch`: what Python itself reads while the block is recorded: globals, random numbers, a tensor's data.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `geometry`: where a view lies in memory, and whether two tensors have the same bits.
 * `recording`: what is written down: values, operators, positions of the pack hook.
+* `draws`: which operators draw random numbers, and from which state; `generators`: to put a generator into a state.
 * `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
 * `labels`: what the user would call a value: the module and the tensor.
 * `roles`: which layer a value belongs to, read off the operators.
 * `verify`: replays each operator on the recorded tensors, and compares bits.
 * `replay`: runs one recorded operator again; backward uses it too.
+* `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value.
 
 Rules of this room, cited where they are obeyed:
@@ -30,22 +34,31 @@ Rules of this room, cited where they are obeyed:
    values would be taken for one.
 3. A value is the content of one storage at one time; a view is a geometry of a value. Several saved views (q, k and v
    of one projection) are then one value, held once.
-4. A write in place makes a new value, and neither the old nor the new one is rebuilt: a replay would write as well.
+4. A write in place makes a new value. If nobody has read the old one, the operators that made it are replayed together
+   with the write, on memory of their own (`empty_like`, `bernoulli_` and `div_` make dropout's noise on the CPU).
+   Otherwise neither the old nor the new value is rebuilt: a replay would write as well.
 5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
    parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
-6. These operators are never replayed: those that draw random numbers, write in place, read uninitialised memory or take
+6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
    part in a collective, those that torch runs compiled, and those that are not plain ATen calls. They give other bits,
    have effects, or wait for other ranks.
 7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read data,
    the next call may take another branch and save other tensors.
 8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
    those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a warning.
+   If a block depends on something that cannot be read again at every call, nothing of it is replayed.
 9. Every operator that may be replayed is verified, bit for bit, on the real data. Schemas do not tell everything. Each
    operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
-10. Verifying leaves the random generators where they were. Otherwise the first step would draw other numbers than it
-    draws without ds_adacc.
+10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
+    NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
 11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own.
 12. A recording keeps no tensors but the block's parameters, and its digest leaves out what differs between ranks. It
     lives as long as the plan, and all ranks must agree on the plan.
 13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
+14. An operator that draws random numbers is replayed with its generator in the state that it had in forward; the state
+    of now is put back. States are noted where ds_adacc runs anyway: when the call begins, and in the pack hook. So a
+    draw may be replayed only if, while recording, nothing else moved or set its generator between the two calls of the
+    hook around it. Each replay proves this again: it must leave the generator in the state that the later call noted.
+    The states are values of the recording, which the plan retains if it replays the draw. They are never part of the
+    plan: each call on each rank has its own.
 """

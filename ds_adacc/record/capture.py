@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.recorder import Recorder, Unrecordable
@@ -14,6 +15,7 @@ from ds_adacc.record.recording import Recording
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.saved import Slot, keep, unpack
 from ds_adacc.record.verify import verify
+from ds_adacc.record.watch import Watch
 
 
 class LateSlot:
@@ -34,7 +36,7 @@ class Capture:
 
     `output`: what the block returned. `inputs`: the tensors it was given, still in the autograd graph. `recording`: its
     program, or None, and then `reason` says why there is none. `tensors`: the recorded values, by index. `saved` and
-    `slots`: what autograd saved, in order, and the slots that it holds instead.
+    `slots`: what autograd saved, in order, and the slots that it holds instead. `watch`: what Python was seen to read.
     """
 
     output: Any
@@ -44,6 +46,13 @@ class Capture:
     tensors: Sequence[torch.Tensor]
     saved: Sequence[torch.Tensor]
     slots: Sequence[LateSlot]
+    watch: Watch
+
+    @property
+    def states(self) -> dict[int, torch.Tensor]:
+        """The states of random generators that a replay needs, by value."""
+        draws = () if self.recording is None else self.recording.draws
+        return {ref.index: self.tensors[ref.index] for draw in draws for ref in (draw.before, draw.after)}
 
     def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
@@ -74,11 +83,13 @@ class _RecordingHook:
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule 1)."""
     recorder = Recorder(name, inputs, found)
-    hook = _RecordingHook(recorder)
+    hook, watch = _RecordingHook(recorder), Watch(recorder.note_read)
+    watch.start()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
             output = run()
     finally:
+        watch.stop()
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
@@ -86,7 +97,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         recording = recorder.labels.give(verify(recording, recorder.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots)
+    return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots, watch)
 
 
 def _sound(recording: Recording) -> Recording:

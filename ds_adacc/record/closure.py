@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.record.guards import LONGEST, Guards, guards_of, is_plain, snapshot
+from ds_adacc.record.content import is_known_by_identity, items_of
+from ds_adacc.record.guards import LONGEST, Guards, guards_of, snapshot
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3
+_WHOLE = (int, float, complex, str, bytes, set, frozenset, types.NoneType, torch.dtype, torch.device)
 
 
 @dataclass
@@ -49,10 +51,15 @@ class Closure:
                 if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                     yield module, name, value
 
+    def generators(self) -> Iterator[torch.Generator]:
+        """The random generators that the modules have as attributes, or that the function itself has."""
+        held = (value for module in self._submodules() for value in module.__dict__.values())
+        yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
+
     @functools.cached_property
     def state(self) -> Guards:
         """The guards of the block's state (Rule 8), as it is when this is first read."""
-        return guards_of(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)))
+        return guards_of(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)), self.plain)
 
     def _submodules(self) -> Iterator[nn.Module]:
         seen: set[int] = set()
@@ -103,13 +110,15 @@ def _code(function: Any) -> Hashable:
 
 
 def _collect(thing: Any, found: Closure, depth: int) -> None:
-    if isinstance(thing, nn.Module):
+    if type(thing) in weakref.ProxyTypes:  # once its object is gone, it raises whatever one asks of it
+        found.plain.append(thing)
+    elif isinstance(thing, nn.Module):
         if not any(thing is module for module in found.modules):
             found.modules.append(thing)
     elif isinstance(thing, torch.Tensor):
         if not any(thing is tensor for tensor in found.tensors):
             found.tensors.append(thing)
-    elif depth == 0:
+    elif depth == 0 or isinstance(thing, _WHOLE):
         found.plain.append(thing)
     elif isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
@@ -120,17 +129,14 @@ def _collect(thing: Any, found: Closure, depth: int) -> None:
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
         for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
             _collect(part, found, depth - 1)
-    elif isinstance(thing, list | tuple) and len(thing) <= LONGEST:
-        for part in thing:
-            _collect(part, found, depth - 1)
-    elif isinstance(thing, dict) and len(thing) <= LONGEST:
-        found.plain.append(tuple(thing))
-        for part in thing.values():
-            _collect(part, found, depth - 1)
-    elif is_plain(thing):
-        _collect(thing.__dict__, found, depth)
     else:
-        found.plain.append(thing)
+        items = None if is_known_by_identity(thing) else items_of(thing)
+        if not items or len(items) > LONGEST:
+            found.plain.append(thing)
+            return
+        found.plain.append((type(thing), tuple(key for key, _ in items)))
+        for _, part in items:
+            _collect(part, found, depth - 1)
 
 
 def _globals(function: types.FunctionType) -> Iterator[Any]:

@@ -1,34 +1,39 @@
 """What a block's program depends on besides the tensors among its arguments: flat marks, by dotted name (Rule 8).
 
-Two calls whose marks are equal run the same program. Numbers, strings, lists, tuples, dicts and objects whose whole
-state is their `__dict__` are compared by content. All else is compared by identity: submodules, functions, and objects
-whose state Python does not show.
+Two calls whose marks are equal run the same program. Python objects are compared by content (`content.py`), classes,
+Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`.
 """
 
 from __future__ import annotations
 
-import functools
 import numbers
 import types
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ds_adacc.record.content import (
+    SCALARS,
+    Items,
+    Unreadable,
+    bytes_of,
+    is_known_by_identity,
+    is_library,
+    is_of_package,
+    items_of,
+)
+
 Guards = dict[str, Hashable]
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
-_SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
-_DEPTH = 3
-_ARGUMENT_DEPTH = 5  # transformers passes caches of caches of lists of layers, made anew at every forward
-LONGEST = 256  # items of a container that is compared by content; a longer one would cost too much at every step
-
-
-class _Plain:
-    pass
+_DEPTH = 6
+LONGEST = 256  # items of a container that are looked at one by one
+_MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
+_MOST_MARKS = 4096  # reading more would cost too much at every step
 
 
 class _Same(weakref.ref):
@@ -66,22 +71,32 @@ class _Held:
         return id(self.value)
 
 
-def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Guards:
-    """The marks of `modules`, with all that they hold, and of `parameters` from elsewhere."""
+def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter], others: Sequence[Any] = ()) -> Guards:
+    """The marks of `modules`, with all that they hold, of `parameters` from elsewhere, and of other values."""
     walk = _Walk()
     for number, module in enumerate(modules):
         walk.module(f"block{number or ''}", module)
     for number, parameter in enumerate(parameters):
         walk.guards[f"parameter{number}"] = _parameter(parameter)
+    for number, value in enumerate(others):
+        walk.value(f"closure[{number}]", value, _DEPTH)
+    return walk.guards
+
+
+def guards_of_values(values: Mapping[str, Any]) -> Guards:
+    """The marks of values, by name."""
+    walk = _Walk()
+    for name, value in values.items():
+        walk.value(name, value, _DEPTH)
     return walk.guards
 
 
 def snapshot(value: Any) -> Hashable:
     """A hashable key that is equal for two values with which a block runs the same program."""
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return type(value), value
     walk = _Walk()
-    walk.value("", value, _ARGUMENT_DEPTH)
+    walk.value("", value, _DEPTH)
     return tuple(walk.guards.items())
 
 
@@ -93,9 +108,17 @@ def moved(before: Guards, after: Guards) -> set[str] | None:
     return names if all(_is_number(before[name]) and _is_number(after[name]) for name in names) else None
 
 
-def is_plain(value: Any) -> bool:
-    """Whether `value` is an object of a Python class whose whole state is its `__dict__`."""
-    return type(value).__basicsize__ == _Plain.__basicsize__ and isinstance(getattr(value, "__dict__", None), dict)
+def unreadable(marks: Any, name: str = "") -> str | None:
+    """The first object in the marks, or in a key that holds some, whose content could not be read: name and reason."""
+    if isinstance(marks, Unreadable):
+        return f"{name or 'an argument'} ({marks})"
+    if isinstance(marks, dict):
+        marks = tuple(marks.items())
+    if not isinstance(marks, tuple):
+        return None
+    if len(marks) == 2 and type(marks[0]) is str:
+        return unreadable(marks[1], marks[0])
+    return next(filter(None, (unreadable(mark, name) for mark in marks)), None)
 
 
 class _Walk:
@@ -104,6 +127,8 @@ class _Walk:
     def __init__(self) -> None:
         self.guards: Guards = {}
         self._seen: dict[int, str] = {}
+        self._classes: set[type] = set()
+        self._trusts = False  # while it reads what an object of an installed package holds
 
     def module(self, name: str, module: nn.Module) -> None:
         if self._met(name, module):
@@ -115,9 +140,9 @@ class _Walk:
             guards[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
         for key, buffer in module._buffers.items():
             self.value(f"{name}.{key}", buffer, 0)
-        for key, value in module.__dict__.items():
-            if key not in _MODULE_INTERNALS and key not in _DEEPSPEED and not key.startswith("ds_"):
-                self.value(f"{name}.{key}", value, _DEPTH)
+        for number, hook in enumerate((*module._forward_pre_hooks.values(), *module._forward_hooks.values())):
+            self.value(f"{name}.hook{number}", hook, _DEPTH)
+        self._attributes(name, module, _DEPTH)
         for key, child in module._modules.items():
             if child is None:
                 guards[f"{name}.{key}"] = None
@@ -126,20 +151,77 @@ class _Walk:
 
     def value(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _SCALARS or isinstance(value, int | float | str | bytes | range | numbers.Number):
+        if kind in SCALARS:
             self.guards[name] = kind, value
+        elif kind in weakref.ProxyTypes:
+            self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
             self.guards[name] = _parameter(value) if isinstance(value, nn.Parameter) else _look(value)
-        elif kind is types.MethodType:
-            self.guards[name] = _token(value.__self__), _token(value.__func__)
         elif not self._met(name, value):
-            items = None if depth == 0 or isinstance(value, nn.Module) else _items(value)
-            if items is None or len(items) > LONGEST:
+            if isinstance(value, nn.Module):
                 self.guards[name] = _token(value)
-                return
-            self.guards[name] = kind, len(items)
+                self._attributes(name, value, depth)
+            elif is_known_by_identity(value):
+                self.guards[name] = _token(value)
+                if isinstance(value, type):
+                    self.classes(value)
+            elif self._trusts or not is_of_package(value):
+                self._content(name, value, depth)
+            else:
+                self._trusts = True
+                self._content(name, value, depth)
+                self._trusts = False
+                self._trust(name, value)
+            if self._trusts:
+                self._trust(name, value)
+
+    def _trust(self, name: str, value: Any) -> None:
+        if isinstance(self.guards[name], Unreadable):
+            self.guards[name] = _token(value)
+
+    def _content(self, name: str, value: Any, depth: int) -> None:
+        kind, guards = type(value), self.guards
+        if isinstance(value, int | float | complex | str | bytes | range | numbers.Number):
+            guards[name] = kind, value
+            items = items_of(value)
+        elif isinstance(value, set | frozenset):
+            items = _attributes_of_plain_set(value)
+            elements = None if items is None else frozenset((type(element), element) for element in value)
+            guards[name] = Unreadable(kind, "it is a set of objects") if elements is None else (kind, elements)
+        else:
+            items = items_of(value)
+            content = bytes_of(value) if items is None else len(items)
+            guards[name] = Unreadable(kind) if content is None else (kind, content)
+            if isinstance(content, Unreadable):
+                guards[name] = content
+        if items is not None:
+            self.classes(kind)
+        if not items:
+            return
+        if depth <= 0 or len(guards) > _MOST_MARKS:
+            guards[name] = Unreadable(kind, "it holds too much, or lies too deep, to be read at every step")
+        elif len(items) > LONGEST:
+            guards[name] = _long(kind, items)
+        else:
             for key, item in items:
                 self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
+
+    def classes(self, kind: type) -> None:
+        """The class attributes of the user's classes."""
+        for cls in kind.__mro__:
+            if cls in self._classes or is_library(cls.__module__):
+                continue
+            self._classes.add(cls)
+            for key, value in vars(cls).items():
+                state = None if key.startswith("__") else state_in(value)
+                if state is not None:
+                    self.value(f"{cls.__qualname__}.{key}", state, _DEPTH)
+
+    def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
+        self.classes(type(module))
+        for key, value in module.__dict__.items():
+            if key not in _MODULE_INTERNALS and key not in _DEEPSPEED and not key.startswith("ds_"):
+                self.value(f"{name}.{key}", value, depth)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self._seen.setdefault(id(value), name)
@@ -148,16 +230,32 @@ class _Walk:
         return first is not name
 
 
-def _items(value: Any) -> list[tuple[Any, Any]] | None:
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
-    if isinstance(value, slice):
-        return [("start", value.start), ("stop", value.stop), ("step", value.step)]
-    if isinstance(value, functools.partial):
-        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
-    return list(value.__dict__.items()) if is_plain(value) else None
+def state_in(attribute: Any) -> Any | None:
+    """What may change in an attribute of a class: the attribute, or a function with a closure or mutable defaults."""
+    function = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
+    if isinstance(function, types.FunctionType):
+        return function if _has_state(function) else None
+    is_descriptor = hasattr(type(attribute), "__get__") and is_library(type(attribute).__module__)
+    return None if is_descriptor or isinstance(attribute, type) else attribute
+
+
+def _has_state(function: types.FunctionType) -> bool:
+    """Whether the function holds more than constants."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return function.__closure__ is not None or any(type(default) not in SCALARS for default in defaults)
+
+
+def _attributes_of_plain_set(value: Any) -> Items | None:
+    """The attributes of a set; None if it has elements that are not plain numbers and strings."""
+    plain = len(value) <= _MOST_ITEMS and all(type(element) in SCALARS for element in value)
+    return items_of(value) if plain else None
+
+
+def _long(kind: type, items: Items) -> Hashable:
+    keys, values = zip(*items, strict=True)
+    if len(items) <= _MOST_ITEMS and {*map(type, keys), *map(type, values)} <= SCALARS:
+        return kind, keys, values, tuple(map(type, values))
+    return Unreadable(kind, f"it holds more than {LONGEST} objects")
 
 
 def _token(value: Any) -> Hashable:

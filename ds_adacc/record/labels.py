@@ -55,6 +55,7 @@ class Labels:
     def give(self, recording: Recording) -> Recording:
         """The recording, each value with a label of its own."""
         shown = _without_common_part(self._modules)
+        states = {ref.index: op for op in recording.ops for draw in op.draws for ref in (draw.before, draw.after)}
         readers: dict[int, list[str]] = {}
         for op in recording.ops:
             for index in op.reads:
@@ -62,7 +63,9 @@ class Labels:
         taken: set[str] = set()
         values = []
         for value in recording.values:
-            if value.producer is None:
+            if value.index in states:
+                label = " ".join(filter(None, (shown[states[value.index].index], "random state")))
+            elif value.producer is None:
                 label = self._from_outside(value, recording)
             else:
                 op, module = recording.ops[value.producer], shown[value.producer]
@@ -91,7 +94,7 @@ class Labels:
             return f"input {self._arguments.get(value.source, value.source)}"
         if value.origin == "buffer":
             owner, name = recording.buffers[value.source]
-            return f"{_dotted(self._paths.get(id(owner), ''), name)} buffer"
+            return f"{_dotted(self._paths.get(id(owner()), ''), name)} buffer"
         return f"{value.origin} {value.source}"
 
 
@@ -145,7 +148,8 @@ def _leaves(module: str, readers: Iterable[str], value: RecordedValue) -> bool:
 def _made(value: RecordedValue, op: RecordedOp, module: str, is_result: bool) -> str:
     """The label of an operator's output. `is_result`: its first output is what the module returns."""
     word = _word(op)
-    output = _output(op, value.output)
+    number = 0 if _is_written(value, op) else value.output
+    output = _output(op, number)
     if "attention" in word:  # the module that calls SDPA is the attention, whatever the user has named it
         return f"{module or word} {output}"
     if value.role == "dropout_mask":
@@ -153,7 +157,7 @@ def _made(value: RecordedValue, op: RecordedOp, module: str, is_result: bool) ->
     elif value.role in _ATTENTION and not is_result:
         parts = [module, value.role]
     else:
-        parts = [module, "" if is_result else word, output if is_result or value.output else ""]
+        parts = [module, "" if is_result else word, output if is_result or number else ""]
     return " ".join(filter(None, parts))
 
 
@@ -162,6 +166,12 @@ def _word(op: RecordedOp) -> str:
     if name.startswith("_scaled_dot_product"):
         return "attention"
     return _WORDS.get(name) or name.removeprefix("native_").removeprefix("_fused_").strip("_")
+
+
+def _is_written(value: RecordedValue, op: RecordedOp) -> bool:
+    """Whether the operator returns no tensor of its own for it, but has written to it in place."""
+    schema = getattr(op.func, "_schema", None)
+    return schema is not None and value.output >= len(schema.returns)
 
 
 def _output(op: RecordedOp, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
+from ds_adacc.record.draws import Draws
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.recording import (
     COLLECTIVE,
     COMPILED,
+    UNINITIALISED,
     ParameterRef,
     Position,
     RecordedOp,
@@ -26,12 +29,15 @@ from ds_adacc.record.recording import (
 from ds_adacc.record.schema import (
     MASKS,
     OPAQUE,
+    by_look,
     has_dynamic_shape,
     refusal_of,
     reveals_data,
     tensors_in,
     written_tensors,
 )
+
+_OVERWRITTEN = "what it makes is overwritten in place"
 
 
 class Unrecordable(Exception):
@@ -64,7 +70,7 @@ class Recorder(TorchDispatchMode):
         self.tensors: list[torch.Tensor] = []
         self.saved: list[torch.Tensor] = []
         self.parameters: list[torch.Tensor] = []
-        self.buffers: list[tuple[Any, str]] = []
+        self.buffers: list[tuple[weakref.ref[Any], str]] = []
         self._closure = found
         self._values: list[RecordedValue] = []
         self._ops: list[RecordedOp] = []
@@ -74,6 +80,8 @@ class Recorder(TorchDispatchMode):
         self._masks: set[int] = set()
         self._tainted = False
         self._fresh = False
+        self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
+        self._draws = Draws(found.generators(), self._values, self.tensors)
         for position, tensor in enumerate(inputs):
             self._external(tensor, "input", position)
 
@@ -94,9 +102,10 @@ class Recorder(TorchDispatchMode):
         except Unrecordable as reason:
             self.failure = str(reason)
             return func(*args, **kwargs)
+        states = self._draws.states()
         result = func(*args, **kwargs)
         try:
-            self._note(func, encoded, (args, kwargs), result)
+            self._note(func, encoded, (args, kwargs), result, states)
         except Unrecordable as reason:
             self.failure = str(reason)
         return result
@@ -109,12 +118,20 @@ class Recorder(TorchDispatchMode):
         if self.failure is None:
             try:
                 self._note_compiled()
+                self._draws.mark()
                 plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
                 ref = self._refer(tensor) if plannable else None
                 self._positions.append(Position(ref, len(self._ops), self._fresh))
+                if isinstance(ref, ValueRef):
+                    self._seen.add(ref.index)
             except Unrecordable as reason:
                 self.failure = str(reason)
         return tensor
+
+    def note_read(self) -> None:
+        """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
+        self._tainted = True
+        self._doubt_from_here()
 
     # -- the result
 
@@ -143,7 +160,7 @@ class Recorder(TorchDispatchMode):
         branch, or another compilation, may save other tensors in their place.
         """
         masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
-        return {**self._uncertain(), **masks}
+        return {**self._uncertain(), **masks, **self._draws.refusals()}
 
     def _uncertain(self) -> dict[int, str]:
         if self._turn is None:
@@ -156,31 +173,52 @@ class Recorder(TorchDispatchMode):
     def _halves(self) -> tuple[list[Position], list[Position]]:
         return self._positions[: self._turn], self._positions[self._turn :]
 
-    def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any) -> None:
+    def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> None:
+        """Note an operator that has run. `states` are the generators' from before."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         index = len(self._ops)
         written = written_tensors(func, given)
-        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted)
+        base, fresh = self._base(written)
+        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted, base is not None)
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        op = RecordedOp(index, func, *encoded, (), refusal)
+        draw, unknown = self._draws.of(given, states)
+        op = RecordedOp(index, func, *encoded, (), refusal or unknown, draw, base, fresh)
         dynamic = has_dynamic_shape(func, given)
         if dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
-        rewritten = [value for tensor in written for value in self._overwrite(tensor, op)]
+        rewritten: list[int] = []
+        for tensor in written:
+            rewritten += self._overwrite(tensor, op, len(outputs) + len(rewritten))
         known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves, and so does `pack`: that is no operator of the program.
             self._fresh = self._fresh and func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
-        if dynamic and refusal is None:
-            refusal = "its shape depends on data"
+        if op.refusal == UNINITIALISED:
+            op = by_look(op, outputs[0])
+        if dynamic and op.refusal in (None, UNINITIALISED):
+            op = replace(op, refusal="its shape depends on data")
+        if base is not None:
+            self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         self._fresh = True
+        self._seen.update(op.reads)
         self.labels.note()
-        self._ops.append(replace(op, outputs=(*made, *rewritten), refusal=refusal))
+        self._ops.append(replace(op, outputs=(*made, *rewritten)))
+        if draw is not None:
+            self._draws.add(self._ops[-1])
+
+    def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
+        """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""
+        values = self._roots.get(written[0].untyped_storage()._cdata, []) if len(written) == 1 else []
+        if len(values) == 1 and values[0] not in self._seen and self._values[values[0]].producer is not None:
+            base = self._ops[self._values[values[0]].producer]
+            if base.refusal in (None, UNINITIALISED):
+                return base, values[0]
+        return None, None
 
     def _note_compiled(self) -> bool:
         """Whether compiled code runs now."""
@@ -268,7 +306,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()._cdata
         for owner, name, buffer in self._closure.buffers():
             if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
-                self.buffers.append((owner, name))
+                self.buffers.append((weakref.ref(owner), name))
                 return self._external(buffer, "buffer", len(self.buffers) - 1)
         if in_compiled_code():
             return self._made_unseen(tensor)
@@ -282,8 +320,11 @@ class Recorder(TorchDispatchMode):
         self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
         return index
 
-    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp) -> list[int]:
-        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place."""
+    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
+        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
+
+        They count as outputs of `op`, from number `output` on.
+        """
         storage = tensor.untyped_storage()._cdata
         old = self._roots.pop(storage, [])
         if not old:
@@ -294,10 +335,8 @@ class Recorder(TorchDispatchMode):
             self._values[index] = replace(value, overwritten=True)
             new.append(len(self._values))
             name = f"{op.short_name}{op.index}"
-            dynamic = value.dynamic
-            self._add(
-                self.tensors[index], RecordedValue(new[-1], name, "made", value.geometry, op.index, dynamic=dynamic)
-            )
+            facts = {"output": output + len(new) - 1, "dynamic": value.dynamic}
+            self._add(self.tensors[index], RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts))
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from ds_adacc.record.geometry import Geometry
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
+UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class ParameterRef:
 class RecordedValue:
     """The content of one storage at one time (Rules 3 and 4).
 
-    `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules) or
-    "captured" (from elsewhere). `producer` is the operator that made it and `output` which of its outputs it is;
-    `source` is the number of the argument or buffer. `channels`: the length of its last dimension, as the operators
-    that read it see it. `overwritten`: written to in place later on. `dynamic`: its shape depends on data.
+    `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules),
+    "generator" (the state of a random generator, on the host) or "captured" (from elsewhere). `producer` is the
+    operator that made it and `output` which of its outputs it is; `source` is the number of the argument or buffer.
+    `channels`: the length of its last dimension, as the operators that read it see it. `overwritten`: written to in
+    place later on. `dynamic`: its shape depends on data.
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
     that is an `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
@@ -69,15 +72,36 @@ class RecordedValue:
 
     @property
     def owned(self) -> bool:
-        """Whether dropping the value frees memory. An input without gradient (a mask) stays with the caller anyway."""
+        """Whether dropping the value frees memory of its device.
+
+        An input without gradient (a mask) stays with the caller anyway. A CUDA generator's state is in host memory.
+        """
+        if self.origin == "generator":
+            return self.device == "cpu"
         return self.origin == "made" or (self.origin == "input" and self.requires_grad)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random numbers that one operator draws from `generator` (Rule 14).
+
+    It draws between the calls `position - 1` and `position` of the pack hook; call -1 is the beginning of the block.
+    `before` and `after` are the values that have the generator's state at these two.
+    """
+
+    generator: torch.Generator
+    position: int
+    before: ValueRef
+    after: ValueRef
 
 
 @dataclass(frozen=True)
 class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
 
-    `refusal`: why it is never replayed; None if it may be.
+    `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
+    `base`: the operator that made the value `written`, to which this one writes in place before anyone has read it
+    (Rule 4). The two are replayed together. The value after the write is the last of `outputs`.
     """
 
     index: int
@@ -86,6 +110,9 @@ class RecordedOp:
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[int | None, ...]
     refusal: str | None = None
+    draw: Draw | None = None
+    base: RecordedOp | None = None
+    written: int | None = None
 
     @property
     def name(self) -> str:
@@ -112,6 +139,29 @@ class RecordedOp:
         """Indices of the values it reads, each once, in order of first use."""
         return tuple(dict.fromkeys(ref.index for ref in self.references if isinstance(ref, ValueRef)))
 
+    @property
+    def parts(self) -> tuple[RecordedOp, ...]:
+        """The operators that a replay runs, in order: those that made what this one writes to, and this one."""
+        return (self,) if self.base is None else (*self.base.parts, self)
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """The draws of all its parts."""
+        return tuple(part.draw for part in self.parts if part.draw is not None)
+
+    @property
+    def sources(self) -> tuple[ValueRef | ParameterRef, ...]:
+        """What a replay reads: the references of all its parts but those to what they make, and generators' states."""
+        written = {part.written for part in self.parts}
+        read = (ref for part in self.parts for ref in part.references)
+        kept = (ref for ref in read if not (isinstance(ref, ValueRef) and ref.index in written))
+        return (*kept, *(state for draw in self.draws for state in (draw.before, draw.after)))
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """Indices of the values that a replay reads, each once."""
+        return tuple(dict.fromkeys(ref.index for ref in self.sources if isinstance(ref, ValueRef)))
+
 
 @dataclass(frozen=True)
 class Position:
@@ -128,14 +178,17 @@ class Position:
 
 @dataclass(frozen=True)
 class Recording:
-    """One block's program. Its only tensors are parameters (Rule 12); of a buffer it has the owner and the name."""
+    """One block's program. Its only tensors are parameters (Rule 12).
+
+    `buffers`: the owner of each, which the recording does not keep alive, and the name.
+    """
 
     name: str
     values: tuple[RecordedValue, ...]
     ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
-    buffers: tuple[tuple[Any, str], ...] = field(repr=False)
+    buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -161,10 +214,45 @@ class Recording:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
 
+    def of_block(self, other: Recording) -> Recording:
+        """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
+        twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers)
+        twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
+        return twin
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """Those of the operators that may be replayed."""
+        return tuple(draw for op in self.ops if op.replayable for draw in op.draws)
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """The generators that were passed to operators."""
+        given = (value for op in self.ops for value in (*op.args, *(value for _, value in op.kwargs)))
+        return tuple(value for value in given if isinstance(value, torch.Generator))
+
     def refuse(self, reasons: dict[int, str]) -> Recording:
-        """This recording with the operators in `reasons` (reason by index) marked as never replayed."""
-        ops = (replace(op, refusal=op.refusal or reasons.get(op.index)) for op in self.ops)
+        """This recording with the operators in `reasons` (reason by index) marked as never replayed.
+
+        What is replayed together with such an operator is not replayed either.
+        """
+        ops = []
+        for op in self.ops:
+            found = (reasons[part.index] for part in reversed(op.parts) if part.index in reasons)
+            ops.append(replace(op, refusal=op.refusal or next(found, None)))
         return replace(self, ops=tuple(ops))
+
+    def of_type(self) -> Recording:
+        """The recording as that of a block type: with the looks of the parameters, without those of any one block."""
+        looks = (
+            torch.empty(getattr(p, "ds_shape", p.shape), dtype=p.dtype, device="meta", requires_grad=p.requires_grad)
+            for p in self.parameters
+        )
+        return replace(self, parameters=tuple(looks), buffers=())
+
+    def doubted(self, doubt: str) -> Recording:
+        """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
+        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
 
 
 def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
@@ -176,7 +264,8 @@ def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
 
 
 def _portable(op: RecordedOp) -> tuple[Any, ...]:
-    return (op.name, op.args, op.kwargs, op.outputs, op.refusal)
+    draw = None if op.draw is None else (op.draw.position, op.draw.before.index, op.draw.after.index)
+    return (op.name, op.args, op.kwargs, op.outputs, op.refusal, draw)
 
 
 def _structure(value: RecordedValue) -> tuple[Any, ...]:
@@ -190,9 +279,11 @@ def _structure(value: RecordedValue) -> tuple[Any, ...]:
 
 
 def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
-    """`tree` without device numbers, and without the geometries of the values in `dynamic`."""
+    """`tree` without device numbers and addresses, and without the geometries of the values in `dynamic`."""
     if isinstance(tree, torch.device):
         return tree.type
+    if isinstance(tree, torch.Generator):
+        return "generator", tree.device.type
     if isinstance(tree, ValueRef) and tree.index in dynamic:
         return "dynamic", tree.index
     if isinstance(tree, tuple | list):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc.record.generators import drawing_again
 from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
 
@@ -35,9 +36,26 @@ def replay(
 
 def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
+    if op.base is None:
+        return _call(op, tensor_of)
+    # Rule 4: it writes to what its base makes for this replay alone.
+    fresh = run(op.base, tensor_of)[op.base.outputs.index(op.written)]
+
+    def inner(ref: ValueRef | ParameterRef) -> torch.Tensor:
+        is_fresh = type(ref) is ValueRef and ref.index == op.written
+        return ref.geometry.view(fresh) if is_fresh else tensor_of(ref)
+
+    return (*_call(op, inner), fresh)
+
+
+def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     args = _resolve(op.args, tensor_of)
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
-    result = op.func(*args, **kwargs)
+    if op.draw is None:
+        result = op.func(*args, **kwargs)
+    else:
+        with drawing_again(op.draw.generator, tensor_of(op.draw.before), tensor_of(op.draw.after)):
+            result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 

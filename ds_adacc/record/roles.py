@@ -19,7 +19,7 @@ _BATCHED = ("bmm", "baddbmm")
 _NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
 _ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
 _SOFTMAX = ("_softmax", "_safe_softmax")
-_RANDOM = ("bernoulli_", "bernoulli", "native_dropout")
+_RANDOM = ("bernoulli_", "bernoulli")
 _ATTENTION = "scaled_dot_product"
 
 
@@ -137,14 +137,17 @@ def _is_mask(value: RecordedValue, recording: Recording, tensor: torch.Tensor) -
 
 
 def _is_random(value: RecordedValue, recording: Recording) -> bool:
-    """Whether a random operator made it, or what it was made from: scaling dropout's noise takes an operator or two."""
+    """Whether a random operator made it, or what it was made from: scaling dropout's noise takes an operator or two.
+
+    They read nothing else. Another tensor that is constant now (a scale at its initial value) will not always be so.
+    """
     for _ in range(4):
         if value.producer is None:
             return False
         op = recording.ops[value.producer]
         if op.short_name in _RANDOM:
             return True
-        if not op.reads:
+        if not op.reads or len(list(op.references)) > 1:
             return False
         value = recording.values[op.reads[0]]
     return False

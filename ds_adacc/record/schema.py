@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ds_adacc.record.recording import COLLECTIVE
+from ds_adacc.record.recording import COLLECTIVE, UNINITIALISED, RecordedOp
 
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
@@ -42,23 +43,37 @@ def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
     return written
 
 
-def refusal_of(func: Any, tainted: bool) -> str | None:
-    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest."""
+def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
+    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest.
+
+    `writes_to_fresh`: what it writes to is made anew by every replay (Rule 4).
+    """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
     if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
         return COLLECTIVE
-    if func._schema.is_mutable:
+    if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"
     if "batch_norm" in func._schema.name:
         return "updates running statistics that its schema does not mention"
     if "empty" in func._schema.name.split("::")[1]:
-        return "uninitialised memory"
+        return UNINITIALISED
     if reads_data(func):
         return "reads data into Python"
     if tainted:
         return "may hold a number read from data"
     return None
+
+
+def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
+    """The same as `op`, which has returned the uninitialised memory `made`, but without a tensor among its arguments.
+
+    `empty_like` reads only how its argument looks. A replay must not rebuild that tensor for it.
+    """
+    given = (("dtype", made.dtype), ("device", made.device))
+    if op.func.namespace != "aten":
+        return op
+    return replace(op, func=torch.ops.aten.empty_strided.default, args=(tuple(made.shape), made.stride()), kwargs=given)
 
 
 def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ds_adacc.record.guards import snapshot
 
@@ -32,16 +33,45 @@ def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
     return None
 
 
+def surroundings() -> str | None:
+    """Why no block may be recorded or planned where it is called now; None if it may.
+
+    Hooks of the caller's are to see what they see without ds_adacc, and torch calls the innermost hooks only.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
+    if torch._C._current_graph_task_id() != -1:
+        return "it is called within a backward, as torch.utils.checkpoint does with use_reentrant=True"
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it is called within a transform of torch.func"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        return "it is called where hooks for saved tensors are disabled"
+    if forward_ad._current_level >= 0:
+        return "it is called within forward-mode differentiation"
+    return None
+
+
 def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     """A key of what the recorded program depends on in the tensors: shape, stride, dtype, device, `requires_grad`.
 
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors]
-    if len(tensors) > 1:
-        parts.append(_sharing(tensors))
-    return tuple(parts)
+    parts = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    return parts, _sharing(tensors) if len(tensors) > 1 else ()
+
+
+def without_sizes(signature: Any) -> tuple[Hashable, tuple[int, ...]]:
+    """A call's signature (`Runtime.run`) apart from the sizes of its tensors, and these sizes.
+
+    Calls that differ in sizes only may run one program at other sizes (`sizes.py`). Strides are left out: whether they
+    are as predicted is checked with the tensors at hand.
+    """
+    key, (parts, sharing), *rest = signature
+    looks = tuple((len(shape), dtype, device, requires_grad) for shape, _, dtype, device, requires_grad in parts)
+    pattern = tuple((number, earlier) for number, earlier, _ in sharing)
+    sizes = (*(length for shape, *_ in parts for length in shape), *(distance for *_, distance in sharing))
+    return (key, looks, pattern, *rest), sizes
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
 from ds_adacc.plan.block_type import KnownType
@@ -49,12 +49,13 @@ class Findings:
     """The result of a comparison: the observations and, if the memory model was wrong, what to plan again.
 
     `corrections` holds one for each block type that was measured on this rank. `live_sets` are to be planned again with
-    these corrections.
+    these corrections. `doubted`: by block type, bytes that were seen while its calls ran and cannot be the blocks' own.
     """
 
     seen: Seen
     corrections: Mapping[str, Correction]
     live_sets: frozenset[LiveSet] = frozenset()
+    doubted: Mapping[str, int] = field(default_factory=dict)
 
 
 class Calibration:
@@ -72,6 +73,8 @@ class Calibration:
     ) -> Findings:
         """Compare a step under the plan with the plan, and compute the corrections of the memory model."""
         excess = excesses(measured, block_types)
+        doubted = {digest: _size(each) for digest, each in excess.items() if _is_doubted(each, block_types[digest])}
+        excess = {digest: each for digest, each in excess.items() if digest not in doubted}
         agreed = {digest: block_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
         seen = Seen(held, found, observed_seconds(measured, block_types))
@@ -79,11 +82,11 @@ class Calibration:
         self.reason = ""
         more = self._to_correct(excess) if found is not None and fitting and self._matters(plan, found) else {}
         if not more:
-            return Findings(seen, agreed)
+            return Findings(seen, agreed, doubted=doubted)
         self.corrected += 1
         self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
-        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets))
+        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets), doubted)
 
     def _matters(self, plan: Plan, found: Pair) -> bool:
         """Whether the peak exceeded the budget, or a better prediction could save time."""
@@ -115,6 +118,19 @@ def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType])
             excess = _excess(call, block_types[call.block_type])
             found[call.block_type] = excess.larger(found[call.block_type]) if call.block_type in found else excess
     return found
+
+
+def _is_doubted(excess: Correction, block_type: KnownType) -> bool:
+    """Whether the excess is more than all that a call of the block takes without checkpointing.
+
+    A prediction may be off, but not by the whole block: something else has allocated while the call ran.
+    """
+    profile = block_type.agreed.spec.profile
+    return _size(excess) > planner.simulate(profile, planner.retain_policy(profile)).inner_peak
+
+
+def _size(excess: Correction) -> int:
+    return max(abs(excess.forward), abs(excess.backward or 0))
 
 
 def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
@@ -164,5 +180,4 @@ def _excess(call: Measured, block_type: KnownType) -> Correction:
     if call.backward_growth is None:
         return Correction(forward, None)
     at_first = run.held + GradientLifetimes(block_type.recording).of_outputs
-    grown = call.backward_growth - call.new_gradients
-    return Correction(forward, grown - max(max(run.timeline, default=0) - at_first, 0))
+    return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ class Observer:
         """A wrapper of the pack hook of `call` that notifies this observer, and a function to call after forward."""
         profiler = self._profiler
         if ticket.moments is not None:
-            ticket.moments.new_gradients = _without_gradient(call.bound.recording.parameters)
+            inputs = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
+            ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in inputs)
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
@@ -112,19 +113,13 @@ class Observer:
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""
-        if self._profiler is not None:
-            self._profiler.stop()
+        if self._profiler is not None and self._profiler.close():
             self._profiler = None
 
     def _begin_pass(self) -> None:
         self._forward: list[tuple[str, Block]] = []
         self._backward: list[int] = []
         self._interleaved = False
-
-
-def _without_gradient(parameters: Sequence[torch.Tensor]) -> int:
-    """Bytes of the parameters that require a gradient and have none yet."""
-    return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad and p.grad is None)
 
 
 class Ticket:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 
 import torch
 
-from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.profile.memory_trace import MemoryTrace, is_in_backward
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Moment:
 class CallMoments:
     """When the forward of a call began and ended, and when its backward began.
 
-    `new_gradients`: bytes of the gradients of parameters that had none before. They are not activations, and stay.
+    `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     """
 
     block_type: str
@@ -30,7 +31,7 @@ class CallMoments:
     began: Moment
     ended: Moment | None = None
     backward: Moment | None = None
-    new_gradients: int = 0
+    input_gradients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Measured:
     """One call of the block at `block_index` of a block type.
 
     `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
-    same for backward; it includes `new_gradients`, the bytes of gradients of parameters that had none.
+    same for backward, without what outlives it other than the gradients of the block's inputs: new gradients of
+    parameters stay, and DeepSpeed takes its buckets when the first gradient comes. None of that is activations.
     `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward.
     """
 
@@ -46,20 +48,28 @@ class Measured:
     block_index: int | None
     forward_growth: int | None
     backward_growth: int | None
-    new_gradients: int
     forward_seconds: float
     backward_seconds: float | None
 
 
 class StepProfiler:
-    """Measures memory and time from the first call's forward to the end of backward."""
+    """Measures memory and time from the first call's forward to the end of backward.
+
+    A trace must be stopped on the thread that has begun it, and neither inside a backward. So it begins only on the
+    thread that made this object, which is the one that ends the step.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._thread = threading.get_ident()
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
+        self._is_closed = False
 
-    def forward_begins(self, block_type: str, block_index: int | None) -> CallMoments:
+    def forward_begins(self, block_type: str, block_index: int | None) -> CallMoments | None:
+        """Note that a call's forward begins. None if it is not measured: such as a forward inside a backward."""
+        if self._is_closed or is_in_backward() or threading.get_ident() != self._thread:
+            return None
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
@@ -68,9 +78,15 @@ class StepProfiler:
 
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""
-        if self._trace is not None:
-            self._trace.stop()
-        self._trace, self._calls = None, []
+        self._calls = []
+        if self._trace is not None and self._trace.stop():
+            self._trace = None
+
+    def close(self) -> bool:
+        """Measure nothing any more. False if the trace runs on, inside a backward: then call again after it."""
+        self._is_closed = True
+        self.restart()
+        return self._trace is None
 
     def now(self) -> Moment:
         event = None
@@ -81,9 +97,8 @@ class StepProfiler:
 
     def stop(self) -> list[Measured]:
         """Stop measuring, and return the measurements of the calls with a forward and a backward. Always call this."""
-        if self._trace is None:
+        if self._trace is None or not self._trace.stop():
             return []
-        self._trace.stop()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
@@ -99,14 +114,15 @@ class StepProfiler:
 
     def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
         forward = self._trace.growth(call.began.host, call.ended.host)
-        backward = None if end is None else self._trace.growth(call.backward.host, end.host)
+        backward = None
+        if end is not None:
+            backward = self._trace.transient(call.backward.host, end.host, call.input_gradients)
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
             call.block_type,
             call.block_index,
             forward,
             backward,
-            call.new_gradients,
             _seconds(call.began, call.ended),
             seconds,
         )

@@ -47,7 +47,7 @@ class Journal:
         try:
             return cls(default_path(datetime.now(), os.getpid()))
         except RuntimeError as error:
-            get_logger().warning("the run goes on without a journal: %s", error)
+            get_logger().warning("the run goes on without a journal: %s", str(error))
             return cls(None)
 
     def write(self, event: str, **fields: object) -> None:
@@ -64,7 +64,7 @@ class Journal:
             with open(self._path, "ab") as file:
                 file.write(line.encode())
         except OSError as error:
-            get_logger().warning("the run goes on without its journal %s: %s", self._path, error)
+            get_logger().warning("the run goes on without its journal %s: %s", self._path, str(error))
             self._path = None
 
 

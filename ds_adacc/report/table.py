@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
+from ds_adacc.record.generators import unmoved
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.report.decision import Decision, decision_of
 
@@ -16,8 +17,10 @@ _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
 
 def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> str:
     """By block type: what becomes of each value in which blocks. Then the sums, and what baselines would have cost."""
-    # here, for Rich takes time to import
-    from ds_adacc.report.layout import baselines_grid, decision_tables, plain
+    with unmoved(
+        ()
+    ):  # Rich takes time to import, so it is not imported before; it draws a number from Python's `random`
+        from ds_adacc.report.layout import baselines_grid, decision_tables, plain
 
     lines = [f"plan ({plan.reason}):"]
     for decision in _decisions(plan, coordinator):

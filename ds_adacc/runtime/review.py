@@ -83,6 +83,7 @@ def rectify(controller: StepController) -> Review:
     controller.schedule = controller.schedule.after_tracking(bool(review.changed or suspected), has_risen, longest)
     if suspected:
         get_logger().info("step %d: %s; the next step measures it again", step, why_rejected(controller, suspected))
+    if suspected or controller.ranks.any(controller.trials.are_pending(controller.blocks)):
         controller.schedule = controller.schedule.with_trials()
     return review
 
@@ -154,14 +155,15 @@ def _replan(
 
 
 def _stay(step: int, reason: str, why: object) -> Review:
-    get_logger().warning("step %d: %s, but the plan in force stays: %s", step, reason, why)
+    """A line of log is given the text of an exception: who keeps the line would keep the frames that raised it."""
+    get_logger().warning("step %d: %s, but the plan in force stays: %s", step, reason, str(why))
     return Review()
 
 
 def _leave_exact(step: int, reason: str, why: object) -> None:
     """The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so."""
     text = "step %d: %s. Blocks above the bound now hold everything exactly, which takes more than the budget: %s"
-    get_logger().warning(text, step, reason, why)
+    get_logger().warning(text, step, reason, str(why))
 
 
 def _differences(old: Policies | None, new: Policies | None) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ds_adacc import planner
 from ds_adacc.config import UNBOUNDED, AdaccConfig
@@ -26,13 +28,17 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
+from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import keep, unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal
+from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
+from ds_adacc.record.sizes import Sizes
+from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.step_controller import ControllerState, StepController
 
 
@@ -106,6 +112,14 @@ class Runtime:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
         # Rule 3
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if not (self.recordings or self._inside or torch.compiler.is_compiling()):
+                refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
+            return function(*args, **kwargs)
+        reason = surroundings()
+        if reason is not None:
+            if not self.recordings:
+                refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
+            self._fall_back(block, reason)
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
@@ -121,15 +135,39 @@ class Runtime:
         self._inside = True
         try:
             self.controller.begin_call()
-            record = block.find(signature, found.state)
+            state = {**found.state, **marks_of(block.places)}
+            record = block.find(signature, state) or self._at_sizes(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
-                return self._first(block, signature, found, tensors, lambda: function(*args, **kwargs))
+                reason = _not_now(found)
+                if reason is not None:
+                    self._fall_back(block, reason)
+                    return function(*args, **kwargs)
+                return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
         except BaseException:
             self.controller.step.drop_pass()
             raise
         finally:
             self._inside = False
+
+    def _at_sizes(
+        self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
+    ) -> Record | None:
+        """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
+        opened, sizes = without_sizes(signature)
+        like = block.relative(opened, state)
+        if like is None:
+            return None
+        predicted = self.coordinator.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
+        if predicted is None:
+            return None
+        known, recording = predicted
+        record = like.at_other_sizes(state)
+        record.block_type = known.recording.digest
+        self.controller.bind(block, record, recording)
+        block.add(signature, record)
+        self.controller.limit_adopted()
+        return record
 
     def _again(
         self,
@@ -148,8 +186,11 @@ class Runtime:
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
-        call, pack, done = self._open(block, record, tensors, step.is_tracking)
-        probe, plan_pack = self._probe(record, tensors), pack
+        probe = self._probe(record, tensors)
+        # A policy in force is measured after the forward, and only then takes over what the call holds.
+        noted = probe.states if probe is not None and record.is_tracked else None
+        call, pack, done = self._open(block, record, tensors, step.is_tracking, noted)
+        plan_pack = pack
         if probe is not None:
             pack = probe.pack(keep if record.is_tracked else pack)
         if bound.recording.runs_compiled:
@@ -174,19 +215,30 @@ class Runtime:
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller, recording = self.controller, record.bound.recording
-        return controller.trials.probe(record, recording, inputs, controller.device, controller.step.probed)
+        return controller.trials.probe(record, recording, inputs, controller.device, controller.step)
 
     def _open(
-        self, block: Block, record: Record, inputs: Sequence[torch.Tensor], tracking: bool
+        self,
+        block: Block,
+        record: Record,
+        inputs: Sequence[torch.Tensor],
+        tracking: bool,
+        noted: Mapping[int, torch.Tensor] | None,
     ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """A call that is about to begin, its pack hook, and a function to call after its forward."""
+        """A call that is about to begin, its pack hook, and a function to call after its forward.
+
+        `noted`: the states of random generators, if the tensors are packed only after the forward.
+        """
         assert record.bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             index = self.coordinator.forward_order.index(block, record.block_type)
             ticket = observer.begin(record, block, index)
-        call = Call(record.bound, inputs, self._warn_of_divergence)
+        told = self._warn_of_divergence
+        if record.is_predicted:
+            told = functools.partial(self._doubt_prediction, block, record)
+        call = Call(record.bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
@@ -199,21 +251,27 @@ class Runtime:
         self,
         block: Block,
         signature: Hashable,
+        state: Guards,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
+        refuse_checkpointed(block.name)
         self.recordings += 1
         captured = capture(block.name, tensors, found, run)
+        state = {**captured.watch.marks, **state}
+        block.places.update(captured.watch.places)
         if captured.recording is None:
             self._fall_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()
-        record.state = found.state
-        recording = self._learn(block, signature, record, captured.recording)
-        known = self._known_type(recording, captured)
+        record.state = state
+        recording = self._learn(block, signature, record, captured)
+        opened, sizes = without_sizes(signature)
+        relative = block.relative(opened, state)
+        known = self._known_type(recording, captured, None if relative is None else relative.block_type, sizes)
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)
@@ -224,11 +282,12 @@ class Runtime:
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
-        call, pack, done = self._open(block, record, tensors, tracking)
+        states = captured.states
+        call, pack, done = self._open(block, record, tensors, tracking, states)
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:
-            probe.slots = captured.slots
+            probe.slots, probe.states = captured.slots, states
             if record.is_tracked:
                 probe.measure_at_once(output)
         captured.hand_over(pack)
@@ -238,18 +297,28 @@ class Runtime:
 
     # -- records
 
-    def _learn(self, block: Block, signature: Hashable, record: Record, recording: Recording) -> Recording:
+    def _learn(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
+        """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.bound is not None:
-            record.succeed(earlier, earlier.bound.recording, recording)
-        return recording.refuse(record.volatile)
+            record.succeed(earlier)
+        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        if unwatched is not None:
+            record.doubt = unwatched
+            self._warn_of_doubt(block, unwatched)
+        return captured.recording.doubted(record.doubt)
 
-    def _known_type(self, recording: Recording, captured: Capture) -> KnownType:
-        digest = recording.digest
+    def _known_type(self, recording: Recording, captured: Capture, like: str | None, sizes: Sizes) -> KnownType:
+        """The block type of a recording. `like`: the block's type at other input sizes, if it has one."""
+        digest, open_types = recording.digest, self.coordinator.open_types
         if digest not in self.coordinator.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
-            known = self.coordinator.add(digest, recording, self.profiler.profile(recording, captured))
-            self.controller.trials.admit(known, captured)
+            profile = open_types.profile(like, sizes, recording) or self.profiler.profile(recording, captured)
+            known = self.coordinator.add(digest, recording, profile)
+            open_types.learn(digest, like, sizes, recording, profile)
+            if like is not None and open_types.of(like) is open_types.of(digest):
+                self.coordinator.adopt(known, like)
+            self.controller.trials.admit(known, recording, captured)
         known = self.coordinator.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
@@ -280,6 +349,15 @@ class Runtime:
         name = block.name.split(" ")[-1]
         self._warn_once((name, reason), "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 
+    def _warn_of_doubt(self, block: Block, unwatched: str) -> None:
+        self._warn_once(
+            (block.name.split(" ")[-1], unwatched),
+            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
+            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            block.name,
+            unwatched,
+        )
+
     def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
         name = bound.recording.name
         self._warn_once(
@@ -287,6 +365,20 @@ class Runtime:
             "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
             "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
             "this; if memory runs out, lower adacc.memory_budget",
+            name,
+            position,
+            len(bound.instructions),
+        )
+
+    def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
+        """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
+        block.drop(record)
+        self.coordinator.open_types.doubt(record.block_type)
+        name = bound.recording.name
+        self._warn_once(
+            (name, "mispredicted"),
+            "block %s: from saved tensor %d of %d on, a call differs from what was predicted for the sizes of its "
+            "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
             name,
             position,
             len(bound.instructions),
@@ -322,6 +414,15 @@ class Runtime:
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
+
+
+def _not_now(found: Closure) -> str | None:
+    """Why the block cannot be recorded in this call, though perhaps in a later one."""
+    if not Watch.is_possible():
+        return "a profiler of Python's calls is running, as cProfile is one"
+    if any(is_lazy(parameter) for parameter in found.parameters):
+        return "a lazy module in it has no parameters yet"
+    return None
 
 
 def _nothing() -> None:

@@ -30,10 +30,12 @@ from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
+from ds_adacc.plan.approvals import is_lossy
 from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.rectifier import Rectifier, Review
@@ -43,6 +45,8 @@ from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.review import conclude_trials, rectify, track_what_is_in_force
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
+
+_MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgotten is predicted again when it comes back
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,11 @@ class StepController:
     # -- while a step runs
 
     def begin_call(self) -> None:
-        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
-        if self.stepped:
+        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step.
+
+        A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
+        """
+        if self.stepped or is_in_backward():
             return
         if self.step.observer is None:
             self.step.live.clear()  # without an observer nothing ends the passes
@@ -204,6 +211,14 @@ class StepController:
         findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
         self.seen, self.has_run_a_plan = findings.seen, True
         self._waiting |= findings.live_sets
+        for digest, nbytes in findings.doubted.items():
+            text = (
+                "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes: "
+                "something else has allocated it, and the plan stays as it is. If memory runs out, look for what "
+                "allocates in backward: hooks, or buckets for communication (zero_optimization.reduce_bucket_size)"
+            )
+            name = self.coordinator.block_types[digest].recording.name
+            self._log.warning(text, name, planner.human_bytes(nbytes))
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
         return findings.corrections
@@ -235,6 +250,7 @@ class StepController:
         plan = self.coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
         self.plan, self.seen, self._planned = plan, None, set()
         self.schedule = self.schedule.with_new_plan(self.coordinator.has_trials(plan))
+        self._forget(self.coordinator.drop_adopted(all_but=plan.policies))  # they are adopted anew from this plan
         for block_type in plan.block_types:
             self.rebind(block_type.name)
         self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
@@ -253,8 +269,9 @@ class StepController:
         known = self.coordinator.block_types[record.block_type]
         policy, inputs = known.policy(index), self.coordinator.inputs
         on_trial = known.agreed is not None and not self.coordinator.permits(record.block_type, index)
-        is_rejected = self.coordinator.approvals.is_rejected((record.block_type, index), policy)
-        record.trial = Trial(policy) if on_trial and not is_rejected else None
+        key = self.coordinator.origin(record.block_type), index
+        is_rejected = self.coordinator.approvals.is_rejected(key, policy)
+        record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, index)
         is_recorded_again = recording is not None and self.step.is_tracking
         if is_recorded_again and not on_trial and self.coordinator.is_lossy(block, record.block_type):
             record.trial = Trial(policy, is_in_force=True)
@@ -262,6 +279,32 @@ class StepController:
             # A probe finds all values exactly, and the inputs as they were given.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)
+
+    def _trial_of_origin(self, record: Record, index: int | None) -> Trial | None:
+        """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
+
+        Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
+        """
+        origin = self.coordinator.origin(record.block_type)
+        if origin == record.block_type or self.coordinator.permits(origin, index):
+            return None
+        policy = self.coordinator.block_types[origin].policy(index)
+        known = self.coordinator.block_types[record.block_type]
+        if is_lossy(known.policy(index), known.profile) or self.coordinator.approvals.is_rejected(
+            (origin, index), policy
+        ):
+            return None
+        return Trial(policy)
+
+    def limit_adopted(self) -> None:
+        """Forget the block types at predicted input sizes that were met longest ago, if there are many."""
+        self._forget(self.coordinator.drop_adopted(most=_MOST_ADOPTED))
+
+    def _forget(self, block_types: Collection[str]) -> None:
+        if block_types:
+            for block in self.blocks.all():
+                block.forget(block_types)
+            self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
 
     # -- requests from other modules
 

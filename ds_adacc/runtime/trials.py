@@ -28,6 +28,7 @@ from ds_adacc.profile.probe import Measure, Probe, refusal
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.recording import Recording
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.step import Purpose, Step
 
 
 class Trials:
@@ -46,7 +47,7 @@ class Trials:
     def bound(self) -> float | None:
         return self._coordinator.approvals.bound
 
-    def admit(self, known: KnownType, captured: Capture) -> None:
+    def admit(self, known: KnownType, recording: Recording, captured: Capture) -> None:
         """Find out whether errors of a new block type can be measured; if not, say so once (Rule 5 of profile/)."""
         if self.bound is None or not _lossy(known.profile):
             return
@@ -54,7 +55,7 @@ class Trials:
         if errors is not None:
             known.errors, known.errors_are_measured = errors, True
             return
-        reason = refusal(captured.output, captured.inputs, known.recording)
+        reason = refusal(captured.output, captured.inputs, recording)
         if reason is not None:
             known.errors_are_measured = True
             get_logger().warning(
@@ -70,16 +71,17 @@ class Trials:
         recording: Recording,
         inputs: Sequence[torch.Tensor],
         device: torch.device,
-        probed: set[str],
+        step: Step,
     ) -> Probe | None:
-        """A probe for a call of this record, if something is to be measured in it.
+        """A probe for a call of this record, if something is to be measured in it in this step.
 
-        `probed`: the block types whose codecs are measured in this step; one call of each is enough.
+        The codecs of a block type are measured in one call of it. Policies that are not in force are measured in a step
+        of trials only: no other step takes notice of the result.
         """
         if self.bound is None:
             return None
-        known, trial = self._coordinator.block_types[record.block_type], record.trial
-        if trial is not None and trial.has_begun:
+        known, trial, probed = self._coordinator.block_types[record.block_type], record.trial, step.probed
+        if trial is not None and (trial.has_begun or not (trial.is_in_force or step.purpose is Purpose.TRY)):
             trial = None
         asks_for_codecs = self._asks_for_codecs(record, known) and record.block_type not in probed
         if trial is None and not asks_for_codecs:
@@ -118,6 +120,11 @@ class Trials:
         late, self._late = sorted(self._late), set()
         return late
 
+    def are_pending(self, blocks: Registry) -> bool:
+        """Whether a policy waits for a step of trials."""
+        trials = [record.trial for _, record in blocks.records() if record.trial is not None]
+        return any(not (trial.is_in_force or trial.has_begun) for trial in trials)
+
     def are_unfinished(self, blocks: Registry) -> bool:
         """Whether a call was to measure a policy, but its backward did not come: a step was broken off, for example."""
         trials = [record.trial for _, record in blocks.records() if record.trial is not None]
@@ -128,7 +135,8 @@ class Trials:
         found: dict[BlockKey, PolicyError] = {}
         for block, record in blocks.records():
             result = None if record.trial is None else record.trial.result
-            key = record.block_type, self._coordinator.forward_order.index(block, record.block_type)
+            index = self._coordinator.forward_order.index(block, record.block_type)
+            key = self._coordinator.origin(record.block_type), index
             if result is not None and (key not in found or found[key].error < result.error):
                 found[key] = result
         return found

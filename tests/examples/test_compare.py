@@ -1,24 +1,114 @@
-"""The comparison's table."""
+"""The comparison: its budgets, its configs and its table."""
+
+import json
 
 import compare
+import pytest
+from compare import Memory, Ratio, Row
+
+MEBIBYTE = 2**20
 
 
-def end(peak, held):
-    return [{"peak_activation_bytes": peak * 2**20, "bytes_held": held, "validation_loss": 2.5}]
+def measured(overhead, smallest=0):
+    """A stand-in for a run: its peak is the budget and what else there is; nothing fits below `smallest`."""
+    budgets = []
+
+    def found(budget):
+        budgets.append(budget)
+        return {"smallest_bytes": smallest} if budget < smallest else {"peak_bytes": budget + overhead}
+
+    return budgets, found
 
 
-def test_ratios_are_taken_within_a_round():
-    names = list(compare.STRATEGIES)
-    seconds = {name: [1.0, 2.0] for name in names} | {"adacc": [1.1, 2.2]}
-    curves = {name: end(200, None) for name in names} | {"adacc": end(50, 40 * 2**20)}
-    rows = {row.strategy: row for row in compare.tabulate(seconds, curves)}
-    assert abs(rows["Adacc"].time_ratio - 1.1) < 1e-9
-    assert rows["Adacc"].memory_ratio == 0.25
-    assert "| Adacc | 1.650 s | 1.10 | 50 MiB | 0.25 | 40 MiB | 2.5000 |" in compare.markdown(list(rows.values()))
+def test_a_measured_peak_within_the_share_is_taken_at_once():
+    budgets, found = measured(overhead=-1)
+    assert compare.fit(100, found) == ({"peak_bytes": 99}, False)
+    assert budgets == [100]
 
 
-def test_a_line_still_being_written_is_not_read(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    assert compare.read(metrics) == []
-    metrics.write_text('{"step": 1}\n{"ste')
-    assert compare.read(metrics) == [{"step": 1}]
+def test_what_the_budget_does_not_cover_is_taken_off():
+    budgets, found = measured(overhead=8)
+    assert compare.fit(100, found) == ({"peak_bytes": 100}, False)
+    assert budgets == [100, 92]
+
+
+def test_where_nothing_fits_the_smallest_budget_is_measured():
+    budgets, found = measured(overhead=8, smallest=120)
+    assert compare.fit(100, found) == ({"peak_bytes": 128}, True)
+    assert budgets == [100, 120]
+
+
+def test_a_peak_that_does_not_fall_is_an_error():
+    with pytest.raises(RuntimeError, match="at most 100 bytes in 4 attempts"):
+        compare.fit(100, lambda budget: {"peak_bytes": 101})
+
+
+def test_a_config_has_the_changes_and_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    strategy = next(each for each in compare.STRATEGIES if each.name == "lossless")
+    ready = json.loads((compare.ROOT / "ds_configs" / "adacc.json").read_text())
+    file = compare.configured(strategy, 12345678)
+    assert file == tmp_path / "lossless.json"
+    assert json.loads(file.read_text()) == ready | {
+        "zero_optimization": {"stage": 0},
+        "adacc": {"memory_budget": 12345678, "codecs": "none"},
+    }
+
+
+def memory_of(peak, is_smallest=False):
+    found = {
+        "peak_bytes": peak,
+        "first_steps_peak_bytes": 2 * peak,
+        "planned_peak_bytes": None,
+        "held_bytes": peak // 2,
+    }
+    return Memory(None, found, is_smallest)
+
+
+def time_of(computing, error):
+    return {"seconds": [{"computing": each, "wall": 3 * each} for each in computing], "gradient_error": error}
+
+
+def rows(error=0.03):
+    """Two processes, of which the second met a slower machine; one strategy takes 1.1 times what its base does."""
+    names = [each.name for each in compare.STRATEGIES]
+    memories = {name: memory_of(200 * MEBIBYTE) for name in names}
+    memories["adacc_half"] = memory_of(50 * MEBIBYTE, is_smallest=True)
+    first = {name: time_of([1.0, 2.0], 0.0) for name in names if name != "adacc_half"}
+    second = {"none": time_of([2.0, 4.0], 0.0), "adacc_half": time_of([2.2, 4.4], error)}
+    curve = [{"step": 1, "loss": 5.5}, {"step": 2, "loss": 4.5}, {"validation_loss": 4.25}]
+    return compare.rows_of(memories, [first, second], dict.fromkeys(names, curve))
+
+
+def test_ratios_are_to_the_base_of_the_same_process():
+    row = next(row for row in rows() if row.name == "adacc_half")
+    assert row.time == row.wall == Ratio.of([2.2, 4.4], [2.0, 4.0])
+    assert row.time.median == pytest.approx(1.1)
+    assert (row.peak, row.losses, row.validation_loss) == (0.25, [5.5, 4.5], 4.25)
+    assert [row.name for row in rows()] == [each.name for each in compare.STRATEGIES]
+
+
+def test_the_table():
+    table = compare.markdown(rows()).splitlines()
+    ratio = "1.10 (1.10-1.10)"
+    assert f"| Adacc, in the least that fits | 50.0 MiB | 0.25 | {ratio} | {ratio} | 25.0 MiB | 0.03 | 4.250 |" in table
+    assert "| no checkpointing | 200.0 MiB | 1.00 | 1 | 1 | 100.0 MiB | 0 | 4.250 |" in table
+    assert len({line.count("|") for line in table}) == 1
+
+
+def test_a_gradient_that_is_not_finite_is_named_so():
+    assert "| not finite |" in compare.markdown(rows(error=None))
+
+
+def test_the_picture_shows_every_strategy(tmp_path):
+    compare.draw(rows(), compare.FRONTIER, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_result_says_where_it_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "OUT", tmp_path)
+    compare.save(rows(), "a device")
+    found = json.loads((tmp_path / "demo.json").read_text())
+    assert {"commit", "date", "command", "device", "versions", "rows"} == set(found)
+    assert [compare.row_from(each) for each in found["rows"]] == rows()
+    assert isinstance(rows()[0], Row)

@@ -3,7 +3,7 @@
 from itertools import islice
 from types import SimpleNamespace
 
-import compare
+import processes
 import pytest
 import torch
 import train
@@ -58,23 +58,25 @@ def test_batches_depend_on_seed_rank_and_position_only():
         assert not torch.equal(tokens, other)
 
 
-def run(strategy, out):
-    """The metrics of three steps of a small model."""
-    options = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32"]
-    options += ["--steps", "3", "--eval-every", "2", "--metrics", str(out)]
-    with compare.launched(strategy, options, {"OMP_NUM_THREADS": "1"}) as process:
-        assert process.wait() == 0
-    return compare.read(out)
+def test_a_bias_of_the_keys_leaves_the_function_as_it_is():
+    torch.manual_seed(0)
+    model = train.GPT(layers=2, width=32, heads=2, context=16).double()
+    tokens = torch.randint(256, (2, 17))
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    train.bias_keys(model, 100.0)
+    bias = model.blocks[1].attention.qkv.bias.detach().view(3, 2, 16)
+    assert bias[1, :, :3].tolist() == [[100.0, -100.0, 0.0]] * 2
+    assert not bias[0].any() and not bias[2].any()
+    torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), loss, rtol=1e-12, atol=0)
 
 
 @pytest.mark.ranks
 def test_three_steps_without_and_with_full_checkpointing(tmp_path):
-    plain, checkpointed = (run(name, tmp_path / f"{name}.jsonl") for name in ("none", "full_checkpointing"))
+    options = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--eval-every", "2"]
+    plain, checkpointed = (
+        processes.train(processes.ROOT / "ds_configs" / f"{name}.json", options, {}, tmp_path / f"{name}.jsonl")
+        for name in ("none", "full_checkpointing")
+    )
     assert [line.get("step") for line in plain] == [1, 2, 2, 3, None]
-    assert [line.get("loss") for line in plain] == [line.get("loss") for line in checkpointed]
-    end = plain[-1]
-    assert end["validation_loss"] == checkpointed[-1]["validation_loss"] < 5.7
-    assert end["median_step_seconds"] > 0
-    assert end["peak_activation_bytes"] > 0
-    assert end["bytes_held"] is None
-    assert set(end["versions"]) == {"python", "torch", "deepspeed"}
+    assert plain == checkpointed
+    assert plain[-1]["validation_loss"] < 5.7

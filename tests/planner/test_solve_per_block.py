@@ -2,12 +2,11 @@
 
 import functools
 import itertools
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from blocks import packable, replayable
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
@@ -15,11 +14,9 @@ from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, poi
 from ds_adacc.planner import (
     BlockGraph,
     BlockType,
-    CodecCost,
     Event,
     InfeasibleBudget,
     NoSolutionInTime,
-    Op,
     Policy,
     Problem,
     Profile,
@@ -27,14 +24,10 @@ from ds_adacc.planner import (
     Value,
     frontier,
     gradient_error,
-    greedy,
-    least_peak,
-    least_peak_in_process,
     peak_bytes,
     retain_all,
     simulate,
     smallest_peak,
-    solve_in_process,
     solve_per_block,
     solve_uniform,
 )
@@ -44,22 +37,6 @@ TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds
 
 KEEP, PACK = Policy(("retain",), ()), Policy(("packed",), ())
-
-
-def packable(name, count, calls_per_block=1, error=0.0):
-    """Calls that hold 8 bytes, or for a microsecond 2; then backward needs the 8 besides."""
-    graph = BlockGraph((Value("x", "", 8, None, True),), (), (Event("x", (0,), 0),))
-    packed = CodecCost("packed", 2, MICROSECOND, 0.0, 0.0, 0, error)
-    return BlockType(name, Profile(graph, (), ((packed,),)), count, calls_per_block)
-
-
-def replayable(count):
-    """Blocks that hold 6 bytes, or for a microsecond 2; 11 are alive in both passes, if replayed 16 in backward."""
-    values = (Value("x", "", 2, None, True), Value("y", "", 4, 0, True))
-    graph = BlockGraph(values, (Op("op", (0,), (1,), True, 5),), (Event("xy", (0, 1), 5),))
-    return BlockType("r", Profile(graph, (MICROSECOND,), ((), ())), count)
-
-
 KEEP_TWO, REPLAY = Policy(("retain", "retain"), ()), Policy(("retain", None), (0,))
 
 
@@ -141,17 +118,6 @@ def test_one_block_has_one_policy(gpt):
     for order in ((), ("gpt",)):
         mixed = solve_per_block(Problem((one,), order=order), budget, max_seconds=60)
         assert (mixed.policies, mixed.peak) == (single.policies, single.peak)
-
-
-def test_falls_back_to_greedy_when_there_is_no_time(gpt):
-    problem = Problem((gpt,), order=("gpt",) * 12)
-    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
-    expected = replace(greedy(problem, budget, max_seconds=1), out_of_time=True)
-    found = solve_per_block(problem, budget, max_seconds=1e-9)
-    assert replace(found, solve_seconds=0) == replace(expected, solve_seconds=0)
-    for planner in (solve_per_block, solve_in_process):
-        with pytest.raises(NoSolutionInTime, match="allow more"):
-            planner(problem, 1, max_seconds=1e-9)
 
 
 def test_never_slower_than_one_policy(gpt, monkeypatch):
@@ -276,62 +242,3 @@ def test_keeps_what_it_promises(problem):
         solve_per_block(problem, 0, max_seconds=60)
     assert caught.value.smallest <= smallest_peak(problem, 60)
     assert solve_per_block(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
-
-
-ISOLATED = [
-    Problem((packable("a", 8),)),
-    Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r")),
-    Problem((packable("a", 8, calls_per_block=2), packable("b", 4))),
-    # but for the bound it would pack three rather than replay four
-    Problem((packable("a", 4, error=0.2), replayable(4)), order=("r",) * 4 + ("a",) * 4, max_gradient_error=0.1),
-]
-
-
-@pytest.mark.parametrize("problem", ISOLATED)
-def test_a_process_of_its_own_gives_the_same(problem):
-    budget = 3 * retain_all(problem, 2**50, max_seconds=1).peak // 4
-    here, there = (planner(problem, budget, max_seconds=60) for planner in (solve_per_block, solve_in_process))
-    assert here.added_seconds > 0
-    assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
-
-
-def test_the_smallest_peak_from_a_process_of_its_own():
-    here, there = least_peak(ISOLATED[0], 60), least_peak_in_process(ISOLATED[0], max_seconds=60)
-    assert here.peak == smallest_peak(ISOLATED[0], 60)
-    assert replace(there, solve_seconds=0) == replace(here, solve_seconds=0)
-    with pytest.raises(NoSolutionInTime, match="allow more"):
-        least_peak_in_process(ISOLATED[0], max_seconds=1e-9)
-
-
-def test_a_process_of_its_own_refuses_the_same():
-    problem, refusals = ISOLATED[1], []
-    for planner in (solve_per_block, solve_in_process):
-        with pytest.raises(InfeasibleBudget) as caught:
-            planner(problem, 1, max_seconds=60)
-        refusals.append((str(caught.value), caught.value.smallest, caught.value.proven))
-    assert refusals[0] == refusals[1]
-
-
-def test_a_process_that_dies(monkeypatch):
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(RuntimeError, match="the solver's process ended with code 1"):
-        solve_in_process(ISOLATED[0], 40, max_seconds=1)
-
-
-def test_what_is_printed_on_the_way_does_not_corrupt_the_answer(tmp_path, monkeypatch):
-    """Python reads sitecustomize as it starts; the second text comes when the solver runs, and past Python's stdout."""
-    patched = "import os, time; print('one'); time.perf_counter = lambda: os.write(1, b'two') and time.monotonic()"
-    (tmp_path / "sitecustomize.py").write_text(patched)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    problem = ISOLATED[0]
-    solution = solve_in_process(problem, 40, max_seconds=60)
-    assert solution.policies == solve_per_block(problem, 40, max_seconds=60).policies
-
-
-def test_a_process_that_gives_no_answer(monkeypatch):
-    def late(*_, timeout, **__):
-        raise subprocess.TimeoutExpired("solver", timeout)
-
-    monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(NoSolutionInTime, match="gave no answer in 70 seconds"):
-        solve_in_process(ISOLATED[0], 40, max_seconds=1)

@@ -153,15 +153,14 @@ def test_a_backend_that_gives_other_bits_is_found(monkeypatch):
         checks._backend("cpu")
 
 
-def test_a_solver_that_dies_is_a_finding(monkeypatch):
-    from ds_adacc import planner
-
-    def die(*arguments, **options):
-        raise RuntimeError("the solver's process ended with code -11: ")
-
-    monkeypatch.setattr(planner, "solve_in_process", die)
-    detail = "RuntimeError: the solver's process ended with code -11:"
-    assert checks._finding("CBC", checks._cbc, "mend it", required=True) == Finding(
+def test_a_solver_that_dies_is_a_finding(tmp_path, monkeypatch):
+    """The plan of simple rules that stands in for it is no proof that it works."""
+    dies = tmp_path / "python"
+    dies.write_text(f"#!{sys.executable}\nimport os\nos.kill(os.getpid(), 11)\n")
+    dies.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dies))
+    detail = "the solver's process was ended by signal 11"
+    assert checks.finding_of("CBC", checks._cbc, "mend it", required=True) == Finding(
         "CBC", False, True, detail, "mend it"
     )
 
@@ -179,7 +178,7 @@ def test_a_damaged_cache_is_told_of_and_left_alone(document, monkeypatch):
     path = default_path()
     path.parent.mkdir()
     path.write_bytes(b"not a database" * 400)
-    finding = checks._finding("profile cache", checks._cache)
+    finding = checks.finding_of("profile cache", checks._cache)
     assert finding == Finding("profile cache", False, False, "DatabaseError: file is not a database")
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: [finding])
     code, told = document("doctor")

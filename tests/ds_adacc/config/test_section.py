@@ -161,7 +161,8 @@ def test_the_other_presets():
 
     paper = offer("paper")
     assert offer("paper-no-outliers") == {r: ("group",) if c == ("outlier",) else c for r, c in paper.items()}
-    assert offer("none") == offer({}) == dict.fromkeys(ROLES, ())
+    assert offer({}) == dict.fromkeys(ROLES, ())
+    assert offer("none") == {**offer({}), "dropout_mask": ("bits",)}
     assert offer("quantization") == dict.fromkeys(ROLES, ("token",))
     assert offer({"key": "channel", "gelu": ["group", "asymmetric"]}) == {
         **dict.fromkeys(ROLES, ()),

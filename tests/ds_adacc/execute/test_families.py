@@ -1,5 +1,6 @@
 """Models of transformers: found, recorded, really recomputed, and not a bit of the gradients off."""
 
+import copy
 import gc
 import weakref
 
@@ -12,7 +13,7 @@ from storages import Storages
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing
+from ds_adacc.engine.gradient_checkpointing import keep_replaced, replace_gradient_checkpointing
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
@@ -83,6 +84,23 @@ def test_gradient_checkpointing_is_taken_over(name, no_warnings, monkeypatch, ca
         zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
     assert model(**inputs).past_key_values is None  # as transformers has it
     assert adacc.runtime.recordings == len(blocks)
+
+
+def test_gradient_checkpointing_enabled_later_is_taken_over_too(no_warnings, monkeypatch):
+    """DeepSpeed-Chat enables it before each training step, and disables it before it generates."""
+    model, inputs = families.example("gpt2")
+    plain = [instruction(model, inputs, seed) for seed in range(2)]
+    monkeypatch.setattr(transformers.modeling_utils, "checkpoint", lambda *_, **__: pytest.fail("recomputed twice"))
+    adacc, blocks = served(model)
+    keep_replaced(model, blocks)
+    for seed, enable in enumerate(("gradient_checkpointing_enable", "activation_checkpointing_enable")):
+        if hasattr(model, enable):  # the latter in newer versions
+            getattr(model, enable)()
+            zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
+            model.gradient_checkpointing_disable()
+    assert adacc.runtime.recordings == len(blocks)
+    twin = copy.deepcopy(model)
+    assert twin.gradient_checkpointing_enable.__self__ is twin
 
 
 def test_modules_apart_from_the_blocks_keep_their_checkpointing():

@@ -85,6 +85,18 @@ def test_a_smaller_error_later_makes_a_block_no_stricter():
     assert approvals.strictness("a", 1) == before
 
 
+def test_a_policy_approved_again_is_doubted_only_if_its_error_rises():
+    approvals, key = Approvals(0.1), ("a", 0)
+    approvals.judge([{key: PolicyError(LOSSY, 0.08)}])
+    assert approvals.track([{key: PolicyError(LOSSY, 0.15)}], drift=0.1)[0]
+    assert not approvals.permit(key, LOSSY, PROFILE)
+    approvals.judge([{key: PolicyError(LOSSY, 0.08)}])  # under the gradient of training it is within the bound
+    assert not approvals.track([{key: PolicyError(LOSSY, 0.15)}], drift=0.1)[0]
+    assert approvals.permit(key, LOSSY, PROFILE)
+    assert not approvals.track([{key: PolicyError(LOSSY, 0.18)}], drift=0.1)[0]
+    assert approvals.track([{key: PolicyError(LOSSY, 0.19)}], drift=0.1)[0]  # 0.15 / 0.08 of the bound
+
+
 def test_types_that_are_forgotten_take_their_errors_along():
     approvals = Approvals(0.1)
     approvals.judge([{("a", 0): PolicyError(LOSSY, 0.1), ("b", 0): PolicyError(LOSSY, 0.1)}])

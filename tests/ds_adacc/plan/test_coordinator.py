@@ -1,12 +1,15 @@
 """Kinds and the ranks' agreement on them: what differs from rank to rank does not part them."""
 
+import os
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 import zoo
 from recorded import record
+from stack import WIDTH, Model
 from torch import nn
 
 from ds_adacc import planner
@@ -182,19 +185,19 @@ def run(runtime, model, lengths):
 
 def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too():
     runs = without_engine()
-    first, second = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
-    assert [len(names) for names in first.groups[0].live_sets] == [2]
-    assert [len(names) for names in second.groups[0].live_sets] == [2, 2]
-    assert len(second.block_types) == 3
+    (plan,) = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
+    assert [len(names) for names in plan.groups[0].live_sets] == [2]
+    assert len(plan.block_types) == 2
+    assert len(runs.coordinator.block_types) == 3 and not runs.coordinator.undecided  # one is another's larger size
 
 
-def test_without_an_engine_a_shape_that_never_runs_twice_in_a_row_is_planned_once(caplog):
+def test_without_an_engine_a_further_size_needs_no_further_plan(caplog):
     runs, block = without_engine(), Numbered()
     with caplog.at_level("INFO", logger="ds_adacc"):
         decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
-    assert len(decisions) == 2
+    assert len(decisions) == 1
     assert not runs.coordinator.undecided
-    assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 2
+    assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 1
 
 
 def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
@@ -247,14 +250,42 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 
 
-def test_a_greedy_plan_is_told(monkeypatch, caplog):
+def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     def hurried(problem, budget, *, max_seconds):
-        return replace(planner.greedy(problem, budget, max_seconds=max_seconds), out_of_time=True)
+        return replace(planner.greedy(problem, budget, max_seconds=max_seconds), fallback="late")
 
     monkeypatch.setattr(planner, "solve_in_process", hurried)
     runs = runtime()
     step(runs, [Numbered()])
     assert (
-        "adacc.solver.max_seconds = 5.0: the solver found no plan in that time. A greedy plan is in force"
+        "the solver gave no plan (late; adacc.solver.max_seconds = 5.0). A plan of simple rules is in force"
         in caplog.text
     )
+
+
+def test_where_the_solvers_process_dies_the_run_goes_on_within_the_budget(tmp_path, monkeypatch, caplog):
+    dies = tmp_path / "python"
+    dies.write_text(f"#!{sys.executable}\nimport os\nos.kill(os.getpid(), 9)\n")
+    dies.chmod(0o755)
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    exact = gradients(model, lambda block, x: block(x))
+    monkeypatch.setattr(sys, "executable", os.fspath(dies))
+    runs = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.6}}))
+    for _ in range(4):
+        assert all(map(torch.equal, gradients(model, runs.checkpoint), exact))
+    plan = runs.controller.plan
+    assert plan.peak <= plan.budget < plan.without
+    assert not any(group.shortfall for group in plan.groups)
+    assert "the solver gave no plan (the solver's process was ended by signal 9; " in caplog.text
+    tight = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.01}}))
+    with pytest.raises(planner.InfeasibleBudget):
+        for _ in range(2):
+            gradients(model, tight.checkpoint)
+
+
+def gradients(model, call):
+    torch.manual_seed(1)  # the same dropout
+    for parameter in model.blocks.parameters():
+        parameter.grad.zero_()
+    model.step(call)
+    return [parameter.grad.clone() for parameter in model.blocks.parameters()]

@@ -1,10 +1,19 @@
 """What a block depends on besides its tensors is seen to change: attributes, submodules, parameters, arguments."""
 
+import array
+import collections
+import contextvars
+import dataclasses
 import functools
+import itertools
 import logging
+import random
+import threading
 import types
+import weakref
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +111,119 @@ def test_numbers_of_two_submodules_of_one_class_are_told_apart():
         block[1].t = 1.0 + 0.1 * step
         block[3].t = 1.0 if step < 6 else 3.0
         same_bits(work, block, batch())
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    number: float = 1.0
+
+
+class Model(pydantic.BaseModel):
+    number: float = 1.0
+
+
+class Numbers(list):
+    pass
+
+
+class Shared:
+    number = 1.0
+
+
+def own(value, number):
+    value.number = number
+
+
+def in_place(value, number):
+    value[0] = number
+
+
+def of_set(value, number):
+    value.clear()
+    value.add(number)
+
+
+# An object, how a number is read from it, and how it is changed within the object.
+CHANGING = {
+    "slots": (Slots, lambda v: v.number, own),
+    "pydantic": (Model, lambda v: v.number, own),
+    "set": (lambda: {1.0}, sum, of_set),
+    "deque": (lambda: collections.deque([1.0]), sum, in_place),
+    "array": (lambda: array.array("d", [1.0]), sum, in_place),
+    "numpy": (lambda: np.ones(1), lambda v: float(v[0]), in_place),
+    "attribute of a list": (lambda: Numbers([1]), lambda v: getattr(v, "number", 1.0), own),
+    "long list": (lambda: [1.0] * 1000, lambda v: v[0], in_place),
+    "context variable": (lambda: contextvars.ContextVar("n", default=1.0), lambda v: v.get(), lambda v, n: v.set(n)),
+    "thread local": (threading.local, lambda v: getattr(v, "number", 1.0), own),
+    "weak": (lambda: weakref.ref(Shared), lambda v: v().number, lambda v, n: own(v(), n)),
+    "class": (Shared, lambda v: v.number, lambda v, n: own(type(v), n)),
+    "bound method": (lambda: [1.0].__getitem__, lambda v: v(0), lambda v, n: in_place(v.__self__, n)),
+    "closure": (lambda: closure()[0], lambda v: v(), lambda v, n: v.__closure__[0].cell_contents.__setitem__(0, n)),
+}
+
+
+def closure():
+    numbers = [1.0]
+    return lambda: numbers[0], numbers
+
+
+@pytest.fixture
+def shared():
+    yield
+    Shared.number = 1.0
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_number_may_change_within_an_object(name, as_argument, shared):
+    make, read, change = CHANGING[name]
+    work, block, held = recomputing(), zoo.HolderBlock(), make()
+    block.use = lambda h, step: h if as_argument else h * read(held)
+    block.held = None if as_argument else held
+    for number in (1.0, 1.0, 3.0, 3.0):
+        change(held, number)
+        extra = (lambda h, held=held: h * read(held)) if as_argument else None
+        same_bits(work, block, batch(), None, *([extra] if as_argument else []))
+    assert work.recordings == 2
+
+
+class Raising(list):
+    def __iter__(self):
+        raise RuntimeError("not now")
+
+
+UNREADABLE = {
+    "iterator": lambda: itertools.count(2),
+    "generator": lambda: iter(list(range(2, 50))),
+    "random": lambda: random.Random(3),
+    "set of objects": lambda: {Slots},
+    "proxy of nothing": lambda: [weakref.proxy(Shared())],
+    "raises": lambda: Raising(),
+    "large array": lambda: np.ones(1 << 16),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_nothing_is_recomputed_that_depends_on_what_cannot_be_read(name, caplog):
+    work, block = recomputing(), zoo.HolderBlock()
+    block.held = UNREADABLE[name]()
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        for _ in range(3):
+            same_bits(work, block, batch())
+    assert work.recordings == 1
+    ((_, record),) = work.blocks.records()
+    assert record.bound.is_trivial and not any(op.replayable for op in record.bound.recording.ops)
+    (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
+    assert "block.held" in warning
+
+
+def test_a_branch_on_a_settled_number_is_not_taken_for_another():
+    work, block = recomputing(), zoo.HolderBlock()
+    block.use = lambda h, step: torch.sin(h) if step < 6 else torch.cos(h)
+    for step in range(9):
+        block.step = step
+        same_bits(work, block, batch())
+    assert work.recordings == 3
 
 
 ARGUMENTS = (

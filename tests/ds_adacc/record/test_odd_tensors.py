@@ -44,6 +44,13 @@ def test_noise_of_a_transposed_tensor_is_a_mask_too():
     assert recording.values[noise].two_valued and recording.values[noise].role == "dropout_mask"
 
 
+def test_noise_times_a_parameter_is_no_mask_though_it_has_two_values_now():
+    scale = nn.Parameter(torch.ones(5))
+    recording = exact(lambda x: x * (torch.empty(4, 5).bernoulli_(0.6) * scale), torch.randn(4, 5))
+    made = [value for value in recording.values if value.index in recording.saved and value.origin == "made"]
+    assert [(v.name.rstrip("0123456789"), v.two_valued) for v in made] == [("bernoulli_", True), ("mul", False)]
+
+
 def test_a_mask_that_selects_is_never_rebuilt():
     """Rebuilt from quantised data it would select another number of elements than forward did."""
     block = Block(lambda x: (h := x * 3).tanh().sum() + h[h > 0].sum())

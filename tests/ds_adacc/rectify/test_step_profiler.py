@@ -9,8 +9,11 @@ class Trace:
     def growth(self, begin, end):
         return begin, end
 
+    def transient(self, begin, end, results):
+        return begin, end
+
     def stop(self):
-        pass
+        return True
 
 
 def call(began, backward=None):

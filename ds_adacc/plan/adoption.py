@@ -1,0 +1,94 @@
+"""Policies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
+
+The search is over few points: what the blocks run at the other sizes, with some blocks that retain everything where the
+budget allows it, or some that run the leanest of these policies where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ds_adacc import planner
+from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.live_sets import LiveSet, Policies
+from ds_adacc.plan.plan import PlanRequest
+
+Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
+
+
+class Adoption:
+    """Prices policies of the block type `relative` as if its blocks had another profile.
+
+    `agreed`: all block types by name. `live_sets`: those in which `relative` takes part.
+    """
+
+    def __init__(
+        self,
+        relative: AgreedType,
+        profile: planner.Profile,
+        agreed: Mapping[str, AgreedType],
+        live_sets: Sequence[LiveSet],
+        orders: Mapping[LiveSet, tuple[str, ...]],
+    ) -> None:
+        name = relative.spec.name
+        self.spec = replace(relative.spec, profile=profile)
+        self._relative = relative
+        live_sets = [names for names in live_sets if name in names] or [frozenset((name,))]
+        specs = {other: agreed[other].spec for names in live_sets for other in names} | {name: self.spec}
+        self._agreed = agreed
+        self._request = PlanRequest(specs, live_sets, orders)
+
+    def peak(self, policies: Policies) -> int:
+        """Predicted peak bytes of the live set that takes the most."""
+        return max(self._peaks(lambda of_type: policies if of_type.name == self.spec.name else self._others(of_type)))
+
+    @property
+    def without(self) -> int:
+        """Predicted peak bytes without checkpointing."""
+
+        def retained(of_type: planner.BlockType) -> Policies:
+            return (planner.retain_policy(of_type.profile),) * of_type.blocks
+
+        return max(self._peaks(retained))
+
+    def policies(self, limit: int, permit: Permit) -> Policies | None:
+        """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
+        retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
+        before = tuple(
+            policy if permit(index, policy) and self._is_possible(policy) else lean
+            for index, policy in enumerate(self._relative.policies)
+        )
+        found = self._most(limit, lambda blocks: (retain,) * blocks + before[blocks:])
+        if found is not None:
+            return found
+        leanest = min({*before, lean}, key=lambda policy: policy.held_bytes(self.spec.profile))
+
+        def leaner(kept: int) -> Policies:
+            changed = (leanest if permit(index, leanest) else lean for index in range(len(before) - kept))
+            return (*changed, *before[len(before) - kept :])
+
+        return self._most(limit, leaner)
+
+    def _most(self, limit: int, made: Callable[[int], Policies]) -> Policies | None:
+        """The policies made of the largest number of blocks that fits; None if not even 0 does."""
+        low, high = -1, len(self._relative.policies)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.peak(made(middle)) <= limit else (low, middle - 1)
+        return None if low < 0 else made(low)
+
+    def _peaks(self, chosen: Callable[[planner.BlockType], Policies]) -> list[int]:
+        problems = [self._request.problem(names) for names in self._request.live_sets]
+        return [planner.peak_bytes(one, [chosen(of_type) for of_type in one.block_types]) for one in problems]
+
+    def _others(self, of_type: planner.BlockType) -> Policies:
+        return self._agreed[of_type.name].policies
+
+    def _is_possible(self, policy: planner.Policy) -> bool:
+        """Whether the codecs that the policy names are on offer at these sizes."""
+        offers = self.spec.profile.codecs
+        return all(
+            store in (planner.RETAIN, None) or store in {cost.codec for cost in costs}
+            for store, costs in zip(policy.stores, offers, strict=True)
+        )

@@ -1,0 +1,92 @@
+"""Block types whose input sizes vary: one program at several sizes, and what it would be at others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ds_adacc import planner
+from ds_adacc.profile.sizes import OpenProfile
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.sizes import Example, OpenProgram, Sizes
+
+_MOST = 32  # programs; one that is recorded anew at every step must not pile up
+
+
+@dataclass
+class OpenType:
+    """One program with its sizes left open.
+
+    `recorded`: the block types that were recorded of it, by their sizes; `predicted`: those that were predicted.
+    """
+
+    program: OpenProgram
+    profile: OpenProfile
+    recorded: dict[Sizes, str] = field(default_factory=dict)
+    predicted: dict[Sizes, str] = field(default_factory=dict)
+
+    def at(self, sizes: Sizes) -> str | None:
+        """The block type at these sizes, if it was recorded or predicted before."""
+        return self.recorded.get(sizes) or self.predicted.get(sizes)
+
+
+class OpenTypes:
+    """The programs met so far, by the block types that are sizes of them."""
+
+    def __init__(self) -> None:
+        self._types: OrderedDict[str, OpenType] = OrderedDict()
+
+    def of(self, block_type: str | None) -> OpenType | None:
+        """The program of which this block type is a size; None if it is not known."""
+        return None if block_type is None else self._types.get(block_type)
+
+    def profile(self, like: str | None, sizes: Sizes, recording: Recording) -> planner.Profile | None:
+        """The profile of a recording if it is the program of `like` at other sizes, and two of them were measured."""
+        known = self.of(like)
+        return known.profile.at(sizes, recording) if known is not None and known.program.is_of(recording) else None
+
+    def learn(
+        self, block_type: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile
+    ) -> None:
+        """Note that this block type was recorded at these sizes.
+
+        `like` is the type that a block of it has at other sizes; None if there is none yet.
+        """
+        if block_type in self._types:
+            return
+        known = self.of(like)
+        if known is None or not known.program.learn(Example(sizes, recording)):
+            known = OpenType(OpenProgram(Example(sizes, recording)), OpenProfile(sizes, profile))
+        if not known.profile.is_measured:
+            known.profile.learn(sizes, profile)
+        known.recorded[sizes] = block_type
+        self._types[block_type] = known
+        while len({id(each) for each in self._types.values()}) > _MOST:
+            self._types.popitem(last=False)
+
+    def follow(self, block_type: str, like: str, sizes: Sizes) -> None:
+        """Note that this block type is predicted to be the program of `like` at these sizes."""
+        self._types[block_type] = known = self._types[like]
+        known.predicted[sizes] = block_type
+
+    def doubt(self, block_type: str) -> None:
+        """Predict no further sizes of this block type's program until a recording confirms how it follows them."""
+        known = self._types.get(block_type)
+        if known is not None:
+            known.program.is_confirmed = False
+            known.predicted = {}
+
+    def forget(self, block_types: Iterable[str]) -> None:
+        """Forget these predicted block types. Those that were recorded stay."""
+        for name in block_types:
+            known = self._types.get(name)
+            if known is not None:
+                known.predicted = {sizes: other for sizes, other in known.predicted.items() if other != name}
+            if known is not None and name not in known.recorded.values():
+                del self._types[name]
+
+    @property
+    def recorded(self) -> set[str]:
+        """The block types from which others are predicted."""
+        return {name for known in self._types.values() for name in known.recorded.values()}

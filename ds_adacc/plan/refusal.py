@@ -1,0 +1,67 @@
+"""The error of a budget that no plan fits, in the user's words: what to set, and which values hold the budget up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ds_adacc import planner
+from ds_adacc.plan.plan import PlanRequest
+from ds_adacc.record.recording import RecordedValue, Recording
+
+_MOST_VALUES = 3
+_FRACTION_DIGITS = 4
+
+
+class BudgetTooSmall(planner.InfeasibleBudget):
+    """No plan fits `adacc.memory_budget`. `text` says which budget would do, and what takes the memory."""
+
+    def __init__(self, refusal: planner.InfeasibleBudget, text: str) -> None:
+        super().__init__(refusal.budget, refusal.smallest, refusal.proven, refusal.hint)
+        self.args = (text,)
+
+    def __reduce__(self) -> tuple[type, tuple[planner.InfeasibleBudget, str]]:
+        plain = planner.InfeasibleBudget(self.budget, self.smallest, self.proven, self.hint)
+        return type(self), (plain, str(self))
+
+
+def explained(
+    refusal: planner.InfeasibleBudget, request: PlanRequest, without: int, recordings: Mapping[str, Recording]
+) -> BudgetTooSmall:
+    """The refusal with all that the user needs. `without`: peak bytes without checkpointing.
+
+    `recordings` are by block type; those of other ranks' block types are not known here.
+    """
+    least = planner.human_bytes(refusal.smallest)
+    fraction = math.ceil(refusal.smallest / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
+    words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
+    text = (
+        f"adacc.memory_budget: no plan fits {refusal.budget} bytes ({planner.human_bytes(refusal.budget)}), which is "
+        f"too small for the blocks' activations. The {words} is {refusal.smallest} bytes ({least}): "
+        f'"memory_budget": {refusal.smallest} or, as a fraction of the peak without checkpointing, '
+        f'"memory_budget": {fraction:g}{refusal.hint}. A smaller micro-batch needs less.'
+    )
+    largest = _held_up_by(request, recordings)
+    if largest:
+        text += f" What holds it up, over all blocks: {'; '.join(largest)}."
+    return BudgetTooSmall(refusal, text)
+
+
+def _held_up_by(request: PlanRequest, recordings: Mapping[str, Recording]) -> list[str]:
+    """The values that take the most bytes between forward and backward even in a plan of about the smallest peak."""
+    problems = [request.problem(names) for names in request.live_sets]
+    solutions = [planner.leanest(problem, "") for problem in problems]
+    problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
+    sizes: list[tuple[int, str]] = []
+    for block_type, policies in zip(problem.block_types, solution.policies, strict=True):
+        if block_type.name in recordings:
+            recording = recordings[block_type.name]
+            for value in recording.values:
+                held = sum(policy.stored_bytes(block_type.profile, value.index) for policy in policies)
+                sizes.append((held * block_type.calls_per_block, f"{_named(value)} of {recording.name}"))
+    sizes.sort(reverse=True)
+    return [f"{name}, {planner.human_bytes(nbytes)}" for nbytes, name in sizes[:_MOST_VALUES] if nbytes]
+
+
+def _named(value: RecordedValue) -> str:
+    return f"dropout mask {value.label!r}" if value.role == "dropout_mask" else f"{value.label!r}"

@@ -1,0 +1,199 @@
+"""What a Python object holds: its items, attributes and slots, or the reason why they cannot all be read (Rule 8)."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import logging
+import os
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
+SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+_POINTER = 8  # bytes of a slot, on every platform that torch supports
+_BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+_NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
+_NAMED += (
+    types.UnionType,
+    types.GenericAlias,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    functools._lru_cache_wrapper,
+    logging.Logger,
+)
+# Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
+_WITHOUT_NUMBERS = frozenset({"torch", "triton", "_thread", "re", "ctypes", "_ctypes", "_abc"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
+
+Items = list[tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In place of the content of an object that cannot be read. It is equal for all objects of the class."""
+
+    kind: type
+    why: str = "its class keeps its state where Python cannot read it"
+
+    def __str__(self) -> str:
+        return f"{self.kind.__module__}.{self.kind.__qualname__}: {self.why}"
+
+
+def is_library(module: str | None) -> bool:
+    """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
+
+    That is the standard library, ds_adacc, and every package that is installed.
+    """
+    package = (module or "__main__").partition(".")[0]
+    if package in sys.stdlib_module_names or package == "ds_adacc":
+        return package != "__main__"
+    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    return not _INSTALLED.isdisjoint(path.split(os.sep))
+
+
+def is_of_package(value: Any) -> bool:
+    """Whether the object belongs to an installed package: it is of a class, or calls a function, that is defined there.
+
+    Its state is read as far as it can be. What cannot be read of it is trusted: packages keep locks, caches and whole
+    engines there, and a block that refers to one would otherwise never be recomputed.
+    """
+    owner = value.func if isinstance(value, functools.partial) else type(value)
+    module = getattr(owner, "__module__", None)
+    if hasattr(owner, "__array__"):  # of numbers
+        return False
+    return is_library(module) and module.partition(".")[0] not in sys.stdlib_module_names
+
+
+def is_known_by_identity(value: Any) -> bool:
+    """Whether the object holds no number that could change: a class, a Python module, a lock, a compiled kernel."""
+    if isinstance(value, _NAMED):
+        return True
+    if isinstance(value, threading.local):
+        return False
+    if isinstance(value, types.FunctionType):
+        return is_library(value.__globals__.get("__name__"))
+    if type(value) is types.BuiltinFunctionType:
+        return isinstance(value.__self__, types.ModuleType | type | None)
+    package = type(value).__module__.partition(".")[0]
+    return package == "ds_adacc" or (package in _WITHOUT_NUMBERS and not _is_visible(type(value)))
+
+
+def items_of(value: Any) -> Items | None:
+    """All that the object holds, by key, attribute or slot. None if some of it cannot be read."""
+    try:
+        return _items_of(value)
+    except Exception:  # the user's code runs here: an iterator, an attribute
+        return None
+
+
+def _items_of(value: Any) -> Items | None:
+    kind = type(value)
+    if kind is list or kind is tuple or kind is torch.Size:
+        return list(enumerate(value))
+    if kind is dict:
+        return list(value.items())
+    special = _special(value)
+    if special is not None:
+        return special
+    if not _is_visible(kind):
+        return None
+    items = _attributes(value, kind)
+    if isinstance(value, dict):
+        items += dict.items(value)
+        if isinstance(value, collections.defaultdict):
+            items.append(("default_factory", value.default_factory))
+    elif isinstance(value, list | tuple | collections.deque):
+        items += enumerate(kind.__iter__(value))
+    return items
+
+
+def bytes_of(value: Any) -> Hashable | None:
+    """The content of an object with a buffer (an array of `array` or NumPy, a bytearray); None without one."""
+    try:
+        with memoryview(value) as view:
+            if view.nbytes > MOST_BYTES:
+                return Unreadable(type(value), f"it has more than {MOST_BYTES} bytes")
+            return None if "O" in view.format else (view.format, view.shape, view.tobytes())
+    except (TypeError, ValueError, BufferError, NotImplementedError):
+        return None
+
+
+def _special(value: Any) -> Items | None:
+    if isinstance(value, types.FunctionType):
+        cells = [(f"<{n}>", c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)]
+        defaults = [("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__)]
+        return [("code", value.__code__), *cells, *((n, v) for n, v in defaults if v), *value.__dict__.items()]
+    if isinstance(value, types.CellType):
+        try:
+            return [("contents", value.cell_contents)]
+        except ValueError:  # a cell that its function has not assigned yet
+            return []
+    if isinstance(value, types.MethodType):
+        return [("self", value.__self__), ("func", value.__func__)]
+    if isinstance(value, types.BuiltinFunctionType):
+        return [("name", value.__name__), ("self", value.__self__)]
+    if isinstance(value, functools.partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords), *vars(value).items()]
+    if isinstance(value, slice):
+        return [("start", value.start), ("stop", value.stop), ("step", value.step)]
+    if isinstance(value, types.MappingProxyType):
+        return list(value.items())
+    if isinstance(value, ContextVar):
+        return [("value", value.get(None))]
+    if type(value) in (weakref.ref, weakref.WeakMethod):
+        return [("referent", value())]
+    if isinstance(value, types.SimpleNamespace | threading.local):
+        return list(vars(value).items())
+    return None
+
+
+def _attributes(value: Any, kind: type) -> Items:
+    """What is in its `__dict__` and in its slots."""
+    own = getattr(value, "__dict__", None)
+    items = list(own.items()) if isinstance(own, dict) else []
+    if kind.__basicsize__ != _size_without_slots(kind):
+        for slot in _slots(kind):
+            try:
+                items.append((slot.__name__, slot.__get__(value, kind)))
+            except AttributeError:  # a slot that is not assigned
+                continue
+    return items
+
+
+def _is_visible(kind: type) -> bool:
+    """Whether all fields of the class's objects are items, attributes or slots: its size leaves no room for others."""
+    size = _size_without_slots(kind)
+    return kind.__basicsize__ == size or kind.__basicsize__ == size + _POINTER * len(_slots(kind))
+
+
+def _size_without_slots(kind: type) -> int:
+    base = next(cls for cls in kind.__mro__ if cls in _BASES or cls is object)
+    return _SIZES[base, kind.__dictoffset__ != 0, kind.__weakrefoffset__ != 0]
+
+
+def _slots(kind: type) -> list[types.MemberDescriptorType]:
+    classes = [cls for cls in kind.__mro__ if "__slots__" in vars(cls)]
+    return [each for cls in classes for each in vars(cls).values() if type(each) is types.MemberDescriptorType]
+
+
+def _size(base: type, has_dict: bool, has_weakref: bool) -> int:
+    """Bytes of an object of a Python class that adds no slots to `base`."""
+    names = ("__dict__",) * (has_dict and not base.__dictoffset__)
+    names += ("__weakref__",) * (has_weakref and not base.__weakrefoffset__)
+    try:
+        return type("_", (base,), {"__slots__": names}).__basicsize__
+    except TypeError:  # no class that is derived from tuple allows weak references
+        return -1
+
+
+_SIZES = {(b, d, w): _size(b, d, w) for b in (*_BASES, object) for d in (False, True) for w in (False, True)}

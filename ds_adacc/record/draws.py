@@ -1,0 +1,93 @@
+"""Which operators of a block that is being recorded draw random numbers, and from which state (Rule 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ds_adacc.record.generators import default_generators, same_state
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.recording import Draw, RecordedOp, RecordedValue, ValueRef
+
+
+class Draws:
+    """Finds the draws of one recorded forward, by looking at the generators' states.
+
+    A call under a plan can note a generator's state where ds_adacc runs anyway: when the call begins, and in the pack
+    hook. So a draw is recorded with the states at the calls of the hook just before and just after it.
+
+    `strayed`: the operators, by index, that drew otherwise, each with the reason why it is never replayed.
+    """
+
+    def __init__(
+        self, own: Iterable[torch.Generator], values: list[RecordedValue], tensors: list[torch.Tensor]
+    ) -> None:
+        """`own`: the generators that belong to the block. Of any other, the state at the beginning is not known.
+
+        `values` and `tensors` are the recorder's own lists; the states are appended to them.
+        """
+        self.strayed: dict[int, str] = {}
+        # By address: each operator is given a new Python object for the same generator.
+        self._generators = tuple({each._cdata: each for each in (*default_generators(), *own)}.values())
+        self._values, self._tensors = values, tensors
+        self._known: dict[tuple[torch.Generator, int], ValueRef] = {}
+        self._pending: list[RecordedOp] = []
+        self._position = -1
+        self._marked = self.states()
+
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """The states of the generators now."""
+        return tuple(generator.get_state() for generator in self._generators)
+
+    def of(self, given: tuple[Any, Any], before: tuple[torch.Tensor, ...]) -> tuple[Draw | None, str | None]:
+        """The draw of an operator that has just run, or why its numbers cannot be drawn again; (None, None): no draw.
+
+        `given`: its arguments. `before`: the states before it ran.
+        """
+        args, kwargs = given
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.Generator) and all(argument._cdata != g._cdata for g in self._generators):
+                return None, "it draws from a generator that neither the block's modules nor its closure have"
+        states = zip(self._generators, before, self.states(), self._marked, strict=True)
+        moved = [(generator, *rest) for generator, *rest in states if not same_state(rest[0], rest[1])]
+        if not moved:
+            return None, None
+        if len(moved) > 1:
+            return None, "it draws from several generators"
+        generator, old, new, marked = moved[0]
+        if not same_state(old, marked):
+            return None, "its generator was moved or set between the last saved tensor and this draw"
+        here = self._position
+        return Draw(generator, here + 1, self._state(generator, here, old), self._state(generator, here + 1, new)), None
+
+    def add(self, op: RecordedOp) -> None:
+        """Note an operator that has drawn. The next call of the pack hook must find its generator where it left it."""
+        self._pending.append(op)
+
+    def mark(self) -> None:
+        """Note the states at a call of the pack hook."""
+        self._position += 1
+        self._marked = self.states()
+        for op in self._pending:
+            draw = op.draw
+            found = self._marked[self._generators.index(draw.generator)]
+            if not same_state(found, self._tensors[draw.after.index]):
+                self.strayed[op.index] = "its generator was moved or set between this draw and the next saved tensor"
+                self._known.pop((draw.generator, draw.position), None)
+        self._pending.clear()
+
+    def refusals(self) -> dict[int, str]:
+        """Why operators must not be replayed, by index, at the end of the forward."""
+        return {**self.strayed, **{op.index: "nothing is saved after it" for op in self._pending}}
+
+    def _state(self, generator: torch.Generator, position: int, state: torch.Tensor) -> ValueRef:
+        """The value that is the generator's state at a call of the pack hook."""
+        if (generator, position) not in self._known:
+            index = len(self._values)
+            ref = self._known[generator, position] = ValueRef(index, Geometry.of(state))
+            facts = {"source": index, "device": generator.device.type}
+            self._values.append(RecordedValue(index, f"generator{index}", "generator", ref.geometry, **facts))
+            self._tensors.append(state)
+        return self._known[generator, position]

@@ -1,0 +1,92 @@
+"""How a whole number of a program follows the sizes of its inputs: found from a few examples, exactly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+_MOST_FACTORS = 3  # batch x length x length, as in written-out attention
+_MOST_VARIABLES = 4  # more would fit anything to a few examples
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`factor` times the product of these variables (by index, one may occur several times), plus `offset`."""
+
+    factor: Fraction
+    variables: tuple[int, ...]
+    offset: Fraction
+
+    def at(self, sizes: Sequence[int]) -> int | None:
+        """The number at these values of the variables; None if it is not whole."""
+        number = self.factor * _product(self.variables, sizes) + self.offset
+        return int(number) if number.denominator == 1 else None
+
+
+class Variables:
+    """The sizes that differ between examples. Sizes that agree in all examples are one variable.
+
+    `examples`: the sizes of each example, in the same order.
+    """
+
+    def __init__(self, examples: Sequence[Sequence[int]]) -> None:
+        self._columns = list(zip(*examples, strict=True))
+        self.seen = list(dict.fromkeys(column for column in self._columns if len(set(column)) > 1))
+
+    def of(self, sizes: Sequence[int]) -> tuple[int, ...] | None:
+        """The values of the variables at these sizes.
+
+        None if sizes differ here that were equal in all examples, or one differs that never did: the examples do not
+        tell what follows.
+        """
+        if len(sizes) != len(self._columns) or len(self.seen) > _MOST_VARIABLES:
+            return None
+        values: dict[tuple[int, ...], int] = {}
+        for column, size in zip(self._columns, sizes, strict=True):
+            expected = values.setdefault(column, size) if len(set(column)) > 1 else column[0]
+            if size != expected:
+                return None
+        return tuple(values[column] for column in self.seen)
+
+
+def fit(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula | None:
+    """The simplest formula that gives each example's number; None if there is none.
+
+    `variables`: by variable, its value in each example. A product is simpler than a sum, and fewer factors are simpler.
+    """
+    if len(set(numbers)) == 1:
+        return Formula(Fraction(0), (), Fraction(numbers[0]))
+    products = list(_products(len(variables)))
+    values = [[_product(chosen, example) for example in zip(*variables, strict=True)] for chosen in products]
+    for chosen, of_chosen in zip(products, values, strict=True):
+        if of_chosen[0] and all(n * of_chosen[0] == numbers[0] * v for n, v in zip(numbers, of_chosen, strict=True)):
+            return Formula(Fraction(numbers[0], of_chosen[0]), chosen, Fraction(0))
+    for chosen, of_chosen in zip(products, values, strict=True):
+        formula = _line(numbers, of_chosen, chosen)
+        if formula is not None:
+            return formula
+    return None
+
+
+def _line(numbers: Sequence[int], values: Sequence[int], chosen: tuple[int, ...]) -> Formula | None:
+    low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
+    if values[low] == values[high]:
+        return None
+    factor = Fraction(numbers[high] - numbers[low], values[high] - values[low])
+    offset = numbers[low] - factor * values[low]
+    fits = all(factor * value + offset == number for number, value in zip(numbers, values, strict=True))
+    return Formula(factor, chosen, offset) if fits else None
+
+
+def _products(variables: int) -> Iterator[tuple[int, ...]]:
+    for factors in range(1, _MOST_FACTORS + 1):
+        yield from itertools.combinations_with_replacement(range(variables), factors)
+
+
+def _product(variables: tuple[int, ...], sizes: Sequence[int]) -> int:
+    product = 1
+    for variable in variables:
+        product *= sizes[variable]
+    return product

@@ -1,0 +1,58 @@
+"""The random generators that a block may draw from: put them back (Rule 10), and draw again (Rule 14)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def default_generators() -> tuple[torch.Generator, ...]:
+    """Torch's own generators: that of the CPU, and those of all CUDA devices once CUDA is in use."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return (torch.default_generator, *cuda)
+
+
+def same_state(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two states of a generator are equal. Unlike `torch.equal` it calls no operator, so nothing records it."""
+    return a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@contextmanager
+def unmoved(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Put back torch's generators, Python's, NumPy's and `generators`, whatever is drawn inside, also if it raises."""
+    states = [(generator, generator.get_state()) for generator in (*default_generators(), *generators)]
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            if not same_state(generator.get_state(), state):
+                generator.set_state(state)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextmanager
+def drawing_again(generator: torch.Generator, before: torch.Tensor, after: torch.Tensor) -> Iterator[None]:
+    """Let an operator draw from `generator` in the state `before`, and put back the state that it has now.
+
+    Raises RuntimeError if that does not leave the generator in the state `after`: then the operator has drawn its
+    numbers from another state in forward.
+    """
+    now = generator.get_state()
+    generator.set_state(before)
+    try:
+        yield
+        if not same_state(generator.get_state(), after):
+            raise RuntimeError(
+                f"a random operator cannot be replayed: in forward, its generator ({generator.device}) was not in the "
+                "state that it had when autograd saved the tensor before. Another thread has drawn from it or set it "
+                "meanwhile, or the block sets it in some calls only; give that thread, or that part of the block, a "
+                "torch.Generator of its own"
+            )
+    finally:
+        generator.set_state(now)

@@ -1,0 +1,177 @@
+"""A program with its sizes left open: what a recording would be at other sizes of the block's inputs.
+
+A program that was recorded at several sizes tells which of its whole numbers (sizes, strides, offsets, arguments of
+operators) follow the sizes of its inputs, and how. That is a guess until a recording at a further size confirms it.
+Also then a call's hooks compare every saved tensor with what is predicted, as they do with what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ds_adacc.record.formula import Variables, fit
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A recording, and the sizes of the block's inputs in it."""
+
+    sizes: Sizes
+    recording: Recording
+
+
+class OpenProgram:
+    """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it."""
+
+    def __init__(self, example: Example) -> None:
+        self.examples = [_of_type(example)]
+        self.is_confirmed = False
+        self._numbers = [_numbers(example.recording)]
+        self._skeleton = _skeleton(example.recording)
+
+    def is_of(self, recording: Recording) -> bool:
+        """Whether the recording is this program, at whatever sizes."""
+        return _skeleton(recording) == self._skeleton
+
+    def learn(self, example: Example) -> bool:
+        """Learn from a recording at other sizes. Returns whether it is the same program."""
+        if not self.is_of(example.recording):
+            return False
+        if any(known.sizes == example.sizes for known in self.examples):
+            return True
+        numbers = _numbers(example.recording)
+        self.is_confirmed = self._predict(example.sizes) == numbers
+        if not self.is_confirmed:
+            self.examples, self._numbers = [*self.examples, _of_type(example)], [*self._numbers, numbers]
+        return True
+
+    def at(self, sizes: Sizes, like: Recording) -> Recording | None:
+        """What the recording of a block would be at these sizes. `like` is its recording at others.
+
+        None if the examples do not tell.
+        """
+        is_example = any(known.sizes == sizes for known in self.examples)
+        numbers = self._predict(sizes) if is_example or self.is_confirmed else None
+        return None if numbers is None else _with_numbers(like, iter(numbers))
+
+    def _predict(self, sizes: Sizes) -> list[int] | None:
+        for known, numbers in zip(self.examples, self._numbers, strict=True):
+            if known.sizes == sizes:
+                return numbers
+        variables = Variables([known.sizes for known in self.examples])
+        values = variables.of(sizes)
+        if values is None or not values:
+            return None
+        found = {}
+        for column in set(zip(*self._numbers, strict=True)):
+            formula = fit(column, variables.seen)
+            number = None if formula is None else formula.at(values)
+            if number is None:
+                return None
+            found[column] = number
+        return [found[column] for column in zip(*self._numbers, strict=True)]
+
+
+def _of_type(example: Example) -> Example:
+    """The example without its block's own parameters, which must not outlive the block."""
+    return replace(example, recording=example.recording.of_type())
+
+
+_SIZE = "size"
+
+
+def _numbers(recording: Recording) -> list[int]:
+    """All whole numbers of the program that may follow the sizes of its inputs, in a fixed order."""
+    found: list[int] = []
+    _part(_tree(recording), found)
+    return found
+
+
+def _skeleton(recording: Recording) -> Hashable:
+    """All that must be the same for two recordings to be of one program: all but the sizes and the block's own."""
+    values = tuple(
+        (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
+        for v in recording.values
+    )
+    ops = tuple((op.name, op.outputs, op.refusal, op.draw and op.draw.position) for op in recording.ops)
+    places = tuple((position.ops_done, position.fresh) for position in recording.positions)
+    # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
+    is_alone = any(value.dynamic for value in recording.values) or recording.generators
+    return values, ops, places, _part(_tree(recording), []), id(recording) if is_alone else None
+
+
+def _tree(recording: Recording) -> Any:
+    return (
+        tuple((value.geometry, value.channels) for value in recording.values),
+        tuple((op.args, op.kwargs) for op in recording.ops),
+        tuple(position.ref for position in recording.positions),
+    )
+
+
+def _part(tree: Any, found: list[int]) -> Hashable:
+    """Append the whole numbers of the tree to `found`; returns the tree without them."""
+    kind = type(tree)
+    if kind is int:
+        found.append(tree)
+        return _SIZE
+    if kind is Geometry:
+        return "geometry", _part((tree.size, tree.stride, tree.start), found), tree.dtype
+    if kind is ValueRef or kind is ParameterRef:
+        return kind, tree.index, _part(tree.geometry, found)
+    if isinstance(tree, tuple | list):
+        return kind, tuple([_part(item, found) for item in tree])
+    return tree
+
+
+def _filled(tree: Any, numbers: Iterator[int]) -> Any:
+    """The tree with these whole numbers in place of its own."""
+    kind = type(tree)
+    if kind is int:
+        return next(numbers)
+    if kind is Geometry:
+        size, stride, start = _filled((tree.size, tree.stride, tree.start), numbers)
+        return Geometry(size, stride, tree.dtype, start)
+    if kind is ValueRef or kind is ParameterRef:
+        return kind(tree.index, _filled(tree.geometry, numbers))
+    if isinstance(tree, tuple | list):
+        return kind([_filled(item, numbers) for item in tree])
+    return tree
+
+
+def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
+    layouts, arguments, refs = _filled(_tree(like), numbers)
+    return replace(
+        like,
+        values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
+        ops=_ops(like.ops, arguments),
+        positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
+    )
+
+
+def _value(value: RecordedValue, geometry: Geometry, channels: int) -> RecordedValue:
+    return replace(value, geometry=geometry, channels=channels)
+
+
+def _ops(like: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
+    ops: list[RecordedOp] = []
+    for op, (args, kwargs) in zip(like, arguments, strict=True):
+        base = None if op.base is None else replace(ops[op.base.index], refusal=op.base.refusal)
+        ops.append(replace(op, args=args, kwargs=kwargs, base=base))
+    return tuple(ops)
+
+
+def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all arguments have the sizes and strides that the recording says."""
+    return all(
+        tensors[value.source].shape == value.geometry.size and tensors[value.source].stride() == value.geometry.stride
+        for value in recording.values
+        if value.origin == "input"
+    )

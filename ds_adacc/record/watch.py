@@ -1,0 +1,161 @@
+"""Watch Python's calls while a block is recorded: what global state they read, and numbers that nothing can guard.
+
+A guard needs a place where it can read a number again. The functions that run while the block is recorded show which
+globals and class attributes those are. Some numbers have no such place: those of Python's and NumPy's random
+generators, of the clock, of a file. And some of a tensor's data reach Python without the dispatcher.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ds_adacc.record.content import is_library
+from ds_adacc.record.guards import Guards, guards_of_values
+
+_READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
+_RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
+_OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
+_READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
+_WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
+
+Place = tuple[dict[str, Any], str]  # the namespace of a Python module, and the name in it
+
+
+class Watch:
+    """Watches from `start` to `stop`. `on_read` is called when Python is about to read a tensor's data.
+
+    `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
+    function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
+
+    Python allows one function that is told of calls: `is_possible` is False if there is another one.
+    """
+
+    def __init__(self, on_read: Callable[[], None]) -> None:
+        self.places: dict[str, Place] = {}
+        self.marks: Guards = {}
+        self.unguarded: str | None = None
+        self._on_read: Callable[[], None] | None = on_read
+        self._codes: set[types.CodeType] = set()
+        self._modules: set[types.ModuleType] = set()
+        self._importing: types.FrameType | None = None
+
+    @staticmethod
+    def is_possible() -> bool:
+        return sys.getprofile() is None
+
+    def start(self) -> None:
+        """Raises RuntimeError if it is not possible."""
+        if not self.is_possible():
+            raise RuntimeError("a profiler of Python's calls is running, and there can be only one")
+        sys.setprofile(self._told)
+
+    def stop(self) -> None:
+        sys.setprofile(None)
+        self._on_read = self._importing = None
+
+    def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
+        if self._importing is not None:
+            if event == "return" and frame is self._importing:
+                self._importing = None
+        elif event == "call":
+            module = str(frame.f_globals.get("__name__"))
+            if frame.f_code.co_name == "<module>":
+                self._importing = frame
+            elif frame.f_code not in self._codes and (not is_library(module) or module in _READABLE_LIBRARIES):
+                self._codes.add(frame.f_code)
+                self._note_globals(frame)
+        elif event == "c_call":
+            self._note_call(frame, called)
+
+    def _note_call(self, frame: types.FrameType, called: Any) -> None:
+        owner = getattr(called, "__self__", None)
+        if called.__name__ in _READS and (isinstance(owner, torch.Tensor) or owner is torch._C):
+            if not _is_ours(frame):
+                self._data_is_read()
+        elif not isinstance(owner, torch.Tensor):
+            source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
+            source = owner.__module__ if isinstance(owner, type) else source
+            if source in _RANDOM or (source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))):
+                self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
+
+    def _note_globals(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        names = dict.fromkeys((*code.co_names, *(each for each in code.co_consts if type(each) is str)))
+        found: dict[str, Place] = {}
+        self._modules.clear()
+        for name in names:
+            if name in frame.f_globals:
+                self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
+            elif name in sys.modules and name in code.co_varnames:  # imported by the function itself
+                self._note_members(sys.modules[name], names, code, found)
+        new = {name: place for name, place in found.items() if name not in self.places}
+        self.places.update(new)
+        self.marks.update(marks_of(new))
+
+    def _note(
+        self,
+        full_name: str,
+        namespace: dict[str, Any],
+        name: str,
+        names: Mapping[str, None],
+        code: types.CodeType,
+        found: dict[str, Place],
+    ) -> None:
+        value = namespace.get(name)
+        if isinstance(value, types.ModuleType):
+            self._note_members(value, names, code, found)
+        elif _source(value) in _RANDOM:
+            self._cannot_guard(full_name, code)
+        elif not (isinstance(value, type) and is_library(value.__module__)):
+            found.setdefault(full_name, (namespace, name))
+
+    def _note_members(
+        self, module: types.ModuleType, names: Mapping[str, None], code: types.CodeType, found: dict[str, Place]
+    ) -> None:
+        """Of a Python module, the members that the code names. Of libraries, only the data of some are guarded."""
+        if module in self._modules:  # Python modules may refer to one another
+            return
+        self._modules.add(module)
+        source, members = module.__name__, vars(module)
+        for name in names:
+            value = members.get(name)
+            if value is None or name.startswith("__"):
+                continue
+            if isinstance(value, types.ModuleType):
+                if value.__name__ in _RANDOM or not is_library(value.__name__):
+                    self._note_members(value, names, code, found)
+            elif source in _RANDOM and callable(value) and not isinstance(value, type):
+                self._cannot_guard(f"{source}.{name}", code)
+            elif source.partition(".")[0] not in _WITHOUT_STATE and not (is_library(source) and callable(value)):
+                found.setdefault(f"{source}.{name}", (members, name))
+
+    def _cannot_guard(self, what: str, code: types.CodeType) -> None:
+        self.unguarded = self.unguarded or f"{what} in {code.co_name}"
+
+    def _data_is_read(self) -> None:
+        if self._on_read is not None:
+            self._on_read()
+
+
+def marks_of(places: Mapping[str, Place]) -> Guards:
+    """The marks of what is at these places now. Those of one place do not depend on the others."""
+    marks: Guards = {}
+    for name, place in places.items():
+        for part, mark in guards_of_values({name: place[0].get(place[1])}).items():
+            marks[part if part.startswith(name) else f"{name}: {part}"] = mark
+    return marks
+
+
+def _source(value: Any) -> str | None:
+    """The Python module of the object that a bound method of C code belongs to."""
+    owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
+    return None if owner is None else type(owner).__module__
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"

@@ -1,0 +1,45 @@
+"""Refuse a block that already runs inside another checkpoint, which would recompute it whatever the plan says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+_CHECKPOINTS = {  # modules, and what to do about a call of each
+    "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",
+    "deepspeed.runtime.activation_checkpointing.checkpointing": (
+        "import ds_adacc.checkpointing there in place of deepspeed.checkpointing; or call the block itself"
+    ),
+}
+_ENTRIES = {"checkpoint", "non_reentrant_checkpoint", "checkpoint_sequential"}  # their functions that users call
+_LIBRARIES = ("torch", "deepspeed", "ds_adacc", "functools", "contextlib")
+
+
+class CheckpointedTwice(RuntimeError):
+    """A block of ds_adacc runs inside another checkpoint. The text names the call and the remedy."""
+
+
+def refuse_checkpointed(name: str) -> None:
+    """Raise CheckpointedTwice if the present call of the block runs inside a checkpoint of torch or DeepSpeed."""
+    frames = _outward(sys._getframe(1))
+    for frame in frames:
+        module = frame.f_globals.get("__name__")
+        if module in _CHECKPOINTS and frame.f_code.co_name in _ENTRIES:
+            user = next((each for each in frames if not _is_of_library(each)), None)
+            site = "" if user is None else f" in line {user.f_lineno} of {user.f_code.co_filename}"
+            raise CheckpointedTwice(
+                f"block {name} runs inside {module}, which is called{site}. Both would decide what its backward "
+                f"recomputes, and the plan could not be kept. To mend: {_CHECKPOINTS[module]}; or disable ds_adacc "
+                '("adacc": {"enabled": false})'
+            )
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES

@@ -1,0 +1,167 @@
+"""Measure strategies on the GPT of train.py: the peak memory of one, or the time of several that take turns.
+
+deepspeed --num_gpus 1 examples/measure.py memory RESULT CONFIG [options of train.py]
+deepspeed --num_gpus 1 examples/measure.py time RESULT CONFIG CONFIG... [options of train.py]
+
+A strategy is a ds_config; the first one of `time` is the base of the gradient errors. RESULT is a JSON file to write.
+Both measure steady steps: those in which a plan is in force, and nothing is recorded, tried or tracked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_full_grad
+from memory import PeakMemory
+from timing import seconds
+from torch import Tensor
+from train import (
+    Batch,
+    add_model_options,
+    batches,
+    build_model,
+    deepspeed_checkpoint,
+    device_name,
+    read_texts,
+    train_step,
+)
+
+import ds_adacc
+from ds_adacc import planner
+from ds_adacc.runtime.step import Purpose
+
+WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
+PATIENCE = 20  # steps after which a strategy that still tracks at every other step is taken to do so for good
+
+
+class Training:
+    """A model under a ds_config, with the steps that it takes."""
+
+    def __init__(self, config: str, args: argparse.Namespace) -> None:
+        model = build_model(args, deepspeed_checkpoint(config))
+        self.engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
+        self.data = batches(self.engine, read_texts(args.data)[0], args.context, args.seed)
+        self.adacc = getattr(self.engine, "adacc", None)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next step is one of the many: it only trains. A strategy's tracking may be without an end."""
+        if self.adacc is None:
+            return True
+        purpose = self.adacc.runtime.controller.step.purpose
+        return purpose is Purpose.RUN or (purpose is Purpose.TRACK and self.engine.global_steps >= PATIENCE)
+
+    def step(self) -> float:
+        return train_step(self.engine, self.data)
+
+    def settle(self, least: int = 0) -> None:
+        """At least so many steps, and until the next one is steady."""
+        for _ in range(least):
+            self.step()
+        while not self.is_steady:
+            self.step()
+
+    def step_peak(self, memory: PeakMemory) -> int:
+        """A step; returns the peak of its forward and backward in bytes, without gradients and the optimizer's part.
+
+        The gradients are there before the level is taken: every strategy holds the same ones. What the optimizer takes
+        is no activation.
+        """
+        for parameter in self.engine.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        tokens, targets = next(self.data)
+        memory.start()
+        self.engine.backward(self.engine(tokens, targets))
+        peak = memory.peak_bytes()
+        self.engine.step()
+        return peak
+
+    def gradient(self, batch: Batch) -> Tensor:
+        """The gradient of all parameters in a step on this batch, as one vector of float64."""
+        self.engine.backward(self.engine(*batch))
+        gradient = torch.cat([safe_get_full_grad(p).flatten().double() for p in self.engine.module.parameters()])
+        self.engine.step()
+        return gradient
+
+    def about(self) -> dict[str, int | None]:
+        """The plan in force, in bytes: its peak, that of no checkpointing, and what was held when backward began."""
+        plan = self.adacc and self.adacc.runtime.controller.plan
+        return {
+            "planned_peak_bytes": plan and plan.peak,
+            "planned_without_bytes": plan and plan.without,
+            "held_bytes": self.adacc and self.adacc.observed_held_bytes,
+        }
+
+
+def measure_memory(config: str, args: argparse.Namespace) -> dict[str, object]:
+    """The peaks in bytes of some steady steps and of all steps before them; or the smallest budget that would fit."""
+    training = Training(config, args)
+    memory = PeakMemory(training.engine.device)
+    before, steady = [], []
+    try:
+        while len(steady) < args.steps:
+            is_steady = len(before) >= WARM_UP_STEPS and training.is_steady
+            (steady if is_steady else before).append(training.step_peak(memory))
+    except planner.InfeasibleBudget as error:
+        return {"infeasible": True, "smallest_bytes": error.smallest}
+    return {"peak_bytes": max(steady), "first_steps_peak_bytes": max(before), **training.about()}
+
+
+def measure_time(configs: list[str], args: argparse.Namespace) -> dict[str, object]:
+    """What some steady steps of each strategy took, in seconds, and its gradient error, by the config's name.
+
+    The gradient error is ‖g - g₀‖ / ‖g₀‖ on one batch, with g₀ and the weights those of the first strategy. If g is not
+    finite, it is None.
+    """
+    trainings = {Path(config).stem: Training(config, args) for config in configs}
+    for training in trainings.values():
+        training.settle(WARM_UP_STEPS)
+    taken = {name: [] for name in trainings}
+    for _ in range(args.steps):
+        for name, training in trainings.items():
+            training.settle()
+            taken[name].append(seconds(training.step, training.engine.device))
+    base = next(iter(trainings.values()))
+    weights = {name: value.clone() for name, value in base.engine.module.state_dict().items()}
+    batch = next(base.data)
+    exact = base.gradient(batch)
+    return {
+        name: {
+            "seconds": [asdict(each) for each in taken[name]],
+            "gradient_error": gradient_error(training, weights, batch, exact),
+            **training.about(),
+        }
+        for name, training in trainings.items()
+    }
+
+
+def gradient_error(training: Training, weights: dict[str, Tensor], batch: Batch, exact: Tensor) -> float | None:
+    """How far the gradient of a steady step at these weights is from the exact one, as a fraction of its norm."""
+    training.settle()
+    training.engine.module.load_state_dict(weights)
+    error = ((training.gradient(batch) - exact).norm() / exact.norm()).item()
+    return error if error < float("inf") else None  # not so for NaN either
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "time"))
+    parser.add_argument("result", type=Path)
+    parser.add_argument("configs", nargs="+")
+    parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=3, help="steady steps to measure (default: 3)")
+    add_model_options(parser)
+    args = parser.parse_args()
+    deepspeed.init_distributed()
+    found = measure_memory(args.configs[0], args) if args.what == "memory" else measure_time(args.configs, args)
+    device = torch.device(deepspeed.accelerator.get_accelerator().current_device_name())
+    args.result.write_text(json.dumps({"device": device_name(device), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

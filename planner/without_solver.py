@@ -1,0 +1,121 @@
+"""Policies without the integer program, for when the solver gives no answer: it is out of time, or its process ended.
+
+Whether a run goes on must not depend on how busy the machine is. So these rules count no seconds: the same problem has
+the same answer. Policies that keep the budget (and the bound on the gradient error) are used if one of the rules finds
+any. The budget is called infeasible only if a bound proves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ds_adacc.planner.baselines import cover, recompute_policy, retain_policy
+from ds_adacc.planner.gradient_error import gradient_error
+from ds_adacc.planner.greedy import greedy
+from ds_adacc.planner.least_bytes import least_held, least_peak_bound
+from ds_adacc.planner.policy import Policy
+from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import RETAIN, BlockType, Profile
+from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate_uniform, human_bytes
+
+_MOST_TRIES = 1000  # policies that the descent tries: a number of tries, not of seconds
+
+
+def without_solver(problem: Problem, budget: int, why: str) -> Solution:
+    """The quickest policies that a simple rule finds within `budget` bytes. `why` says why the solver found none.
+
+    Raises InfeasibleBudget if no policies can fit, and NoSolutionInTime if that is not known.
+    """
+    started = time.perf_counter()
+    candidates = [_evaluate(problem, policies, why) for policies in _candidates(problem)]
+    with contextlib.suppress(InfeasibleBudget):
+        candidates.append(replace(greedy(problem, budget, max_seconds=1.0), fallback=why))
+    fitting = [solution for solution in candidates if solution.peak <= budget]
+    if not fitting:
+        leanest = _descend(problem, min(candidates, key=lambda solution: solution.peak), budget)
+        if leanest.peak > budget:
+            _refuse(problem, budget, _descend(problem, leanest, 0), why)
+        fitting = [leanest]
+    best = min(fitting, key=lambda solution: (solution.added_seconds, solution.error))
+    return replace(best, solve_seconds=time.perf_counter() - started)
+
+
+def leanest(problem: Problem, why: str) -> Solution:
+    """The policies of the smallest peak that simple rules find."""
+    candidates = [_evaluate(problem, policies, why) for policies in _candidates(problem)]
+    return _descend(problem, min(candidates, key=lambda solution: solution.peak), 0)
+
+
+def _refuse(problem: Problem, budget: int, leanest: Solution, why: str) -> None:
+    bound = least_peak_bound(problem)
+    if bound > budget:
+        raise InfeasibleBudget(budget, leanest.peak, proven=bound == leanest.peak)
+    raise NoSolutionInTime(
+        f"{why}. Simple rules find no plan within {human_bytes(budget)} either: the smallest peak that they reach is "
+        f"{human_bytes(leanest.peak)}"
+    )
+
+
+def _candidates(problem: Problem) -> Iterator[list[Policy]]:
+    """One policy for each block type, all within the bound on the gradient error."""
+    profiles, bound = [block_type.profile for block_type in problem.block_types], problem.max_gradient_error
+    yield [retain_policy(profile) for profile in profiles]
+    yield [recompute_policy(profile) for profile in profiles]
+    yield [_lean(profile, bound) for profile in profiles]
+
+
+def _lean(profile: Profile, bound: float | None) -> Policy:
+    """Hold the fewest bytes, with lossy codecs only if they keep the bound together."""
+    policy = _holding(profile, least_held(profile, bound)[1])
+    if bound is None or gradient_error(profile, policy) <= bound:
+        return policy
+    return _holding(profile, least_held(profile, 0.0)[1])
+
+
+def _holding(profile: Profile, stores: dict[int, str]) -> Policy:
+    return cover(profile.graph, [stores.get(value) for value in range(len(profile.graph.values))])
+
+
+def _evaluate(problem: Problem, policies: Sequence[Policy], why: str) -> Solution:
+    return replace(evaluate_uniform(problem, policies, time.perf_counter(), proven_optimal=False), fallback=why)
+
+
+def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:
+    """Change how single values are stored as long as that lowers the peak, until it is at most `enough` bytes."""
+    tries, improved = _MOST_TRIES, True
+    while improved and solution.peak > enough:
+        improved = False
+        for place, block_type in enumerate(problem.block_types):
+            for value in range(len(block_type.profile.graph.values)):
+                for policy in _variants(block_type, solution.policies[place][0], value, problem.max_gradient_error):
+                    if tries == 0 or solution.peak <= enough:
+                        return solution
+                    tries -= 1
+                    policies = [of_type[0] for of_type in solution.policies]
+                    policies[place] = policy
+                    other = _evaluate(problem, policies, solution.fallback)
+                    if other.peak < solution.peak:
+                        solution, improved = other, True
+    return solution
+
+
+def _variants(block_type: BlockType, policy: Policy, value: int, bound: float | None) -> Iterator[Policy]:
+    """The policy with this value stored in each other way, within the bound on the gradient error."""
+    profile, graph = block_type.profile, block_type.profile.graph
+    if not graph.values[value].storable:
+        return
+    # what the policy does not need yet is replayed if it can be, once the change needs it
+    wanted = [
+        store or (None if graph.values[v].producer in graph.rebuildable_ops else RETAIN)
+        for v, store in enumerate(policy.stores)
+    ]
+    options = [RETAIN, *(offer.codec for offer in profile.codecs[value])]
+    if graph.values[value].producer in graph.rebuildable_ops:
+        options.append(None)
+    for store in options:
+        other = cover(graph, [*wanted[:value], store, *wanted[value + 1 :]])
+        if other != policy and (bound is None or gradient_error(profile, other) <= bound):
+            yield other

@@ -1,0 +1,65 @@
+"""Whether a script enables ds_adacc is read off its text; it is not run."""
+
+import json
+
+import pytest
+
+SECTION = {"adacc": {"memory_budget": 0.5}}
+PLAIN = "import torch\nimport deepspeed\n\nengine, *_ = deepspeed.initialize(model=model, config='ds_config.json')\n"
+FROM = "from deepspeed import initialize\nengine, *_ = initialize(model=model)\n"
+TRAINER = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
+
+
+@pytest.fixture(autouse=True)
+def no_other_findings(monkeypatch):
+    monkeypatch.setattr("ds_adacc.cli.doctor.findings", list)
+
+
+def looked(document, tmp_path, config, script):
+    (tmp_path / "ds_config.json").write_text(json.dumps(config))
+    (tmp_path / "train.py").write_text(script)
+    paths = str(tmp_path / "ds_config.json"), str(tmp_path / "train.py")
+    code, told = document("doctor", "--config", paths[0], "--script", paths[1])
+    return code, {finding["name"]: finding for finding in told["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "called", "line"),
+    [(PLAIN, "deepspeed's initialize", 4), (FROM, "deepspeed's initialize", 2), (TRAINER, "transformers's Trainer", 2)],
+)
+def test_a_script_that_nothing_serves(document, tmp_path, script, called, line):
+    code, found = looked(document, tmp_path, SECTION, script)
+    assert code == 1
+    assert found["section"]["fine"] and not found["script"]["fine"]
+    said = f"train.py calls {called} in line {line}, and nothing of ds_adacc: the section does nothing"
+    assert found["script"]["detail"].endswith(said)
+    assert "deepspeed --module ds_adacc.run SCRIPT" in found["script"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        PLAIN.replace("import torch", "import ds_adacc"),
+        "from ds_adacc.huggingface import AdaccCallback\n" + TRAINER,
+        "import ds_adacc.checkpointing as checkpointing\n" + PLAIN,
+    ],
+)
+def test_a_script_that_enables_it(document, tmp_path, script):
+    code, found = looked(document, tmp_path, SECTION, script)
+    assert (code, found["script"]["fine"], found["section"]["fine"]) == (0, True, True)
+    assert found["script"]["detail"].endswith("train.py imports ds_adacc in line 1")
+
+
+def test_a_config_without_a_section(document, tmp_path, monkeypatch):
+    code, found = looked(document, tmp_path, {"fp16": {"enabled": False}}, "import ds_adacc")
+    assert (code, found["section"]["fine"]) == (1, False)
+    assert "ADACC_CONFIG" in found["section"]["remedy"]
+    monkeypatch.setenv("ADACC_CONFIG", '{"memory_budget": 0.5}')
+    code, found = looked(document, tmp_path, {}, "import ds_adacc")
+    assert (code, found["section"]["detail"]) == (0, 'the "adacc" section from ADACC_CONFIG is valid')
+
+
+def test_a_section_with_a_mistake(document, tmp_path):
+    code, found = looked(document, tmp_path, {"adacc": {"memory_budgett": 0.5}}, "import ds_adacc")
+    assert code == 1
+    assert "adacc.memory_budgett = 0.5: unknown key" in found["section"]["detail"]

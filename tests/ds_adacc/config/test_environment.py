@@ -1,0 +1,44 @@
+"""ADACC_CONFIG gives the section to scripts whose ds_config is written in code."""
+
+import json
+
+import pytest
+
+from ds_adacc.config import ConfigError, load
+
+SECTION = {"memory_budget": 0.5, "codecs": "none"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_the_section_as_json_or_in_a_file(tmp_path, monkeypatch, named, in_file):
+    text = json.dumps({"adacc": SECTION} if named else SECTION)
+    (tmp_path / "section.json").write_text(text)
+    monkeypatch.setenv("ADACC_CONFIG", str(tmp_path / "section.json") if in_file else text)
+    assert load({"fp16": {"enabled": True}}) == load(None) == load({"adacc": SECTION})
+
+
+def test_an_empty_variable_says_nothing(monkeypatch):
+    monkeypatch.setenv("ADACC_CONFIG", " ")
+    assert load({}) is None
+    assert load({"adacc": SECTION}) is not None
+
+
+def test_a_second_section_is_refused(monkeypatch):
+    monkeypatch.setenv("ADACC_CONFIG", json.dumps(SECTION))
+    assert load({"adacc": SECTION}) is not None
+    with pytest.raises(ConfigError, match="ADACC_CONFIG is set, and ds_config has another 'adacc' section"):
+        load({"adacc": {"memory_budget": 0.4}})
+
+
+@pytest.mark.parametrize("text", ["{", "no-such-file.json", "{'a': 1", '{"memory_budget": 0.5, "memory_budget": 0.4}'])
+def test_what_is_neither_is_refused(monkeypatch, text):
+    monkeypatch.setenv("ADACC_CONFIG", text)
+    with pytest.raises(ConfigError, match="ADACC_CONFIG: must be a JSON object, or the path of a JSON file"):
+        load({})
+
+
+def test_its_mistakes_are_named(monkeypatch):
+    monkeypatch.setenv("ADACC_CONFIG", '{"memory_budgett": 0.5}')
+    with pytest.raises(ConfigError, match=r"adacc\.memory_budgett = 0\.5: unknown key"):
+        load({})

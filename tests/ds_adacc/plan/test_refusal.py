@@ -1,0 +1,67 @@
+"""The error of a budget that no plan fits names the key, what to set, and what takes the memory."""
+
+import pickle
+import re
+import sys
+
+import pytest
+import zoo
+from stack import WIDTH, Model
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.plan.refusal import BudgetTooSmall
+from ds_adacc.runtime.runtime import Runtime
+
+
+def refused(budget, dropout=0.1):
+    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}}
+    runtime = Runtime(load({"adacc": section}), stepped=True)
+    Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout)).step(runtime.checkpoint)
+    return Adacc(runtime.config, runtime)
+
+
+def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
+    with pytest.raises(planner.InfeasibleBudget) as caught:
+        refused("1KiB").end_step()
+    error = caught.value
+    text = str(error)
+    assert text.startswith("adacc.memory_budget: no plan fits 1024 bytes (1.00 KiB), which is too small")
+    assert (
+        f'is {error.smallest} bytes ({planner.human_bytes(error.smallest)}): "memory_budget": {error.smallest} or'
+        in text
+    )
+    held = text.partition("What holds it up, over all blocks: ")[2].split("; ")
+    assert len(held) == 3
+    assert any(name.startswith("dropout mask '") for name in held)
+    assert all(re.search(r"' of GPTBlock, [\d.]+ .iB", name) for name in held)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.smallest, copy.budget) == (BudgetTooSmall, text, error.smallest, 1024)
+
+
+def test_what_it_says_to_set_does():
+    with pytest.raises(planner.InfeasibleBudget) as caught:
+        refused("1KiB").end_step()
+    as_bytes, fraction = re.findall(r'"memory_budget": (\d+ |\d\.\d+)', str(caught.value))
+    for budget in (int(as_bytes), float(fraction)):
+        adacc = refused(budget)
+        adacc.end_step()
+        plan = adacc.runtime.controller.plan
+        assert plan.peak <= plan.budget
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_the_first_rank_prints_it(monkeypatch, is_first):
+    printed = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, value, traceback: printed.append(value))
+    adacc = refused("1KiB")
+    ranks = adacc.runtime.controller.ranks
+    with pytest.raises(planner.InfeasibleBudget) as caught:
+        # the plan is made on the first rank; what the others do with the error is asked after it
+        monkeypatch.setattr(type(ranks), "is_first", property(lambda _: is_first or sys.exc_info()[0] is None))
+        adacc.end_step()
+    sys.excepthook(type(caught.value), caught.value, None)
+    other = ValueError("another")
+    sys.excepthook(ValueError, other, None)
+    assert printed == ([caught.value, other] if is_first else [other])

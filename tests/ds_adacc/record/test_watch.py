@@ -1,0 +1,169 @@
+"""What Python reads while a block is recorded, and what follows from it."""
+
+import cProfile
+import logging
+import random
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from recorded import record
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+factor, factors = 1.0, [1.0]
+
+
+class Block(nn.Module):
+    """Reads one number on the way; `number` says how."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        self.number = number
+
+    def forward(self, x):
+        early = F.gelu(self.fc1(x))
+        return self.fc2(F.gelu(early * self.number(x.detach())))
+
+
+def batch():
+    return torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
+
+
+DATA = {
+    "tolist": lambda x: x.tolist()[0][0][0],
+    "numpy": lambda x: float(x.numpy()[0, 0, 0]),
+    "asarray": lambda x: float(np.asarray(x).sum()),
+    "array": lambda x: float(x.__array__().sum()),
+    "dlpack": lambda x: float(np.from_dlpack(x).sum()),
+    "to_dlpack": lambda x: len(str(torch.utils.dlpack.to_dlpack(x))),
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "int": lambda x: int(x.sum() * 5),
+    "bool": lambda x: 2.0 if x.sum() > 0 else 3.0,
+    "format": lambda x: float(f"{x.sum()}"),
+    "range": lambda x: len(range((x.sum().abs() * 5).to(torch.int64))),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_what_follows_from_data_is_not_recomputed(name):
+    block = Block(DATA[name])
+    ops = record(block, (batch(),), {}).ops
+    mul = max(op.index for op in ops if op.short_name == "mul")
+    assert [op.replayable for op in ops if op.index >= mul] == [False] * (len(ops) - mul)
+    assert all(op.replayable for op in ops if op.short_name in ("addmm", "gelu") and op.index < mul - 3)
+    work = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+
+
+def clock():
+    return time.monotonic() % 1
+
+
+UNGUARDED = {
+    "random.random": lambda x: random.random(),
+    "random.uniform": lambda x: random.uniform(1, 2),
+    "numpy.random": lambda x: float(np.random.rand()),
+    "time.monotonic": lambda x: clock(),
+}
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplog):
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(UNGUARDED[name])
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        for _ in range(3):
+            zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
+    assert work.recordings == 1
+    ((_, found),) = work.blocks.records()
+    assert not any(op.replayable for op in found.bound.recording.ops)
+    (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
+    assert name.partition(".")[0] in warning
+
+
+def of_global(x):
+    return factor
+
+
+def of_list(x):
+    return helper() * 2
+
+
+def helper():
+    return factors[0]
+
+
+class Twice(torch.autograd.Function):
+    """A class whose `apply` is that of torch, and which has a static method with a default that may change."""
+
+    @staticmethod
+    def forward(ctx, x, factors=factors):
+        return 2 * factors[0] * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 * factors[0]
+
+
+def of_function(x):
+    return Twice.apply(x)
+
+
+@pytest.mark.parametrize("number", [of_global, of_list, of_function])
+def test_a_global_may_change(number):
+    global factor
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(number)
+    for value in (1.0, 1.0, 3.0, 3.0):
+        factor = factors[0] = value
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+
+
+def test_a_block_is_not_recorded_while_a_profiler_watches_pythons_calls(caplog):
+    work, block, told = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(lambda x: 2.0), []
+
+    def profiler(frame, event, argument):
+        told.append(event)
+
+    sys.setprofile(profiler)
+    try:
+        zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert told and work.recordings == 0
+    assert "profiler" in caplog.text
+    zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
+    assert work.recordings == 1 and sys.getprofile() is None
+
+
+def test_cprofile_around_a_step_is_left_alone():
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(lambda x: 2.0)
+    with cProfile.Profile() as profile:
+        zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
+    assert any("forward" in entry.code.co_name for entry in profile.getstats() if hasattr(entry.code, "co_name"))
+
+
+def test_the_watch_ends_with_a_block_that_raises():
+    def fail(x):
+        raise ValueError("out of luck")
+
+    work = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    with pytest.raises(ValueError, match="out of luck"):
+        work.checkpoint(Block(fail), batch())
+    assert sys.getprofile() is None

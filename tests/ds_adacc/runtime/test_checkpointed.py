@@ -1,0 +1,57 @@
+"""A program that still checkpoints its blocks is told so at its first step, with the place and the remedy."""
+
+import pytest
+import torch
+import zoo
+from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+from stack import WIDTH, Model
+from torch.utils.checkpoint import checkpoint
+
+from ds_adacc.config import load
+from ds_adacc.runtime.checkpointed import CheckpointedTwice
+from ds_adacc.runtime.runtime import Runtime
+
+
+@pytest.fixture
+def runtime():
+    return Runtime(load({"adacc": {"memory_budget": "1KiB", "codecs": "none"}}), stepped=True)
+
+
+@pytest.fixture
+def model():
+    return Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1), layers=2)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_torchs_checkpoint_is_named_with_its_place(runtime, model, use_reentrant):
+    def call(block, x):
+        return checkpoint(runtime.checkpoint, block, x, use_reentrant=use_reentrant)
+
+    line = call.__code__.co_firstlineno + 1
+    with pytest.raises(CheckpointedTwice) as caught:
+        model.step(call)
+    text = str(caught.value)
+    assert f"runs inside torch.utils.checkpoint, which is called in line {line} of {__file__}. " in text
+    assert "call the block itself there, without torch.utils.checkpoint" in text
+    assert runtime.recordings == 0
+
+
+@pytest.mark.parametrize("function", [deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint])
+def test_deepspeeds_checkpointing_is_named_with_what_to_import(runtime, model, function, monkeypatch):
+    monkeypatch.setattr(deepspeeds, "deepspeed_checkpointing_enabled", True)
+    with pytest.raises(CheckpointedTwice, match=r"import ds_adacc\.checkpointing there in place of deepspeed"):
+        model.step(lambda block, x: function(lambda y: runtime.checkpoint(block, y), x))
+
+
+def test_a_checkpoint_inside_a_block_or_beside_it_is_the_programs_own(runtime):
+    block = zoo.GPTBlock(WIDTH, 4, 0.0)
+    x = torch.randn(2, 8, WIDTH, requires_grad=True)
+    head = torch.nn.Linear(WIDTH, WIDTH)
+    y = runtime.checkpoint(lambda x: checkpoint(block, x, use_reentrant=False), x)
+    checkpoint(head, y, use_reentrant=False).sum().backward()
+    assert runtime.recordings == 1
+
+
+def test_without_gradients_blocks_run_as_usual(runtime, model):
+    with torch.no_grad():
+        runtime.checkpoint(model.blocks[0], torch.randn(2, 8, WIDTH))

@@ -1,0 +1,195 @@
+"""Batches of varying sizes: exact from the first step on, recorded at a few sizes only, and within the budget."""
+
+import random
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step import Purpose
+
+LAYERS = 3
+
+
+class Training:
+    """LLaMA blocks in a row whose batches have any size; each step is compared with plain autograd."""
+
+    def __init__(self, make=zoo.LlamaBlock, **section):
+        self.make = make
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(make() for _ in range(LAYERS))
+        section = {"memory_budget": 0.6, "codecs": "none", "solver": {"max_seconds": 30.0}, **section}
+        config = load({"adacc": section})
+        self.runtime = Runtime(config, stepped=True)
+        self.adacc = Adacc(config, self.runtime)
+        self.purposes, self.peaks = [], []
+
+    def step(self, time, batch=2, **arguments):
+        torch.manual_seed(time)
+        x = torch.randn(batch, time, zoo.WIDTH, requires_grad=True)
+        if issubclass(self.make, zoo.LlamaBlock):
+            arguments = arguments or {"rope": zoo.rope(time)}
+
+        def run(call):
+            def through(x):
+                for block in self.blocks:
+                    x = call(block, x, **arguments)
+                return x
+
+            return zoo.gradients(self.blocks, (x,), {}, through)
+
+        exact = run(lambda block, x, **kwargs: block(x, **kwargs))
+        self.purposes.append(self.runtime.controller.step.purpose)
+        found = run(self.runtime.checkpoint)
+        self.adacc.end_step()
+        return exact, found
+
+    def compare(self, time, batch=2, **arguments):
+        zoo.assert_same_bits(*self.step(time, batch, **arguments))
+
+    @property
+    def coordinator(self):
+        return self.runtime.coordinator
+
+
+def lengths(count, steps, seed=0):
+    lot = random.Random(seed)
+    known = lot.sample(range(8, 8 + 4 * count), count)
+    return [lot.choice(known) for _ in range(steps)]
+
+
+def test_lengths_are_recorded_at_three_sizes_and_predicted_at_all_others():
+    training = Training(rectifier={"enabled": False})
+    for time in (20, 12, 17):
+        training.compare(time)
+    recorded = training.runtime.recordings
+    assert recorded == LAYERS + 2, "at further sizes, one block is recorded"
+    plan = training.runtime.controller.plan
+    for time in lengths(20, 40):
+        if time <= 20:
+            training.compare(time)
+    assert training.runtime.recordings == recorded
+    assert training.runtime.controller.plan is plan, "no further plan"
+
+
+def test_a_fraction_is_of_the_largest_batch_so_far():
+    training = Training(rectifier={"enabled": False})
+    for time in (10, 12, 9):
+        training.compare(time)
+    first = training.coordinator._limit
+    for time in (40, 41, 10):
+        training.compare(time)
+    assert 3 * first < training.coordinator._limit < 6 * first
+    assert not training.coordinator.undecided
+
+
+def test_a_budget_in_bytes_holds_at_every_size():
+    training = Training(rectifier={"enabled": False})
+    training.compare(30)
+    budget = training.coordinator._limit
+    training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
+    for time in (30, 20, 25, 29, 31, 12, 27):
+        training.compare(time)
+        held = training.coordinator
+        for digest in held.block_types:
+            known = held.block_types[digest]
+            if known.agreed is not None:
+                assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
+    assert training.coordinator._limit == budget
+    shortest = min(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
+    longest = max(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
+    kept = [sum(store is not None for p in known.policies for store in p.stores) for known in (shortest, longest)]
+    assert kept[0] > kept[1], "a short batch keeps more"
+
+
+def test_batch_and_length_vary_with_a_rectifier_that_looks():
+    training = Training(rectifier={"max_interval": 4})
+    lot = random.Random(1)
+    for _ in range(24):
+        training.compare(lot.randrange(8, 40), lot.choice((1, 2, 4)))
+    assert training.purposes.count(Purpose.TRACK) >= 4
+    assert training.runtime.recordings <= LAYERS * 2 + 5 + training.purposes.count(Purpose.TRACK)
+
+
+def test_a_mask_of_the_same_length_varies_along():
+    training = Training(rectifier={"enabled": False})
+    for time in (20, 12, 17, 9, 15, 19):
+        mask = torch.zeros(time, time).masked_fill(torch.ones(time, time).triu(1).bool(), -1e9)
+        training.compare(time, rope=zoo.rope(time), attention_mask=mask)
+    assert training.runtime.recordings <= LAYERS + 3
+
+
+@pytest.mark.parametrize("make", [zoo.EagerBlock, zoo.BertBlock, zoo.GPTBlock])
+def test_other_blocks(make):
+    training = Training(make, rectifier={"enabled": False})
+    for time in (20, 12, 17, 9, 15, 19, 11):
+        training.compare(time)
+
+
+def test_two_sizes_alive_at_once_share_the_budget():
+    training = Training(rectifier={"enabled": False})
+    for time in (30, 20, 25, 28):
+        training.compare(time)
+    budget = training.coordinator._limit
+
+    def both(call):
+        torch.manual_seed(0)
+        total = 0.0
+        for time in (30, 29):
+            x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+            for block in training.blocks:
+                x = call(block, x, rope=zoo.rope(time))
+            total = total + x.square().sum()
+        training.blocks.zero_grad()
+        total.backward()
+        return [p.grad for p in training.blocks.parameters()]
+
+    exact = both(lambda block, x, **kwargs: block(x, **kwargs))
+    for _ in range(2):
+        found = both(training.runtime.checkpoint)
+        training.adacc.end_step()
+        assert all(map(torch.equal, exact, found))
+    plan = training.runtime.controller.plan
+    assert len(plan.block_types) == 2, "both sizes are planned together"
+    assert plan.peak <= plan.budget
+    assert plan.budget > 1.5 * budget
+
+
+class Windowed(nn.Module):
+    """A block whose slice stops following the length where it is long."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        y = torch.tanh(self.up(x))
+        window = min(x.shape[1], 24)
+        return x + self.down(torch.nn.functional.gelu(y[:, -window:]).mean(1, keepdim=True))
+
+
+def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):
+    training = Training(Windowed, memory_budget=0.8, rectifier={"enabled": False})
+    for time in (20, 12, 17, 15):
+        training.compare(time)
+    recorded = training.runtime.recordings
+    for _ in range(3):
+        training.compare(40)
+    assert training.runtime.recordings > recorded
+    (warning,) = [r.getMessage() for r in caplog.records if "a call differs" in r.getMessage()]
+    assert "from what was predicted for the sizes of its inputs" in warning
+
+
+def test_lossy_policies_are_tried_once_and_run_at_every_length():
+    training = Training(codecs="auto", memory_budget=0.28, max_gradient_error=0.5)
+    errors = []
+    for time in (40, 20, 30, 26, 38, 33, 35, 40, 29, 36):
+        (_, exact), (_, found) = training.step(time)
+        difference = sum(float((found[name] - exact[name]).square().sum()) for name in exact)
+        errors.append((difference / sum(float(g.square().sum()) for g in exact.values())) ** 0.5)
+    assert 0 < max(errors) <= 1.0
+    assert sum(error > 0 for error in errors[4:]) >= 3

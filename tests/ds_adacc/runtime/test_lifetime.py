@@ -1,0 +1,118 @@
+"""Nothing outlives its model: its weights are freed as soon as it is deleted, without Python's cyclic collector."""
+
+import functools
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+import zoo
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+LOSSY = {"memory_budget": 0.8, "codecs": "paper", "solver": {"max_seconds": 30.0}}
+
+
+@pytest.fixture
+def uncollected():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+AS = {
+    "module": lambda block: block,
+    "bound method": lambda block: block.forward,
+    "closure": lambda block: lambda x: block(x),
+    "partial": lambda block: functools.partial(block),
+    "argument": lambda block: functools.partial(call, block),
+    "object": lambda block: Caller(block),
+}
+
+
+def call(block, x):
+    return block(x)
+
+
+class Caller:
+    def __init__(self, block):
+        self.block = block
+
+    def __call__(self, x):
+        return self.block(x)
+
+
+def step(work, callable_, seed=0, stepped=True):
+    torch.manual_seed(seed)
+    x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+    zoo.loss_of(work.checkpoint(callable_, x)).backward()
+    if stepped:
+        work.controller.end_step()
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("name", AS)
+def test_weights_are_freed_with_their_model(name, stepped, uncollected):
+    for budget, model in ((0.8, zoo.GPTBlock), (1.0, zoo.EagerBlock)):  # the latter has a buffer
+        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), stepped=stepped)
+        assert_freed(work, AS[name], model, 1, stepped)  # after the recording step
+        assert_freed(work, AS[name], model, 2, stepped)  # under a plan
+
+
+def test_weights_are_freed_with_their_model_in_trials(uncollected):
+    work = Runtime(load({"adacc": LOSSY}), stepped=True)
+    for steps in (1, 2, 3):
+        assert_freed(work, AS["module"], zoo.GPTBlock, steps, True)
+
+
+def assert_freed(work, make, model, steps, stepped):
+    block = model()
+    weights = [weakref.ref(parameter) for parameter in block.parameters()]
+    for seed in range(steps):
+        step(work, make(block), seed, stepped)
+    del block
+    assert not [weight for weight in weights if weight() is not None]
+
+
+class Keeping(logging.Handler):
+    """Keeps all records, as the handlers of some services do."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
+    work, block, handler = Runtime(load({"adacc": LOSSLESS}), stepped=True), zoo.GPTBlock(), Keeping()
+    for seed in range(3):
+        step(work, block, seed)
+    logger = logging.getLogger("ds_adacc")
+    logger.addHandler(handler)
+
+    def fail(*args, **kwargs):
+        raise planner.InfeasibleBudget(1 << 10, 1 << 20)
+
+    class Local:
+        pass
+
+    def caller():
+        local = Local()
+        with monkeypatch.context() as patch:
+            patch.setattr("ds_adacc.runtime.step_controller.StepController.decide", fail)
+            from ds_adacc.runtime.review import _replan
+
+            digest = next(iter(work.coordinator.block_types))
+            _replan(work.controller, [digest], "drift", {})
+        return weakref.ref(local)
+
+    alive = caller()
+    logger.removeHandler(handler)
+    assert handler.records and alive() is None

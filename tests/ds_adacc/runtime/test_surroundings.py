@@ -1,0 +1,178 @@
+"""What the program puts around a block: its own hooks, other checkpointing, torch.func, forward mode, lazy modules."""
+
+import functools
+import logging
+
+import pytest
+import torch
+import zoo
+from torch import nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+LOSSY = {"memory_budget": 0.9, "codecs": "auto", "solver": {"max_seconds": 30.0}}
+STEPS = 4
+
+
+def plain(block, x):
+    return block(x)
+
+
+def train(call, around, stepped=None, make=zoo.GPTBlock):
+    """The gradients of some steps of two blocks; `call` runs one of them, `around` runs both."""
+    torch.manual_seed(0)
+    blocks, seen = nn.ModuleList([make(), make()]), []
+    for seed in range(STEPS):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+
+        def both(x):
+            for block in blocks:
+                x = call(block, x)
+            return x
+
+        blocks.zero_grad()
+        zoo.loss_of(around(both, x)).backward()
+        if stepped is not None:
+            stepped.controller.end_step()
+        seen.append([x.grad, *(p.grad.clone() for p in blocks.parameters())])
+    return seen
+
+
+def assert_same(a, b):
+    for one, other in zip(a, b, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+class Seen:
+    """Hooks that note what they are given."""
+
+    def __init__(self):
+        self.packed, self.unpacked = [], []
+
+    def pack(self, tensor):
+        self.packed.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor.clone()))
+        return tensor
+
+    def unpack(self, tensor):
+        self.unpacked.append(tensor.detach().clone())
+        return tensor
+
+    def around(self, both, x):
+        with saved_tensors_hooks(self.pack, self.unpack):
+            return both(x)
+
+
+@pytest.mark.parametrize("section", [SECTION, LOSSY], ids=["none", "auto"])
+@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "stepped"])
+def test_hooks_around_a_block_see_what_they_see_without_us(section, with_engine):
+    work = Runtime(load({"adacc": section}), stepped=with_engine)
+    alone, ours = Seen(), Seen()
+    assert_same(train(plain, alone.around), train(work.checkpoint, ours.around, stepped=work if with_engine else None))
+    assert len(alone.packed) == len(ours.packed) and len(alone.unpacked) == len(ours.unpacked)
+    for a, b in zip(alone.packed, ours.packed, strict=True):
+        assert a[:-1] == b[:-1] and torch.equal(a[-1], b[-1])
+    assert all(map(torch.equal, alone.unpacked, ours.unpacked))
+
+
+def on_cpu(both, x):
+    with save_on_cpu():
+        return both(x)
+
+
+def without_hooks(both, x):
+    with disable_saved_tensors_hooks("none here"):
+        return both(x)
+
+
+AROUND = {
+    "save_on_cpu": on_cpu,
+    "not reentrant": functools.partial(checkpoint, use_reentrant=False),
+    "reentrant": functools.partial(checkpoint, use_reentrant=True),
+    "disabled hooks": without_hooks,
+}
+
+
+@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("name", AROUND)
+def test_gradients_within_other_checkpointing(name, with_engine):
+    work = Runtime(load({"adacc": SECTION}), stepped=with_engine)
+    around = AROUND[name]
+    if "reentrant" in name:  # before anything is recorded it would be refused
+        train(work.checkpoint, lambda both, x: both(x), stepped=work if with_engine else None)
+    assert_same(train(plain, around), train(work.checkpoint, around, stepped=work if with_engine else None))
+
+
+def gradient(run, block, x):
+    return torch.func.grad(lambda x: zoo.loss_of(run(block, x)))(x)
+
+
+def of_parameters(run, block, x):
+    named = dict(block.named_parameters())
+    return torch.func.grad(lambda p: zoo.loss_of(torch.func.functional_call(Called(run, block), p, (x,))))(
+        {f"block.{name}": p.detach() for name, p in named.items()}
+    )["block.proj.weight"]
+
+
+class Called(nn.Module):
+    def __init__(self, run, block):
+        super().__init__()
+        self.run, self.block = run, block
+
+    def forward(self, x):
+        return self.run(self.block, x)
+
+
+def jvp(run, block, x):
+    return torch.func.jvp(lambda x: run(block, x), (x,), (torch.ones_like(x),))[1]
+
+
+def vmapped(run, block, x):
+    return torch.func.vmap(lambda x: run(block, x[None])[0])(x)
+
+
+def per_sample(run, block, x):
+    return torch.func.vmap(torch.func.grad(lambda x: zoo.loss_of(run(block, x[None]))))(x)
+
+
+def dual(run, block, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(run(block, forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+TRANSFORMS = (gradient, of_parameters, jvp, vmapped, per_sample, dual)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_run_plain_with_one_warning(transform, caplog):
+    work, block = Runtime(load({"adacc": SECTION})), zoo.EagerBlock(dropout=0.0)
+    x = torch.randn(2, 5, zoo.WIDTH)
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        for _ in range(2):
+            assert torch.equal(transform(plain, block, x), transform(work.checkpoint, block, x))
+    assert len([r for r in caplog.records if "plain autograd" in r.getMessage()]) == 1
+    assert work.recordings == 0
+    leaf = x.requires_grad_()
+    zoo.assert_same_bits(
+        zoo.gradients(block, (leaf,), {}), zoo.gradients(block, (leaf,), {}, lambda x: work.checkpoint(block, x))
+    )
+    assert work.recordings == 1
+
+
+def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
+    torch.manual_seed(0)
+    work, block = Runtime(load({"adacc": SECTION}), stepped=True), nn.Sequential(nn.LazyLinear(8), nn.GELU())
+    x = torch.randn(2, 5, requires_grad=True)
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        zoo.loss_of(work.checkpoint(block, x)).backward()
+    assert work.recordings == 0 and "lazy" in caplog.text
+    for _ in range(2):
+        zoo.assert_same_bits(
+            zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x))
+        )
+    assert work.recordings == 1

@@ -1,0 +1,36 @@
+"""Ratios of steps that took turns, and how sure they are."""
+
+import time
+
+import pytest
+import torch
+from timing import Ratio, seconds
+
+
+def test_each_step_is_compared_with_the_base_of_its_own_round():
+    assert Ratio.of([1.5, 3.0, 6.0], [1.0, 2.0, 4.0]) == Ratio(median=1.5, low=1.5, high=1.5)
+
+
+def test_the_range_is_the_middle_half():
+    assert Ratio.of([1.0, 2.0, 3.0, 4.0, 100.0], [1.0] * 5) == Ratio(median=3.0, low=2.0, high=4.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (Ratio(1.33, 1.31, 1.35), "1.33 (1.31-1.35)"),
+        (Ratio(1.08, 1.06, 1.10), "1.08 (1.06-1.10)"),
+        (Ratio(1.02, 1.00, 1.04), "≈ 1.02 (1.00-1.04)"),  # no sign that it is not 1
+        (Ratio(0.98, 0.96, 1.00), "≈ 0.98 (0.96-1.00)"),
+        (Ratio(5.38, 1.20, 6.00), "≈ 5.38 (1.20-6.00)"),
+        (Ratio(1.33, 1.28, 1.40), "≈ 1.33 (1.28-1.40)"),  # far from 1, but not known to 0.03
+        (Ratio(1.0, 1.0, 1.0), "1.00 (1.00-1.00)"),
+    ],
+)
+def test_a_ratio_whose_range_exceeds_what_it_shows_is_marked(ratio, shown):
+    assert str(ratio) == shown
+
+
+def test_waiting_is_no_computing():
+    found = seconds(lambda: time.sleep(0.1), torch.device("cpu"))
+    assert found.wall >= 0.1 > 2 * found.computing

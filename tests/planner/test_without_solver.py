@@ -1,0 +1,90 @@
+"""Plans without the solver: within the budget and the bound, the same each time, and never refused without proof."""
+
+from dataclasses import replace
+
+import pytest
+from blocks import packable, replayable
+from hypothesis import given
+from hypothesis import strategies as st
+from random_blocks import ERROR_BOUNDS, SMALL, examples, problems
+
+from ds_adacc.planner import (
+    InfeasibleBudget,
+    NoSolutionInTime,
+    Problem,
+    gradient_error,
+    greedy,
+    peak_bytes,
+    retain_all,
+    smallest_peak,
+    solve_per_block,
+)
+from ds_adacc.planner.without_solver import leanest, without_solver
+
+
+def check(problem, solution):
+    assert solution.peak == peak_bytes(problem, solution.policies)
+    assert (solution.fallback, solution.proven_optimal) == ("late", False)
+    for block_type, (policy, *_) in zip(problem.block_types, solution.policies, strict=True):
+        policy.check(block_type.profile)
+        if problem.max_gradient_error is not None:
+            assert gradient_error(block_type.profile, policy) <= problem.max_gradient_error
+
+
+@examples(60)
+@given(problem=problems(SMALL, st.one_of(st.none(), ERROR_BOUNDS)))
+def test_what_is_refused_is_infeasible_and_what_is_found_fits(problem):
+    smallest, full = smallest_peak(problem, 60), retain_all(problem, 2**50, max_seconds=1).peak
+    for budget in sorted({0, smallest - 1, smallest, (smallest + full) // 2, full} - {-1}):
+        try:
+            found = without_solver(problem, budget, "late")
+        except InfeasibleBudget as error:
+            assert budget < smallest <= error.smallest
+            check(problem, without_solver(problem, error.smallest, "late"))
+        except NoSolutionInTime as error:
+            assert str(error).startswith("late. Simple rules find no plan within")
+        else:
+            check(problem, found)
+            assert smallest <= found.peak <= budget
+            assert found.policies == without_solver(problem, budget, "late").policies
+
+
+@examples(60)
+@given(problem=problems(SMALL, st.one_of(st.none(), ERROR_BOUNDS)))
+def test_the_leanest(problem):
+    found = leanest(problem, "late")
+    check(problem, found)
+    assert found.peak <= retain_all(problem, 2**50, max_seconds=1).peak
+
+
+def test_of_the_policies_that_fit_the_quickest_come_into_force(gpt):
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    found = solve_per_block(problem, budget, max_seconds=1e-9)
+    assert "allow more" in found.fallback
+    assert found.added_seconds <= greedy(problem, budget, max_seconds=1).added_seconds
+    assert found.peak <= budget
+
+
+def test_a_budget_below_what_greedy_reaches(gpt):
+    """Greedy stops where each value has moved once; the bytes at the worst moment fall further."""
+    problem = Problem((replace(gpt, count=2),))
+    with pytest.raises(InfeasibleBudget) as caught:
+        greedy(problem, 0, max_seconds=1)
+    lean = leanest(problem, "late")
+    assert lean.peak < caught.value.smallest
+    assert without_solver(problem, lean.peak, "late").peak == lean.peak
+
+
+def test_whether_a_budget_is_infeasible_does_not_depend_on_the_seconds():
+    problem = Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r"))
+    for budget in range(30):
+        feasible = []
+        for seconds in (60, 1e-9):
+            try:
+                feasible.append(solve_per_block(problem, budget, max_seconds=seconds).peak <= budget)
+            except InfeasibleBudget:
+                feasible.append(False)
+            except NoSolutionInTime:
+                feasible.append(None)  # not known: the run goes on under the plan that it has
+        assert feasible[1] in (feasible[0], None)
