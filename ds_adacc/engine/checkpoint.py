@@ -107,7 +107,7 @@ def _facts(engine: Any) -> dict[str, Any]:
         **{f"version of {name}": version for name, version in versions().items()},
         "model": _fingerprint(engine.module),
         "micro-batch size": engine.train_micro_batch_size_per_gpu(),
-        **adacc.runtime.coordinator.inputs.facts,
+        **adacc.runtime.agreement.inputs.facts,
         **{f"adacc.{key}": value for key, value in section.items()},
         "step": engine.global_steps,
     }

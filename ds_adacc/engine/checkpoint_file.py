@@ -66,7 +66,7 @@ def parse(document: Mapping[str, Any]) -> State:
         document["blocks"],
         document["seeds"],
     )
-    state.runtime.controller.coordinator.check()
+    state.runtime.controller.agreement.check()
     for block in state.blocks:  # find damage here: restoring must not fail on one rank only
         Block.from_plain(block), dict(block["indices"])
     return state

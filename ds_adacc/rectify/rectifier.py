@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ds_adacc.config import RectifierConfig
 from ds_adacc.execute.block import Record
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 
 Counts = Mapping[str, Mapping[int, int]]  # number of outlier channels, by block type and value
@@ -41,11 +41,11 @@ class Rectifier:
         self.config = config
         self._ranks = ranks
 
-    def judge(self, records: Iterable[Record], coordinator: Coordinator) -> Verdict:
+    def judge(self, records: Iterable[Record], agreement: Agreement) -> Verdict:
         """The verdict on the outliers that a tracking step has stored in the records. Every rank must call."""
-        counts = self._count(records, coordinator.block_types)
+        counts = self._count(records, agreement.block_types)
         merged = _most(self._ranks.gather(counts))
-        return self._ranks.on_first(lambda: self._compare(merged, coordinator))
+        return self._ranks.on_first(lambda: self._compare(merged, agreement))
 
     def _count(self, records: Iterable[Record], block_types: Mapping[str, KnownType]) -> dict[str, dict[int, int]]:
         """The most outlier channels of any block on this rank, by block type and value. Waits for the device."""
@@ -58,17 +58,17 @@ class Rectifier:
                     most[index] = max(most.get(index, 0), int(count))
         return counts
 
-    def _compare(self, counts: Counts, coordinator: Coordinator) -> Verdict:
+    def _compare(self, counts: Counts, agreement: Agreement) -> Verdict:
         """Compare the compression rates (CRate, Table 2) with those in the plan."""
         drifted, worst, reason = [], self.config.drift, ""
         for digest, found in counts.items():
-            known = coordinator.block_types.get(digest)
+            known = agreement.block_types.get(digest)
             if known is None or known.agreed is None:
                 continue
             for index, count in found.items():
                 value, codec = known.recording.values[index], known.outlier_codec(index)
                 before, now = (
-                    coordinator.outlier_bytes(codec, known, index, channels) / value.nbytes
+                    agreement.outlier_bytes(codec, known, index, channels) / value.nbytes
                     for channels in (known.capacity.get(index, 0), count)
                 )
                 drift = abs(now - before) / before

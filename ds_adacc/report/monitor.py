@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ds_adacc import planner
-from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.rectify.rectifier import Review
@@ -32,7 +32,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     values = [
         *_planned(controller.plan),
         *_observed(controller.seen),
-        *_compression_ratios(controller.plan, controller.coordinator),
+        *_compression_ratios(controller.plan, controller.agreement),
         *_gradient_errors(controller),
         *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
     ]
@@ -56,14 +56,14 @@ def _observed(seen: Seen | None) -> Iterable[Reading]:
         yield "block_seconds", seen.seconds.observed
 
 
-def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Reading]:
+def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
     """By role, over all calls of the block types that this rank runs."""
     payload: Counter[str] = Counter()
     raw: Counter[str] = Counter()
     for block_type in plan.block_types:
-        if block_type.name not in coordinator.block_types:
+        if block_type.name not in agreement.block_types:
             continue
-        values = coordinator.block_types[block_type.name].recording.values
+        values = agreement.block_types[block_type.name].recording.values
         for policy, blocks in Counter(plan.policies[block_type.name]).items():
             calls = blocks * block_type.calls_per_block
             for index, store in enumerate(policy.stores):
@@ -77,11 +77,11 @@ def _compression_ratios(plan: Plan, coordinator: Coordinator) -> Iterable[Readin
 
 def _gradient_errors(controller: Any) -> Iterable[Reading]:
     """The last measured error of the policy in force, of each block on this rank that runs a lossy one."""
-    coordinator = controller.coordinator
-    errors = coordinator.errors_in_force()
+    agreement = controller.agreement
+    errors = agreement.errors_in_force()
     named: dict[str, float] = {}
     for block, record in controller.blocks.records():
-        key = record.block_type, coordinator.forward_order.index(block, record.block_type)
+        key = record.block_type, agreement.forward_order.index(block, record.block_type)
         if key in errors:
             name = block.name.split(" ")[0]
             name = name if "." in name or key[1] is None else f"{name}.{key[1]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from ds_adacc.plan.coordinator import Coordinator
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.record.generators import unmoved
@@ -15,7 +15,7 @@ from ds_adacc.report.decision import Decision, decision_of
 _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
 
 
-def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> str:
+def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
     """By block type: what becomes of each value in which blocks. Then the sums, and what baselines would have cost."""
     with unmoved(
         ()
@@ -23,22 +23,22 @@ def decision_table(plan: Plan, coordinator: Coordinator, seen: Seen | None) -> s
         from ds_adacc.report.layout import baselines_grid, decision_tables, plain
 
     lines = [f"plan ({plan.reason}):"]
-    for decision in _decisions(plan, coordinator):
+    for decision in _decisions(plan, agreement):
         lines.append(f"  {decision.name}: {decision.calls} calls held at once, {decision.operators} operators each")
         lines.append(plain(decision_tables(decision)))
     lines += [
         f"  {block_type.count} calls of a block that another rank runs"
         for block_type in plan.block_types
-        if block_type.name not in coordinator.block_types
+        if block_type.name not in agreement.block_types
     ]
     lines += _summary(plan, seen)
-    lines += _errors(plan, coordinator)
+    lines += _errors(plan, agreement)
     if plan.baselines:
         lines.append(plain(baselines_grid(plan.baselines)))
     return "\n".join(lines)
 
 
-def told(plan: Plan, coordinator: Coordinator, step: int) -> dict[str, object]:
+def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
     """The fields of the journal's event "plan". Bytes and seconds; `block_types` are those that this rank has met."""
     return {
         "step": step,
@@ -50,27 +50,27 @@ def told(plan: Plan, coordinator: Coordinator, step: int) -> dict[str, object]:
         "added_seconds": plan.added_seconds,
         "solve_seconds": plan.solve_seconds,
         "proven_optimal": plan.proven_optimal,
-        "block_types": [asdict(decision) for decision in _decisions(plan, coordinator)],
+        "block_types": [asdict(decision) for decision in _decisions(plan, agreement)],
         "baselines": [asdict(baseline) for baseline in plan.baselines],
     }
 
 
-def _decisions(plan: Plan, coordinator: Coordinator) -> Iterator[Decision]:
+def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
     for block_type in plan.block_types:
-        if block_type.name in coordinator.block_types:
-            recording = coordinator.block_types[block_type.name].recording
+        if block_type.name in agreement.block_types:
+            recording = agreement.block_types[block_type.name].recording
             yield decision_of(recording.name, block_type, plan.policies[block_type.name], recording)
 
 
-def _errors(plan: Plan, coordinator: Coordinator) -> list[str]:
+def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     """The largest gradient error that was measured of a policy in force, beside the bound."""
     names = {block_type.name for block_type in plan.block_types}
-    errors = {key: error for key, error in coordinator.errors_in_force().items() if key[0] in names}
+    errors = {key: error for key, error in agreement.errors_in_force().items() if key[0] in names}
     if not errors:
         return []
     (_, index), error = max(errors.items(), key=lambda item: item[1])
     which = "a block" if index is None else f"block {index + 1}"
-    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {coordinator.approvals.bound:g}"]
+    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.bound:g}"]
 
 
 def _summary(plan: Plan, seen: Seen | None) -> list[str]:

@@ -13,8 +13,8 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.log import get_logger
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
-from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.plan import LiveSet, Plan, Policies
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
@@ -27,7 +27,7 @@ from ds_adacc.runtime.trials import Trials
 class StepController(Protocol):
     """The part of `step_controller.StepController` that is needed here."""
 
-    coordinator: Coordinator
+    agreement: Agreement
     trials: Trials
     blocks: Registry
     ranks: Ranks
@@ -46,10 +46,10 @@ def conclude_trials(controller: StepController) -> None:
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
     """
-    rejected = controller.coordinator.approvals.judge(_measured(controller))
+    rejected = controller.agreement.approvals.judge(_measured(controller))
     if rejected:
         step, reason = controller.schedule.ended, why_rejected(controller, rejected)
-        live_sets = controller.coordinator.partners(sorted({digest for digest, _ in rejected}))
+        live_sets = controller.agreement.partners(sorted({digest for digest, _ in rejected}))
         try:
             if live_sets:
                 controller.decide(live_sets, f"step {step}: {reason}")
@@ -71,10 +71,10 @@ def rectify(controller: StepController) -> Review:
     the gradient that training brings. If outliers have drifted, a new plan is made; else the channels last found are
     used.
     """
-    coordinator, step = controller.coordinator, controller.schedule.ended
+    agreement, step = controller.agreement, controller.schedule.ended
     drift, longest = controller.rectifier.config.drift, controller.rectifier.config.max_interval
-    suspected, has_risen = coordinator.approvals.track(_measured(controller), drift)
-    verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], coordinator)
+    suspected, has_risen = agreement.approvals.track(_measured(controller), drift)
+    verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], agreement)
     review = Review()
     if verdict.drifted:
         review = _replan(controller, verdict.drifted, verdict.reason, verdict.capacity)
@@ -94,27 +94,27 @@ def track_what_is_in_force(controller: StepController) -> None:
         if (
             record.bound is not None
             and record.trial is None
-            and controller.coordinator.is_lossy(block, record.block_type)
+            and controller.agreement.is_lossy(block, record.block_type)
         ):
-            index = controller.coordinator.forward_order.index(block, record.block_type)
-            policy = controller.coordinator.block_types[record.block_type].policy(index)
+            index = controller.agreement.forward_order.index(block, record.block_type)
+            policy = controller.agreement.block_types[record.block_type].policy(index)
             record.trial = Trial(policy, is_in_force=True)
 
 
 def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyError]) -> str:
     """The block with the largest error, for the log."""
     (digest, index), found = max(rejected.items(), key=lambda item: item[1].error)
-    known = controller.coordinator.block_types.get(digest)
+    known = controller.agreement.block_types.get(digest)
     name = "a block of another rank" if known is None else known.recording.name
     which = "" if index is None else f" (number {index + 1})"
-    bound = controller.coordinator.approvals.bound
+    bound = controller.agreement.approvals.bound
     return f"gradient error of {name}{which} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
 
 
 def _measured(controller: StepController) -> Sequence[PolicyErrors]:
     """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
-    bound, known = controller.coordinator.approvals.bound, controller.coordinator.block_types
+    bound, known = controller.agreement.approvals.bound, controller.agreement.block_types
     largest = {key: found.error for key, found in worst(everyone).items()}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
         errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
@@ -129,7 +129,7 @@ def _measured(controller: StepController) -> Sequence[PolicyErrors]:
 
 
 def _rebind_all(controller: StepController) -> None:
-    for digest in controller.coordinator.block_types:
+    for digest in controller.agreement.block_types:
         controller.rebind(digest)
 
 
@@ -139,12 +139,12 @@ def _replan(
     reason: str,
     capacity: Mapping[str, Mapping[int, int]],
 ) -> Review:
-    coordinator, step = controller.coordinator, controller.schedule.ended
-    live_sets = coordinator.partners(digests)
+    agreement, step = controller.agreement, controller.schedule.ended
+    live_sets = agreement.partners(digests)
     if not live_sets:
         return _stay(step, reason, "nothing fits the budget")
     names = {name for live_set in live_sets for name in live_set}
-    old = coordinator.agreed_policies(names)  # those of all ranks: the schedule depends on them
+    old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
         plan = controller.decide(live_sets, f"step {step}: {reason}", True, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:

@@ -18,6 +18,7 @@ from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.log import get_logger
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
@@ -74,7 +75,7 @@ class Runtime:
         self.codecs = CodecMaker(config)
         self.profiler = Profiler(config, self.codecs, cache)
         self.controller = StepController(
-            Coordinator(config, self.codecs, ranks),
+            Coordinator(Agreement(config, self.codecs), ranks),
             Binder(self.codecs),
             ranks,
             journal or Journal(None),
@@ -99,9 +100,9 @@ class Runtime:
         return self.controller.blocks
 
     @property
-    def coordinator(self) -> Coordinator:
+    def agreement(self) -> Agreement:
         """The block types recorded so far, and the policies that the ranks have agreed on for them."""
-        return self.controller.coordinator
+        return self.controller.agreement
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`. The tensors that its backward needs are held as the plan says."""
@@ -158,7 +159,7 @@ class Runtime:
         like = block.relative(opened, state)
         if like is None:
             return None
-        predicted = self.coordinator.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
+        predicted = self.controller.other_sizes.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
         if predicted is None:
             return None
         known, recording = predicted
@@ -233,7 +234,7 @@ class Runtime:
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            index = self.coordinator.forward_order.index(block, record.block_type)
+            index = self.agreement.forward_order.index(block, record.block_type)
             ticket = observer.begin(record, block, index)
         told = self._warn_of_divergence
         if record.is_predicted:
@@ -241,7 +242,7 @@ class Runtime:
         call = Call(record.bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
-            values = self.coordinator.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
+            values = self.agreement.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
             pack = OutlierTracker(call, record, self.codecs, values, inputs)
         if observer is None:
             return call, pack, _nothing
@@ -310,16 +311,16 @@ class Runtime:
 
     def _known_type(self, recording: Recording, captured: Capture, like: str | None, sizes: Sizes) -> KnownType:
         """The block type of a recording. `like`: the block's type at other input sizes, if it has one."""
-        digest, open_types = recording.digest, self.coordinator.open_types
-        if digest not in self.coordinator.block_types:
+        digest, open_types = recording.digest, self.controller.other_sizes.open_types
+        if digest not in self.agreement.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
             profile = open_types.profile(like, sizes, recording) or self.profiler.profile(recording, captured)
-            known = self.coordinator.add(digest, recording, profile)
+            known = self.agreement.add(digest, recording, profile)
             open_types.learn(digest, like, sizes, recording, profile)
             if like is not None and open_types.of(like) is open_types.of(digest):
-                self.coordinator.adopt(known, like)
+                self.controller.other_sizes.adopt(known, like)
             self.controller.trials.admit(known, recording, captured)
-        known = self.coordinator.block_types[digest]
+        known = self.agreement.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
 
@@ -373,7 +374,7 @@ class Runtime:
     def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         block.drop(record)
-        self.coordinator.open_types.doubt(record.block_type)
+        self.controller.other_sizes.open_types.doubt(record.block_type)
         name = bound.recording.name
         self._warn_once(
             (name, "mispredicted"),
@@ -403,7 +404,7 @@ class Runtime:
 
     def state(self) -> RuntimeState:
         """The state to save in a checkpoint. Call `controller.state_is_saved` first."""
-        block_types = self.coordinator.block_types
+        block_types = self.agreement.block_types
         profiles = {digest: known.profile for digest, known in block_types.items()}
         errors = {digest: known.errors for digest, known in block_types.items() if known.errors_are_measured}
         remembered = self.controller.trials.remembered

@@ -30,9 +30,11 @@ from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
+from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.approvals import is_lossy
-from ds_adacc.plan.coordinator import Coordinator, CoordinatorState
+from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.other_sizes import OtherSizes
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
@@ -56,7 +58,7 @@ class ControllerState:
     `corrected` and `reason` are those of its `Calibration`.
     """
 
-    coordinator: CoordinatorState = field(default_factory=CoordinatorState)
+    agreement: AgreementState = field(default_factory=AgreementState)
     plan: Plan | None = None
     seen: Seen | None = None
     has_run_a_plan: bool = False
@@ -85,7 +87,8 @@ class StepController:
         rectifier: Rectifier | None = None,
     ) -> None:
         self.blocks = Registry()
-        self.coordinator = coordinator
+        self.agreement = coordinator.agreement
+        self.other_sizes = OtherSizes(coordinator.agreement)
         self.rectifier = rectifier
         self.journal = journal
         self.ranks = ranks
@@ -97,7 +100,8 @@ class StepController:
         self.review: Review | None = None
         self.schedule = StepSchedule()
         self.step = Step(Purpose.RECORD)
-        self.trials = Trials(coordinator, binder)
+        self.trials = Trials(coordinator.agreement, binder)
+        self._coordinator = coordinator
         self._binder = binder
         self._calibration = Calibration()
         self._waiting: set[LiveSet] = set()  # have run, and have no plan
@@ -125,7 +129,7 @@ class StepController:
 
     def note_call(self, block_type: str) -> None:
         """Note a call of a block of this type."""
-        self.step.note_call(block_type, self.coordinator.block_types[block_type].agreed is not None)
+        self.step.note_call(block_type, self.agreement.block_types[block_type].agreed is not None)
 
     def note_device(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note the device on which the blocks run: the accelerator of these tensors, or the CPU if none is on one."""
@@ -136,7 +140,7 @@ class StepController:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
         live_set = self.step.end_pass()
         if live_set and live_set not in self._planned:
-            (self._planned if self.coordinator.is_planned(live_set) else self._waiting).add(live_set)
+            (self._planned if self.agreement.is_planned(live_set) else self._waiting).add(live_set)
 
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
@@ -156,7 +160,7 @@ class StepController:
         self.review = None
         try:
             corrections = self.compare()
-            self._waiting |= {names for late in self.trials.late() for names in self.coordinator.partners([late])}
+            self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
             if self.ranks.any(self.is_waiting):
                 self.plan_waiting(corrections)
             if self.step.purpose is Purpose.TRY:
@@ -184,7 +188,7 @@ class StepController:
             return Purpose.MEASURE if schedule.look_in == 0 and schedule.measures else Purpose.RECORD
         if self.rectifier is not None and schedule.is_tracking_due:
             return Purpose.TRACK
-        if self.seen is None or self.is_waiting or (not self.stepped and self.coordinator.undecided):
+        if self.seen is None or self.is_waiting or (not self.stepped and self.agreement.undecided):
             return Purpose.RECORD
         return Purpose.RUN
 
@@ -198,7 +202,7 @@ class StepController:
 
         Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
         """
-        if self._is_resumed and self.coordinator.block_types:
+        if self._is_resumed and self.agreement.block_types:
             self._report_resumed()
         step, plan = self.step, self.plan
         if plan is None:
@@ -207,8 +211,8 @@ class StepController:
         self.schedule = self.schedule.after_look()  # on every rank, so that all have the same schedule
         if is_deferred or self.seen is not None or not step.was_observed or step.purpose is Purpose.TRY:
             return {}
-        held = Pair(self.coordinator.held_bytes(step.observer.held_calls), step.observer.held_bytes)
-        findings = self._calibration.compare(plan, held, step.observer.measured, self.coordinator.block_types)
+        held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
+        findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
         self.seen, self.has_run_a_plan = findings.seen, True
         self._waiting |= findings.live_sets
         for digest, nbytes in findings.doubted.items():
@@ -217,7 +221,7 @@ class StepController:
                 "something else has allocated it, and the plan stays as it is. If memory runs out, look for what "
                 "allocates in backward: hooks, or buckets for communication (zero_optimization.reduce_bucket_size)"
             )
-            name = self.coordinator.block_types[digest].recording.name
+            name = self.agreement.block_types[digest].recording.name
             self._log.warning(text, name, planner.human_bytes(nbytes))
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
@@ -227,7 +231,7 @@ class StepController:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget."""
         is_first = self.plan is None
         reason = self._calibration.reason or "blocks ran together that had not before"
-        if self.coordinator.undecided:
+        if self.agreement.undecided:
             reason = "new shapes recorded"
         waiting, self._waiting = self._waiting, set()
         self.decide(waiting, "first step recorded" if is_first else reason, is_first, corrections=corrections)
@@ -241,20 +245,20 @@ class StepController:
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
         """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
-        for digest in {digest for names in live_sets for digest in names} & self.coordinator.block_types.keys():
+        for digest in {digest for names in live_sets for digest in names} & self.agreement.block_types.keys():
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
-            self.coordinator.count(digest, alive, self.blocks.count(digest))
+            self.agreement.count(digest, alive, self.blocks.count(digest))
         for seen in self.step.passes.values():
-            self.coordinator.arrange(seen)
+            self.agreement.arrange(seen)
         self.step.passes = {}
-        plan = self.coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
+        plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
         self.plan, self.seen, self._planned = plan, None, set()
-        self.schedule = self.schedule.with_new_plan(self.coordinator.has_trials(plan))
-        self._forget(self.coordinator.drop_adopted(all_but=plan.policies))  # they are adopted anew from this plan
+        self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
+        self._forget(self.other_sizes.drop_adopted(all_but=plan.policies))  # they are adopted anew from this plan
         for block_type in plan.block_types:
             self.rebind(block_type.name)
-        self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
-        self.journal.write("plan", **told(plan, self.coordinator, self.schedule.ended))
+        self._keep_block_types()
+        self.journal.write("plan", **told(plan, self.agreement, self.schedule.ended))
         return plan
 
     def rebind(self, digest: str) -> None:
@@ -265,15 +269,15 @@ class StepController:
 
     def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
         """Bind the record to the policy of this block, or put the policy on trial if the block may not run it yet."""
-        index = self.coordinator.forward_order.index(block, record.block_type)
-        known = self.coordinator.block_types[record.block_type]
-        policy, inputs = known.policy(index), self.coordinator.inputs
-        on_trial = known.agreed is not None and not self.coordinator.permits(record.block_type, index)
-        key = self.coordinator.origin(record.block_type), index
-        is_rejected = self.coordinator.approvals.is_rejected(key, policy)
+        index = self.agreement.forward_order.index(block, record.block_type)
+        known = self.agreement.block_types[record.block_type]
+        policy, inputs = known.policy(index), self.agreement.inputs
+        on_trial = known.agreed is not None and not self.agreement.permits(record.block_type, index)
+        key = self.agreement.origin(record.block_type), index
+        is_rejected = self.agreement.approvals.is_rejected(key, policy)
         record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, index)
         is_recorded_again = recording is not None and self.step.is_tracking
-        if is_recorded_again and not on_trial and self.coordinator.is_lossy(block, record.block_type):
+        if is_recorded_again and not on_trial and self.agreement.is_lossy(block, record.block_type):
             record.trial = Trial(policy, is_in_force=True)
         if on_trial or (known.agreed is None and self.trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given.
@@ -285,12 +289,12 @@ class StepController:
 
         Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
         """
-        origin = self.coordinator.origin(record.block_type)
-        if origin == record.block_type or self.coordinator.permits(origin, index):
+        origin = self.agreement.origin(record.block_type)
+        if origin == record.block_type or self.agreement.permits(origin, index):
             return None
-        policy = self.coordinator.block_types[origin].policy(index)
-        known = self.coordinator.block_types[record.block_type]
-        if is_lossy(known.policy(index), known.profile) or self.coordinator.approvals.is_rejected(
+        policy = self.agreement.block_types[origin].policy(index)
+        known = self.agreement.block_types[record.block_type]
+        if is_lossy(known.policy(index), known.profile) or self.agreement.approvals.is_rejected(
             (origin, index), policy
         ):
             return None
@@ -298,13 +302,18 @@ class StepController:
 
     def limit_adopted(self) -> None:
         """Forget the block types at predicted input sizes that were met longest ago, if there are many."""
-        self._forget(self.coordinator.drop_adopted(most=_MOST_ADOPTED))
+        self._forget(self.other_sizes.drop_adopted(most=_MOST_ADOPTED))
 
     def _forget(self, block_types: Collection[str]) -> None:
         if block_types:
             for block in self.blocks.all():
                 block.forget(block_types)
-            self.coordinator.keep({record.block_type for _, record in self.blocks.records()})
+            self._keep_block_types()
+
+    def _keep_block_types(self) -> None:
+        """Forget the block types of which no block has a record, but for those from which others are predicted."""
+        kept = {record.block_type for _, record in self.blocks.records()}
+        self.agreement.keep(kept | self.other_sizes.open_types.recorded)
 
     # -- requests from other modules
 
@@ -313,10 +322,10 @@ class StepController:
 
         Every rank must call, between two steps.
         """
-        if placement == self.coordinator.inputs:
+        if placement == self.agreement.inputs:
             return
-        self.coordinator.inputs = placement
-        for digest in self.coordinator.block_types:
+        self.agreement.inputs = placement
+        for digest in self.agreement.block_types:
             self.rebind(digest)
         if self.plan is not None:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
@@ -327,7 +336,7 @@ class StepController:
     def describe(self) -> str:
         """The table of the plan in force, with the observations."""
         assert self.plan is not None
-        return decision_table(self.plan, self.coordinator, self.seen)
+        return decision_table(self.plan, self.agreement, self.seen)
 
     # -- checkpoints
 
@@ -342,7 +351,7 @@ class StepController:
     def state(self) -> ControllerState:
         """The state to save in a checkpoint."""
         return ControllerState(
-            coordinator=self.coordinator.state(),
+            agreement=self.agreement.state(),
             plan=self.plan,
             seen=self.seen,
             has_run_a_plan=self.has_run_a_plan,
@@ -353,7 +362,7 @@ class StepController:
 
     def blocks_to_plain(self) -> list[dict[str, Any]]:
         """All blocks, with their records and their indices in forward order, as plain containers of tensors."""
-        indices = self.coordinator.forward_order.indices
+        indices = self.agreement.forward_order.indices
         return [{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()]
 
     def restore(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
@@ -364,14 +373,15 @@ class StepController:
         self.step.close()
         self.blocks = Registry(blocks)
         indices = [block["indices"] for block in blocks]
-        self.coordinator.restore(state.coordinator, self.blocks.every(), indices)
+        self.agreement.restore(state.agreement, self.blocks.every(), indices)
+        self.other_sizes = OtherSizes(self.agreement)
         self._calibration = Calibration(state.corrected, state.reason)
         self.plan, self.seen, self.review = state.plan, state.seen, None
         self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self._waiting, self._planned = set(), set(state.coordinator.live_sets)
+        self._waiting, self._planned = set(), set(state.agreement.live_sets)
         self._is_resumed = state.plan is not None
         self.step = Step(self.next_purpose(), self.device)
 
@@ -379,9 +389,9 @@ class StepController:
         """Log the plan that the blocks run, after the first step of a resumed run."""
         assert self.plan is not None
         self._is_resumed = False
-        if self.plan.policies.keys().isdisjoint(self.coordinator.block_types):
+        if self.plan.policies.keys().isdisjoint(self.agreement.block_types):
             self._log.warning("the plan is made anew: no recorded block matches the checkpoint's plan")
             return
-        self.journal.write("plan", **told(self.plan, self.coordinator, self.schedule.ended))
+        self.journal.write("plan", **told(self.plan, self.agreement, self.schedule.ended))
         if self.seen is not None:
             self._log.info("%s", self.describe())

@@ -20,9 +20,9 @@ from ds_adacc.execute.block import Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
 from ds_adacc.profile.probe import Measure, Probe, refusal
 from ds_adacc.record.capture import Capture
@@ -37,15 +37,15 @@ class Trials:
     `remembered`: the codecs' errors, by block type, of the run that this one resumes.
     """
 
-    def __init__(self, coordinator: Coordinator, binder: Binder) -> None:
-        self._coordinator = coordinator
+    def __init__(self, agreement: Agreement, binder: Binder) -> None:
+        self._agreement = agreement
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
         self._late: set[str] = set()
 
     @property
     def bound(self) -> float | None:
-        return self._coordinator.approvals.bound
+        return self._agreement.approvals.bound
 
     def admit(self, known: KnownType, recording: Recording, captured: Capture) -> None:
         """Find out whether errors of a new block type can be measured; if not, say so once (Rule 5 of profile/)."""
@@ -80,7 +80,7 @@ class Trials:
         """
         if self.bound is None:
             return None
-        known, trial, probed = self._coordinator.block_types[record.block_type], record.trial, step.probed
+        known, trial, probed = self._agreement.block_types[record.block_type], record.trial, step.probed
         if trial is not None and (trial.has_begun or not (trial.is_in_force or step.purpose is Purpose.TRY)):
             trial = None
         asks_for_codecs = self._asks_for_codecs(record, known) and record.block_type not in probed
@@ -135,8 +135,8 @@ class Trials:
         found: dict[BlockKey, PolicyError] = {}
         for block, record in blocks.records():
             result = None if record.trial is None else record.trial.result
-            index = self._coordinator.forward_order.index(block, record.block_type)
-            key = self._coordinator.origin(record.block_type), index
+            index = self._agreement.forward_order.index(block, record.block_type)
+            key = self._agreement.origin(record.block_type), index
             if result is not None and (key not in found or found[key].error < result.error):
                 found[key] = result
         return found

@@ -374,9 +374,9 @@ def test_an_engine_goes_on_serving():
     runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
     checkpointing.configure(None, checkpoint_in_cpu=True)
     checkpointing.use(runtime)
-    assert checkpointing.is_configured() and runtime.coordinator.inputs == InputPlacement(on_host=True)
+    assert checkpointing.is_configured() and runtime.agreement.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
-    assert checkpointing._default.runtime is runtime and runtime.coordinator.inputs == InputPlacement()
+    assert checkpointing._default.runtime is runtime and runtime.agreement.inputs == InputPlacement()
 
 
 def test_inputs_are_placed_by_what_they_are(monkeypatch):
@@ -384,7 +384,7 @@ def test_inputs_are_placed_by_what_they_are(monkeypatch):
     block, args, kwargs = zoo.example("llama")
     runtime = Runtime(load({"adacc": LOSSLESS}))
     runtime.checkpoint(block, *args, **kwargs)
-    (block_type,) = runtime.coordinator.block_types.values()
+    (block_type,) = runtime.agreement.block_types.values()
     shared, alone = InputPlacement(group=object()), InputPlacement(on_host=True)
     stores = [shared.store(value) for value in block_type.recording.values]
     assert stores[0] == PARTITION and set(stores[1:]) == {"retain"}  # rope and mask stay with the caller

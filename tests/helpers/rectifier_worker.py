@@ -31,12 +31,12 @@ def main(out):
     config = ds_config(Case(1), SECTION)
     config["optimizer"]["params"]["lr"] = 1e-5
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
-    coordinator = engine.adacc.runtime.coordinator
+    agreement = engine.adacc.runtime.agreement
     seen, steps, before = None, [], None
     for step in range(1, STEPS + 1):
         tokens = torch.randint(64, (2, 48))
         if step == INJECT_AT:
-            before = capacities(coordinator)
+            before = capacities(agreement)
             engine.module.blocks[0].register_forward_pre_hook(spike)
         engine.backward(engine(tokens))
         engine.step()
@@ -46,15 +46,15 @@ def main(out):
     result = {
         "steps_of_decisions": steps,
         "policies": [[asdict(policy) for policy in chosen] for chosen in seen.policies.values()],
-        "capacity": capacities(coordinator),
+        "capacity": capacities(agreement),
         "capacity_before": before,
     }
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
         json.dump(result, file)
 
 
-def capacities(coordinator):
-    return {digest: sorted(block_type.capacity.items()) for digest, block_type in coordinator.block_types.items()}
+def capacities(agreement):
+    return {digest: sorted(block_type.capacity.items()) for digest, block_type in agreement.block_types.items()}
 
 
 def spike(module, args):

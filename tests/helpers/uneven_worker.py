@@ -53,9 +53,9 @@ def train(section):
 
 def told(engine):
     """The policies in force, and for how many block types this rank has them."""
-    coordinator = engine.adacc.runtime.coordinator
-    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in coordinator._agreed.items()}
-    return {"policies": policies, "own": sorted(coordinator.block_types), "undecided": list(coordinator.undecided)}
+    agreement = engine.adacc.runtime.agreement
+    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in agreement.types.items()}
+    return {"policies": policies, "own": sorted(agreement.block_types), "undecided": list(agreement.undecided)}
 
 
 def main(out):

@@ -173,7 +173,7 @@ def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
             decisions.append(adacc.runtime.controller.plan)
     (plan,) = decisions  # the new size takes over its policies
     assert [block_type.count for block_type in plan.block_types] == [2, 2]
-    assert not adacc.runtime.coordinator.undecided
+    assert not adacc.runtime.agreement.undecided
     assert adacc.observed_held_bytes == adacc.planned_held_bytes > 0
 
 

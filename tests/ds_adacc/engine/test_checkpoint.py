@@ -170,9 +170,7 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
         engine.step()
     assert engine.adacc.runtime.controller.plan is before
     assert "plan (first step recorded):" in caplog.text
-    assert (
-        engine.adacc.runtime.state().controller.coordinator == saved.engine.adacc.runtime.state().controller.coordinator
-    )
+    assert engine.adacc.runtime.state().controller.agreement == saved.engine.adacc.runtime.state().controller.agreement
 
 
 @pytest.mark.parametrize(
@@ -241,7 +239,7 @@ def test_a_cut_off_file_is_no_reason_not_to_resume(saved, caplog, length):
 
 def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
     document = torch.load(saved.file)
-    for agreed in document["runtime"]["controller"]["coordinator"]["agreed"]:
+    for agreed in document["runtime"]["controller"]["agreement"]["agreed"]:
         for policy in agreed["policies"]:
             policy["replays"] = [999]
     torch.save(document, saved.file)
@@ -276,7 +274,7 @@ def test_what_a_resumed_run_has_yet_to_meet_is_saved_again(saved, caplog):
     again = engine.adacc.state()
     before = saved.engine.adacc.state()
     assert (
-        again.runtime.controller.coordinator == before.runtime.controller.coordinator
+        again.runtime.controller.agreement == before.runtime.controller.agreement
         and again.runtime.profiles == before.runtime.profiles
     )
     assert [block["name"] for block in again.blocks] == [block["name"] for block in before.blocks]

@@ -129,7 +129,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.controller.decide([frozenset(runtime.coordinator.block_types)], "again")
+    runtime.controller.decide([frozenset(runtime.agreement.block_types)], "again")
     return runtime.controller.plan.block_types[0].count
 
 
@@ -152,9 +152,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.coordinator.block_types["stale"] = runs.coordinator.block_types[runs.blocks.records()[0][1].block_type]
+    runs.agreement.block_types["stale"] = runs.agreement.block_types[runs.blocks.records()[0][1].block_type]
     recount(runs)
-    assert set(runs.coordinator.block_types) == {runs.blocks.records()[0][1].block_type}
+    assert set(runs.agreement.block_types) == {runs.blocks.records()[0][1].block_type}
 
 
 class Doubled(nn.Module):
@@ -188,7 +188,7 @@ def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too
     (plan,) = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
     assert [len(names) for names in plan.groups[0].live_sets] == [2]
     assert len(plan.block_types) == 2
-    assert len(runs.coordinator.block_types) == 3 and not runs.coordinator.undecided  # one is another's larger size
+    assert len(runs.agreement.block_types) == 3 and not runs.agreement.undecided  # one is another's larger size
 
 
 def test_without_an_engine_a_further_size_needs_no_further_plan(caplog):
@@ -196,7 +196,7 @@ def test_without_an_engine_a_further_size_needs_no_further_plan(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
     assert len(decisions) == 1
-    assert not runs.coordinator.undecided
+    assert not runs.agreement.undecided
     assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 1
 
 
@@ -212,9 +212,9 @@ def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
 def test_a_kind_that_comes_back_counts_as_before():
     runs = runtime()
     step(runs, [block := Numbered()] * 6)
-    ((digest, block_type),) = runs.coordinator.block_types.items()
-    runs.coordinator.keep(())
-    assert runs.coordinator.add(digest, block_type.recording, block_type.profile).count == 6
+    ((digest, block_type),) = runs.agreement.block_types.items()
+    runs.agreement.keep(())
+    assert runs.agreement.add(digest, block_type.recording, block_type.profile).count == 6
     assert block is not None
 
 
@@ -222,7 +222,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
-    (block_type,) = runs.coordinator.block_types.values()
+    (block_type,) = runs.agreement.block_types.values()
     planned = block_type.held_bytes(0)
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
@@ -235,10 +235,10 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
-    ((digest, block_type),) = runs.coordinator.block_types.items()
+    ((digest, block_type),) = runs.agreement.block_types.items()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
-        resized = runs.coordinator._resize(digest, block_type.profile, {index: capacity})
+        resized = runs.agreement.resized(digest, block_type.profile, {index: capacity})
         sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}

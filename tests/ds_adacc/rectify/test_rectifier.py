@@ -32,7 +32,7 @@ class Training:
 
     @property
     def block_type(self):
-        return next(iter(self.runtime.coordinator.block_types.values()))
+        return next(iter(self.runtime.agreement.block_types.values()))
 
     def step(self):
         if self.runtime.controller.step.is_tracking:

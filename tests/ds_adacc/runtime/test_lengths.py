@@ -52,8 +52,8 @@ class Training:
         zoo.assert_same_bits(*self.step(time, batch, **arguments))
 
     @property
-    def coordinator(self):
-        return self.runtime.coordinator
+    def agreement(self):
+        return self.runtime.agreement
 
 
 def lengths(count, steps, seed=0):
@@ -80,26 +80,26 @@ def test_a_fraction_is_of_the_largest_batch_so_far():
     training = Training(rectifier={"enabled": False})
     for time in (10, 12, 9):
         training.compare(time)
-    first = training.coordinator._limit
+    first = training.agreement.limit
     for time in (40, 41, 10):
         training.compare(time)
-    assert 3 * first < training.coordinator._limit < 6 * first
-    assert not training.coordinator.undecided
+    assert 3 * first < training.agreement.limit < 6 * first
+    assert not training.agreement.undecided
 
 
 def test_a_budget_in_bytes_holds_at_every_size():
     training = Training(rectifier={"enabled": False})
     training.compare(30)
-    budget = training.coordinator._limit
+    budget = training.agreement.limit
     training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
     for time in (30, 20, 25, 29, 31, 12, 27):
         training.compare(time)
-        held = training.coordinator
+        held = training.agreement
         for digest in held.block_types:
             known = held.block_types[digest]
             if known.agreed is not None:
                 assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
-    assert training.coordinator._limit == budget
+    assert training.agreement.limit == budget
     shortest = min(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     longest = max(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     kept = [sum(store is not None for p in known.policies for store in p.stores) for known in (shortest, longest)]
@@ -134,7 +134,7 @@ def test_two_sizes_alive_at_once_share_the_budget():
     training = Training(rectifier={"enabled": False})
     for time in (30, 20, 25, 28):
         training.compare(time)
-    budget = training.coordinator._limit
+    budget = training.agreement.limit
 
     def both(call):
         torch.manual_seed(0)

@@ -46,7 +46,7 @@ class Training:
     @property
     def indices(self):
         """Each block's index in forward order."""
-        order = self.runtime.coordinator.forward_order
+        order = self.runtime.agreement.forward_order
         return [order.index(self.runtime.blocks.of(block), self.block_type.name) for block in self.blocks]
 
     @property

@@ -78,8 +78,8 @@ def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
     runs.controller.end_backward()
     assert all(seen.calls for seen in runs.controller.step.passes.values())
     runs.controller.end_step()
-    order = runs.coordinator.forward_order
-    for name in runs.coordinator.block_types:
+    order = runs.agreement.forward_order
+    for name in runs.agreement.block_types:
         assert [order.index(runs.blocks.of(block), name) for block in blocks] == [0, 1, 2]
 
 
@@ -88,7 +88,7 @@ def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
     for length in range(2, 14):
         forward(runs, [block], length).backward()
         runs.controller.end_step()
-    order = runs.coordinator.forward_order
+    order = runs.agreement.forward_order
     (known,) = (order.indices(each) for each in runs.blocks.all())
     assert known
     order.keep(())

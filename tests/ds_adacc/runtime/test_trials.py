@@ -66,7 +66,7 @@ class Training:
 
     @property
     def is_lossy(self):
-        (known,) = self.runtime.coordinator.block_types.values()
+        (known,) = self.runtime.agreement.block_types.values()
         profile = known.agreed.spec.profile
         return any(planner.is_lossy(profile, v, store) for p in self.policies for v, store in enumerate(p.stores))
 
@@ -78,7 +78,7 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
     assert all(error == 0 for error, purpose in zip(errors, training.purposes, strict=True) if purpose is Purpose.TRY)
     assert training.is_lossy
     assert 0 < errors[-1] < 2 * LOSSY["max_gradient_error"]
-    in_force = training.runtime.coordinator.errors_in_force()
+    in_force = training.runtime.agreement.errors_in_force()
     assert in_force and all(0 < error <= 0.5 for error in in_force.values())
     seen = training.runtime.controller.seen
     assert seen.held.planned == seen.held.observed
@@ -99,16 +99,16 @@ def test_one_sharp_layer_is_planned_by_its_own_errors():
     sharpened(training.blocks[1], 3, 40)
     assert max(training.run(6)) <= 2 * BOUND
     (policies,) = training.runtime.controller.plan.policies.values()
-    (known,) = training.runtime.coordinator.block_types.values()
+    (known,) = training.runtime.agreement.block_types.values()
     for index, policy in enumerate(policies):
-        assert training.runtime.coordinator.permits(known.recording.digest, index), policy
+        assert training.runtime.agreement.permits(known.recording.digest, index), policy
 
 
 def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step():
     training = Training(**LOSSY, rectifier={"max_interval": 4})
     training.run(9)
     assert training.is_lossy
-    training.runtime.coordinator.approvals.bound = 1e-6  # in place of data that changes
+    training.runtime.agreement.approvals.bound = 1e-6  # in place of data that changes
     errors, purposes = training.run(9), training.purposes[9:]
     tracked = purposes.index(Purpose.TRACK)
     assert all(errors[: tracked + 1])
@@ -233,4 +233,4 @@ def test_a_trial_that_was_broken_off_is_repeated():
     training.adacc.end_step()
     assert training.runtime.controller.step.purpose is Purpose.TRY
     assert training.step() == 0
-    assert training.runtime.coordinator.errors_in_force() or training.runtime.controller.step.purpose is Purpose.TRY
+    assert training.runtime.agreement.errors_in_force() or training.runtime.controller.step.purpose is Purpose.TRY

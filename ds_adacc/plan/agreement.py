@@ -1,0 +1,231 @@
+"""What all ranks have agreed on: the budget in bytes, and the policies of every block type."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.config import AdaccConfig
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.kernels import separates_outliers
+from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
+from ds_adacc.plan.block_type import AgreedType, KnownType
+from ds_adacc.plan.budget import budget_bytes
+from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
+from ds_adacc.plan.held_inputs import with_held_inputs
+from ds_adacc.plan.live_sets import Policies
+from ds_adacc.plan.plan import LiveSet, Plan, components, largest
+from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.record.recording import Recording
+
+_UNLIMITED = 1 << 62
+_REMEMBERED = 256  # block types whose policies are kept in case they run again
+
+
+@dataclass(frozen=True)
+class AgreementState:
+    """The part of an `Agreement` that a checkpoint saves. `limit` is in bytes."""
+
+    limit: int | None = None
+    live_sets: tuple[LiveSet, ...] = ()
+    unfit: tuple[LiveSet, ...] = ()
+    orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
+    agreed: tuple[AgreedType, ...] = ()
+    errors: tuple[tuple[BlockKey, BlockErrors], ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError unless every policy is valid for its block type."""
+        for agreed in self.agreed:
+            for policy in set(agreed.policies):
+                policy.check(agreed.spec.profile)
+
+
+class Agreement:
+    """The block types that this rank has run, and the policies in force, which are the same on every rank.
+
+    `block_types`: those that this rank has run. `types`: those that the ranks have planned for; the policies of a type
+    that this rank has not run yet are kept until it runs. `live_sets`: what was planned for; `unfit`: those that no
+    plan fits. `limit`: the budget in bytes, None before the first plan. `inputs` says how the block inputs that a
+    policy retains are held. `origins`: of each block type whose policies were adopted from another size of its program,
+    that other block type. A `Coordinator` changes all of this on all ranks at once; `OtherSizes` adds adopted types.
+    """
+
+    def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
+        self.config = config
+        self.block_types: dict[str, KnownType] = {}
+        self.types: dict[str, AgreedType] = {}
+        self.origins: dict[str, str] = {}
+        self.limit: int | None = None
+        self.live_sets: tuple[LiveSet, ...] = ()
+        self.unfit: tuple[LiveSet, ...] = ()
+        self.forward_order = ForwardOrder()
+        self.inputs = InputPlacement()
+        self.approvals = Approvals(config.max_gradient_error)
+        self._codecs = codecs
+
+    def state(self) -> AgreementState:
+        """The state to save in a checkpoint."""
+        orders = tuple(self.forward_order.orders.items())
+        agreed = tuple(each for name, each in self.types.items() if name not in self.origins)
+        errors = tuple(self.approvals.blocks.items())
+        return AgreementState(self.limit, self.live_sets, self.unfit, orders, agreed, errors)
+
+    def restore(self, state: AgreementState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
+        """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
+
+        `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
+        """
+        self.block_types, self.origins = {}, {}
+        self.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
+        self.types = {agreed.spec.name: agreed for agreed in state.agreed}
+        self.approvals.blocks = dict(state.errors)
+        self.forward_order.restore(dict(state.orders), blocks, indices)
+
+    def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
+        """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
+        known = self.block_types[digest] = KnownType(recording.of_type(), profile)
+        if digest in self.types:
+            known.agreed = self.types[digest]
+            known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
+        return known
+
+    def arrange(self, seen: ForwardPass) -> None:
+        """Learn from one forward and backward the order of the blocks, and how often each block is called."""
+        self.forward_order.learn(seen, self.block_types.keys())
+        for digest in seen.block_types & self.block_types.keys():
+            self.block_types[digest].calls_per_block = seen.calls_per_block(digest)
+
+    def count(self, digest: str, alive: int, blocks: int) -> None:
+        """Set a block type's count from its calls observed `alive` at once, and from the number of its `blocks`.
+
+        Before the first plan the whole step is observed, so `alive` is exact. Later a type may have run before the
+        observation began. So the count is then at least the number of blocks, and it never decreases.
+        """
+        known = self.block_types[digest]
+        is_first = self.limit is None and known.agreed is None
+        known.count = alive if alive and is_first else max(known.count, alive, blocks)
+
+    def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
+        """The policies in force on all ranks, by block type, including types that this rank has not run."""
+        return {digest: self.types[digest].policies for digest in digests if digest in self.types}
+
+    def permits(self, digest: str, index: int | None) -> bool:
+        """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
+        agreed = self.types[digest]
+        return self.approvals.permit((self.origin(digest), index), agreed.policy(index), agreed.spec.profile)
+
+    def has_trials(self, plan: Plan) -> bool:
+        """Whether a policy of the plan must be measured before it comes into force."""
+        return not all(self.may_all_run(self.types[block_type.name]) for block_type in plan.block_types)
+
+    def errors_in_force(self) -> dict[BlockKey, float]:
+        """The measured gradient errors of the policies in force, by block."""
+        return self.approvals.in_force(self.types.values())
+
+    def is_lossy(self, block: Block, digest: str) -> bool:
+        """Whether the policy in force for this block is lossy, where the section bounds its error."""
+        agreed = self.types.get(digest)
+        if agreed is None or self.approvals.bound is None:
+            return False
+        return is_lossy(agreed.policy(self.forward_order.index(block, digest)), agreed.spec.profile)
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Forget all other block types. Their agreed policies are kept, in case the types run again."""
+        self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in digests}
+
+    def origin(self, digest: str) -> str:
+        """The block type whose policies this one runs: another size of it if they were adopted, else itself."""
+        return self.origins.get(digest, digest)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        return tuple(digest for digest, block_type in self.block_types.items() if block_type.policies is None)
+
+    def is_planned(self, names: LiveSet) -> bool:
+        """Whether these block types were planned together, or together fit the budget under their current policies."""
+        agreed = [self.block_types[name].agreed for name in names]
+        if None in agreed:
+            return False
+        # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
+        origins = frozenset(map(self.origin, names))
+        if len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit)):
+            return True
+        problem = planner.Problem(tuple(each.spec for each in agreed))
+        peak = planner.peak_bytes(problem, [each.policies for each in agreed])
+        return self.limit is not None and peak <= self.limit
+
+    def partners(self, digests: Sequence[str]) -> list[LiveSet]:
+        """The live sets to plan again with these block types, the same on all ranks.
+
+        These are the sets that share a block type, directly or through other sets. Block types that are only in sets
+        without a fitting plan are left out.
+        """
+        lost = frozenset().union(*self.unfit) - frozenset().union(*self.live_sets)
+        digests = [digest for digest in digests if digest not in lost]
+        sets = (*self.live_sets, *(frozenset((digest,)) for digest in digests))
+        reached = [names for names in components(sets) if not names.isdisjoint(digests)]
+        return [names for names in largest(sets) if any(names <= component for component in reached)]
+
+    def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
+        """Bytes that `calls` hold under the policies in force: the number of calls by block type and block index."""
+        return sum(count * self.block_types[digest].held_bytes(index) for (digest, index), count in calls.items())
+
+    def outlier_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
+        """Bytes of an outlier codec's payload for a value if the codec keeps `capacity` channels raw."""
+        value = known.recording.values[index]
+        codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
+        return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
+
+    def counted(self, known: KnownType) -> planner.Profile:
+        profile = known.profile if self.approvals.bound is None else known.errors.of(known.profile)
+        return with_held_inputs(profile, known.recording, self.inputs)
+
+    def may_all_run(self, agreed: AgreedType) -> bool:
+        """Whether no policy of the type's blocks was found to exceed the bound on the gradient error."""
+        profile, policies = agreed.spec.profile, enumerate(agreed.policies)
+        name = self.origin(agreed.spec.name)
+        return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
+
+    def budget(self, without: int, available: int) -> int:
+        if self.config.forces_compression and self.config.memory_budget.kind == "auto":
+            return _UNLIMITED
+        if self.limit is None:
+            return budget_bytes(self.config.memory_budget, without, available)
+        return self.grown_budget(without)
+
+    def grown_budget(self, without: int) -> int:
+        """The budget in bytes, once there is one. A fraction is of the largest peak without checkpointing so far."""
+        assert self.limit is not None
+        if self.config.memory_budget.kind != "fraction":
+            return self.limit
+        return max(self.limit, budget_bytes(self.config.memory_budget, without, 0))
+
+    def resized(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
+        """The profile with the payload bytes of outlier codecs at these capacities."""
+        if digest not in self.block_types:
+            return profile
+        block_type = self.block_types[digest]
+        codecs = list(profile.codecs)
+        for index, channels in capacity.items():
+            names = [cost.codec for cost in codecs[index] if separates_outliers(cost.codec)]
+            sizes = {name: self.outlier_bytes(name, block_type, index, channels) for name in names}
+            codecs[index] = tuple(replace(cost, nbytes=sizes.get(cost.codec, cost.nbytes)) for cost in codecs[index])
+        return replace(profile, codecs=tuple(codecs))
+
+    def put_in_force(self, agreed: Iterable[AgreedType]) -> None:
+        for each in agreed:
+            name = each.spec.name
+            self.types.pop(name, None)  # the types planned last are kept longest
+            self.origins.pop(name, None)
+            self.types[name] = each
+            if name in self.block_types:
+                self.block_types[name].agreed = each
+        for oldest in list(self.types)[:-_REMEMBERED]:
+            del self.types[oldest]
+        self.forward_order.keep(self.types)
+        self.approvals.keep(self.types)

@@ -1,0 +1,90 @@
+"""Block types at other input sizes: predicted from recorded ones, with policies found without a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from ds_adacc.plan.adoption import Adoption
+from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.open_types import OpenTypes
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.sizes import Sizes, fits
+
+
+class OtherSizes:
+    """Adds block types at other input sizes to an `Agreement`.
+
+    Nothing is communicated: every rank adopts policies for the sizes that it meets itself.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.open_types = OpenTypes()
+        self._agreement = agreement
+
+    def at_sizes(
+        self, like: str, recording: Recording, sizes: Sizes, inputs: Sequence[torch.Tensor]
+    ) -> tuple[KnownType, Recording] | None:
+        """The block type and the recording of a block at these input sizes, as predicted from other sizes.
+
+        `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
+        """
+        program = self.open_types.of(like)
+        if program is None or self._agreement.limit is None:
+            return None
+        known = self._agreement.block_types.get(program.at(sizes) or "")
+        if known is not None:
+            predicted = known.recording.of_block(recording)
+            return (known, predicted) if fits(predicted, inputs) else None
+        predicted = program.program.at(sizes, recording)
+        if predicted is None or not fits(predicted, inputs):
+            return None
+        profile = program.profile.at(sizes, predicted)
+        if profile is None:
+            return None
+        known = self._agreement.add(predicted.digest, predicted, profile)
+        self.open_types.follow(predicted.digest, like, sizes)
+        self.adopt(known, like)
+        return known, predicted
+
+    def adopt(self, known: KnownType, like: str) -> bool:
+        """Put policies in force for a block type whose program is that of `like` at other input sizes.
+
+        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
+        """
+        agreement = self._agreement
+        relative, digest = agreement.block_types.get(agreement.origin(like)), known.recording.digest
+        if agreement.limit is None or known.agreed is not None or relative is None or relative.agreed is None:
+            return False
+        agreed = relative.agreed
+        known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
+        known.outlier_channels, known.calls_per_block = dict(relative.outlier_channels), agreed.spec.calls_per_block
+        known.count = agreed.spec.count
+        profile = agreed.correction.of(agreement.resized(digest, agreement.counted(known), agreed.capacity))
+        adoption = Adoption(agreed, profile, agreement.types, agreement.live_sets, agreement.forward_order.orders)
+        limit = agreement.grown_budget(adoption.without)
+        name = agreed.spec.name
+        # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
+        policies = adoption.policies(
+            limit, lambda index, policy: not agreement.approvals.is_rejected((name, index), policy)
+        )
+        if policies is None:
+            return False
+        agreement.limit = limit
+        known.agreed = replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies)
+        agreement.types[digest], agreement.origins[digest] = known.agreed, name
+        agreement.forward_order.follow(digest, name)
+        return True
+
+    def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
+        """Forget the adopted block types but for `all_but` and the latest `most`; returns their names."""
+        names = [name for name in self._agreement.origins if name not in all_but]
+        dropped = names[: max(len(names) - most, 0)]
+        for name in dropped:
+            del self._agreement.origins[name]
+            self._agreement.types.pop(name, None)
+        self.open_types.forget(dropped)
+        return dropped
