@@ -26,12 +26,10 @@ _DISTINCT_NUMBERS = 3
 class Trial:
     """A policy whose gradient error is measured at the block's next call (`runtime/trials.py`).
 
-    `is_in_force`: the block runs it already. `has_begun`: a call is measuring it. `result`: the `PolicyError` that was
-    measured; None before.
+    `has_begun`: a call is measuring it. `result`: the `PolicyError` that was measured; None before.
     """
 
     policy: planner.Policy
-    is_in_force: bool = False
     has_begun: bool = False
     result: Any = None
 
@@ -43,8 +41,7 @@ class Record:
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
     `block_type`: the digest of its recording.
     `bound`: its policy; None if the block could not be recorded, and then it runs under plain autograd.
-    `trial`: the policy that is measured at the record's next call. Unless it is in force, `bound` then holds everything
-    exactly.
+    `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
@@ -72,11 +69,6 @@ class Record:
             doubt=self.doubt,
             is_predicted=True,
         )
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether the next call measures the policy that is in force."""
-        return self.trial is not None and self.trial.is_in_force
 
     def to_plain(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host."""

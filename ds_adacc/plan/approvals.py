@@ -16,7 +16,6 @@ PolicyErrors = Mapping[BlockKey, PolicyError]
 
 _MOST_REJECTIONS = 4  # then the block is planned without lossy codecs: the planner does not come to know its errors
 _MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
-_MOST_EXCESS = 10.0  # of the error under a random gradient over that under the gradient of training
 MARGIN = 0.9  # of the bound: the planner aims so far below it, since estimates scatter and each rejection costs a step
 _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with like errors share one
 
@@ -26,18 +25,13 @@ class BlockErrors:
     """What was measured of one block. `approved` holds its approved policies with their relative gradient errors.
 
     `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound, and
-    `rejected`: the last of them. `tracked`: the error of the policy in force at the last tracking step, under a random
-    gradient, and `doubted` that policy if this was too large. `excess`: how many times larger that error may be than
-    the one under the gradient of training.
+    `rejected`: the last of them.
     """
 
     approved: tuple[tuple[planner.Policy, float], ...] = ()
     strictness: planner.Strictness | None = None
     rejections: int = 0
     rejected: planner.Policy | None = None
-    tracked: float | None = None
-    doubted: planner.Policy | None = None
-    excess: float = 1.0
 
 
 class Approvals:
@@ -78,11 +72,7 @@ class Approvals:
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
             if found.error <= self.bound:
                 approved = (*approved, (found.policy, found.error))
-                excess = 1.0
-                if found.policy == known.doubted and found.error:
-                    # A random gradient has shown a larger error. It will do so again: no reason for another trial.
-                    excess = min(max(known.tracked / found.error, 1.0), _MOST_EXCESS)
-                self.blocks[key] = replace(known, approved=approved, rejected=None, doubted=None, excess=excess)
+                self.blocks[key] = replace(known, approved=approved, rejected=None)
                 continue
             rejected[key] = found
             assert found.strictness is not None  # measured with each error above the bound
@@ -91,7 +81,7 @@ class Approvals:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None:
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(approved, stricter, known.rejections + 1, found.policy, known.tracked)
+            self.blocks[key] = BlockErrors(approved, stricter, known.rejections + 1, found.policy)
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -110,21 +100,11 @@ class Approvals:
             found = dict.fromkeys(found, strictest)
         return tuple(found.get(index) for index in range(blocks))
 
-    def track(self, everyone: Sequence[PolicyErrors], drift: float) -> tuple[dict[BlockKey, PolicyError], bool]:
-        """Doubt approved policies that the ranks have measured too far above the bound, under a random gradient.
-
-        Returns these, and whether an error has risen by more than `drift` (a fraction) since it was tracked before.
-        """
-        doubted, has_risen = {}, False
-        for key, found in worst(everyone).items():
-            known = self._of(key)
-            has_risen |= known.tracked is not None and found.error > (1 + drift) * known.tracked
-            approved, doubt = known.approved, None
-            if found.error > known.excess * self.bound:
-                doubted[key], doubt = found, found.policy
-                approved = tuple((policy, error) for policy, error in approved if policy != found.policy)
-            self.blocks[key] = replace(known, approved=approved, tracked=found.error, doubted=doubt)
-        return doubted, has_risen
+    def has_risen(self, everyone: Sequence[PolicyErrors], drift: float) -> bool:
+        """Whether an error is larger by more than `drift` (a fraction) than when its policy was measured before."""
+        found = worst(everyone)
+        before = {key: self.error(key, each.policy) for key, each in found.items()}
+        return any(error is not None and found[key].error > (1 + drift) * error for key, error in before.items())
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

@@ -1,8 +1,9 @@
 """Runs a block's backward several times, with other tensors in place of those it has saved, when its gradient arrives.
 
-A probed call holds all that it saves exactly, so its own gradient is exact. When backward reaches the block's output,
-the gradient that training really brings is at hand, and under ZeRO-3 the block's parameters are gathered. There the
-probe runs the block's part of backward alone: once as it is, and once for each policy that is measured.
+A probed call can give back exactly all that it has saved, so its own gradient is exact. When backward reaches the
+block's output, the gradient that training really brings is at hand, and under ZeRO-3 the block's parameters are
+gathered. There the probe runs the block's part of backward alone: once as it is, and once for each policy that is
+measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ds_adacc.planner import HOPELESS
 from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.recording import Recording
-from ds_adacc.record.saved import Slot, keep
+from ds_adacc.record.saved import Slot
 from ds_adacc.record.signature import flatten
 
 Measure = Callable[[BoundPolicy], float]
@@ -36,9 +37,9 @@ _KNOWN = ("LinearFunctionForZeroStage3Backward",)
 class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
 
-    `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must hold
-    its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `states`: by
-    value, the states of random generators that a replay needs, noted in the call's forward.
+    `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
+    back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `states`:
+    by value, the states of random generators that a replay needs, noted in the call's forward.
 
     Rule 3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
@@ -63,7 +64,7 @@ class Probe:
         self._of_parameters = [edge for edge in of_parameters if edge.node not in before]
 
     def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], LateSlot]:
-        """A pack hook around `inner`, which must hold every tensor exactly."""
+        """A pack hook around `inner`, whose slots must give back every tensor exactly."""
         slots: list[LateSlot] = []
         self.slots = slots
 
@@ -89,27 +90,11 @@ class Probe:
         known = _Arrival.apply(self, watched)
         return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
 
-    def measure_at_once(self, output: Any) -> None:
-        """Run the study now, under a random gradient: the forward has ended, and the real gradient is yet to come."""
-        watched = main_output(output)
-        if watched is not None:
-            self.arrive(get_gradient_edge(watched), _random_like(watched))
-
-    def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
-        """Give every saved tensor to another pack hook, and hold what that hook does."""
-        for slot in self.slots:
-            slot.slot = pack(slot.unpack())
-
     def arrive(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
-        """Run the study, and leave the exact tensors to backward."""
+        """Run the study, and leave the call's own slots to backward."""
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
-        exact = [slot.unpack() for slot in self.slots]
-        self._hold(
-            # A parameter's slot stays: kept as a tensor, it would outlive the gathering under ZeRO-3.
-            slot.slot if tensor.untyped_storage()._cdata in self._storages else keep(tensor)
-            for slot, tensor in zip(self.slots, exact, strict=True)
-        )
+        own = [slot.slot for slot in self.slots]
         gradients = self._backward(edge, gradient)
         if not all(map(_is_finite, gradients)):  # as in a step that a loss scaler skips
             gradient = _random_like(gradient)
@@ -119,13 +104,15 @@ class Probe:
 
         def measure(bound: BoundPolicy) -> float:
             call = Call(bound, self._inputs, noted=self.states)
-            kept = [slot.slot for slot in self.slots]
             try:
+                # All are exact here for a moment only: they and what the policy rebuilds would be the block twice.
+                exact = [slot.unpack() for slot in self.slots]
                 self._hold([call.pack(tensor) for tensor in exact])
+                del exact
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:
-                self._hold(kept)
+                self._hold(own)
 
         with unmoved(self._generators), torch.no_grad():
             try:

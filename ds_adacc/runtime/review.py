@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
@@ -38,67 +37,38 @@ class StepController(Protocol):
 
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
 
-    def rebind(self, digest: str) -> None: ...
-
 
 def conclude_trials(controller: StepController) -> None:
-    """Put the policies in force that keep the bound on the gradient error, and plan again for the other blocks.
+    """After a step of trials, plan again for the blocks whose policies exceed the bound on the gradient error.
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
     """
     rejected = controller.agreement.approvals.judge(_measured(controller))
     if rejected:
-        step, reason = controller.schedule.ended, why_rejected(controller, rejected)
-        live_sets = controller.agreement.partners(sorted({digest for digest, _ in rejected}))
-        try:
-            if live_sets:
-                controller.decide(live_sets, f"step {step}: {reason}")
-            else:
-                _leave_exact(step, reason, "nothing fits the budget")
-        except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-            if isinstance(error, planner.InfeasibleBudget) and not controller.has_run_a_plan:
-                raise
-            _leave_exact(step, reason, error)
+        _replan(controller, {digest for digest, _ in rejected}, why_rejected(controller, rejected), {}, rejected)
     elif controller.ranks.any(controller.trials.are_unfinished(controller.blocks)):
         controller.schedule = controller.schedule.with_trials_again()
-    _rebind_all(controller)
 
 
 def rectify(controller: StepController) -> Review:
-    """Act on a tracking step.
-
-    A block whose error was above the bound holds everything exactly in the next step, which measures its policy under
-    the gradient that training brings. If outliers have drifted, a new plan is made; else the channels last found are
-    used.
-    """
+    """After a tracking step, plan again if outliers have drifted, or if a gradient error is above the bound."""
     agreement, step = controller.agreement, controller.schedule.ended
     drift, longest = controller.rectifier.config.drift, controller.rectifier.config.max_interval
-    suspected, has_risen = agreement.approvals.track(_measured(controller), drift)
+    measured = _measured(controller)
+    has_risen = agreement.approvals.has_risen(measured, drift)
+    rejected = agreement.approvals.judge(measured)
     verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], agreement)
     review = Review()
-    if verdict.drifted:
-        review = _replan(controller, verdict.drifted, verdict.reason, verdict.capacity)
-        controller.journal.write("rectifier", step=step, reason=verdict.reason, **asdict(review))
-    _rebind_all(controller)
-    controller.schedule = controller.schedule.after_tracking(bool(review.changed or suspected), has_risen, longest)
-    if suspected:
-        get_logger().info("step %d: %s; the next step measures it again", step, why_rejected(controller, suspected))
-    if suspected or controller.ranks.any(controller.trials.are_pending(controller.blocks)):
+    if verdict.drifted or rejected:
+        reason = why_rejected(controller, rejected) if rejected else verdict.reason
+        digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
+        review = _replan(controller, digests, reason, verdict.capacity, rejected)
+        controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
+    changed = bool(review.changed or rejected)
+    controller.schedule = controller.schedule.after_tracking(changed, has_risen, longest)
+    if controller.ranks.any(controller.trials.are_pending(controller.blocks)):
         controller.schedule = controller.schedule.with_trials()
     return review
-
-
-def track_what_is_in_force(controller: StepController) -> None:
-    """Have a tracking step measure the lossy policies in force."""
-    for block, record in controller.blocks.records():
-        if (
-            record.bound is not None
-            and record.trial is None
-            and controller.agreement.is_lossy(block, record.block_type)
-        ):
-            index = controller.agreement.forward_order.index(block, record.block_type)
-            policy = controller.agreement.block_types[record.block_type].policy(index)
-            record.trial = Trial(policy, is_in_force=True)
 
 
 def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyError]) -> str:
@@ -128,27 +98,27 @@ def _measured(controller: StepController) -> Sequence[PolicyErrors]:
     return everyone
 
 
-def _rebind_all(controller: StepController) -> None:
-    for digest in controller.agreement.block_types:
-        controller.rebind(digest)
-
-
 def _replan(
     controller: StepController,
     digests: Collection[str],
     reason: str,
     capacity: Mapping[str, Mapping[int, int]],
+    rejected: Collection[BlockKey],
 ) -> Review:
+    """Plan again for these block types. If no plan is found, the old one stays, but the `rejected` blocks are exact."""
     agreement, step = controller.agreement, controller.schedule.ended
-    live_sets = agreement.partners(digests)
+    fail = _leave_exact if rejected else _stay
+    live_sets = agreement.partners(sorted(digests))
     if not live_sets:
-        return _stay(step, reason, "nothing fits the budget")
+        return fail(step, reason, "nothing fits the budget")
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
         plan = controller.decide(live_sets, f"step {step}: {reason}", True, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-        return _stay(step, reason, error)
+        if rejected and isinstance(error, planner.InfeasibleBudget) and not controller.has_run_a_plan:
+            raise
+        return fail(step, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     get_logger().info("step %d: %s: re-planned, %d values changed", step, reason, changed)
     return Review(True, changed)
@@ -160,10 +130,11 @@ def _stay(step: int, reason: str, why: object) -> Review:
     return Review()
 
 
-def _leave_exact(step: int, reason: str, why: object) -> None:
+def _leave_exact(step: int, reason: str, why: object) -> Review:
     """The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so."""
     text = "step %d: %s. Blocks above the bound now hold everything exactly, which takes more than the budget: %s"
     get_logger().warning(text, step, reason, str(why))
+    return Review()
 
 
 def _differences(old: Policies | None, new: Policies | None) -> int:

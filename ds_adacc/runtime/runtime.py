@@ -31,7 +31,7 @@ from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.guards import Guards, unreadable
 from ds_adacc.record.recording import Recording
-from ds_adacc.record.saved import keep, unpack
+from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
 from ds_adacc.record.sizes import Sizes
 from ds_adacc.record.watch import Watch, marks_of
@@ -188,30 +188,19 @@ class Runtime:
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
         probe = self._probe(record, tensors)
-        # A policy in force is measured after the forward, and only then takes over what the call holds.
-        noted = probe.states if probe is not None and record.is_tracked else None
-        call, pack, done = self._open(block, record, tensors, step.is_tracking, noted)
-        plan_pack = pack
+        call, pack, done = self._open(block, record, tensors, step.is_tracking)
         if probe is not None:
-            pack = probe.pack(keep if record.is_tracked else pack)
+            pack = probe.pack(pack)
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 output = function(*args, **kwargs)
             if probe is not None:
-                output = self._probed(probe, output, plan_pack, record.is_tracked)
+                output = probe.watch(output)
             done()
         finally:
             call.close()
-        return output
-
-    def _probed(self, probe: Probe, output: Any, pack: Callable[[torch.Tensor], Any], is_in_force: bool) -> Any:
-        """Measure a policy in force now, and then hold what it says; have any other measured in backward."""
-        if not is_in_force:
-            return probe.watch(output)
-        probe.measure_at_once(output)
-        probe.hand_over(pack)
         return output
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
@@ -224,7 +213,7 @@ class Runtime:
         record: Record,
         inputs: Sequence[torch.Tensor],
         tracking: bool,
-        noted: Mapping[int, torch.Tensor] | None,
+        noted: Mapping[int, torch.Tensor] | None = None,
     ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
         """A call that is about to begin, its pack hook, and a function to call after its forward.
 
@@ -289,12 +278,10 @@ class Runtime:
         output = captured.output
         if probe is not None:
             probe.slots, probe.states = captured.slots, states
-            if record.is_tracked:
-                probe.measure_at_once(output)
         captured.hand_over(pack)
         done()
         call.close()
-        return output if probe is None or record.is_tracked else probe.watch(output)
+        return output if probe is None else probe.watch(output)
 
     # -- records
 

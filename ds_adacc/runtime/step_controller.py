@@ -9,8 +9,8 @@ After the engine's own step (`engine/hooks.py`), and once any rank has called a 
 3. All ranks together plan for the live sets that have no plan.
 4. After a step of trials, policies that keep the bound on the gradient error come into force. A new plan is made for
    blocks whose policies do not.
-5. After a tracking step the rectifier judges the outliers and the gradient errors of the policies in force. If the
-   outliers have drifted, a new plan is made. Policies above the bound are on trial in the next step.
+5. After a tracking step the rectifier judges the outliers, and the gradient errors of the policies that were in force
+   before it. If the outliers have drifted, or an error is above the bound, a new plan is made.
 6. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
    monitors follow.
 
@@ -44,7 +44,7 @@ from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.review import conclude_trials, rectify, track_what_is_in_force
+from ds_adacc.runtime.review import conclude_trials, rectify
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
 
@@ -168,10 +168,12 @@ class StepController:
             if self.step.is_tracking:
                 self.review = rectify(self)
         finally:
+            ended = self.step.purpose
             self.step.close()
             self.step = Step(self.next_purpose(), self.device)
-            if self.step.is_tracking:
-                track_what_is_in_force(self)
+            if {ended, self.step.purpose} & {Purpose.TRY, Purpose.TRACK}:
+                for digest in self.agreement.block_types:
+                    self.rebind(digest)
 
     def next_purpose(self) -> Purpose:
         """The purpose of the next step.
@@ -268,19 +270,21 @@ class StepController:
                 self.bind(block, record)
 
     def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
-        """Bind the record to the policy of this block, or put the policy on trial if the block may not run it yet."""
+        """Bind the record to the policy of this block, or put the policy on trial.
+
+        A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
+        """
         index = self.agreement.forward_order.index(block, record.block_type)
         known = self.agreement.block_types[record.block_type]
         policy, inputs = known.policy(index), self.agreement.inputs
-        on_trial = known.agreed is not None and not self.agreement.permits(record.block_type, index)
+        is_tried_again = self.step.is_tracking and self.agreement.is_lossy(block, record.block_type)
+        is_permitted = known.agreed is None or self.agreement.permits(record.block_type, index)
+        on_trial = is_tried_again or not is_permitted
         key = self.agreement.origin(record.block_type), index
         is_rejected = self.agreement.approvals.is_rejected(key, policy)
         record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, index)
-        is_recorded_again = recording is not None and self.step.is_tracking
-        if is_recorded_again and not on_trial and self.agreement.is_lossy(block, record.block_type):
-            record.trial = Trial(policy, is_in_force=True)
         if on_trial or (known.agreed is None and self.trials.are_unknown(known)):
-            # A probe finds all values exactly, and the inputs as they were given.
+            # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)
 

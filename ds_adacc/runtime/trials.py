@@ -4,9 +4,7 @@ A lossy policy comes into force on a block only after it was measured on that bl
 `adacc.max_gradient_error`. Until then the block is *on trial*: its calls hold everything exactly, at the bytes of full
 checkpointing, and its first call measures the policy in backward (`profile/probe.py`).
 
-A tracking step measures the policies in force again, each at the end of its block's forward, under a random gradient.
-This holds nothing beyond one block. A policy that is above the bound there is on trial in the next step, under the
-gradient that training brings.
+A tracking step puts all lossy policies in force on trial again. So its peak is that of full checkpointing too.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Record
+from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
@@ -75,13 +73,13 @@ class Trials:
     ) -> Probe | None:
         """A probe for a call of this record, if something is to be measured in it in this step.
 
-        The codecs of a block type are measured in one call of it. Policies that are not in force are measured in a step
-        of trials only: no other step takes notice of the result.
+        The codecs of a block type are measured in one call of it. Policies are measured in a step of trials or a
+        tracking step only: no other step takes notice of the result.
         """
         if self.bound is None:
             return None
         known, trial, probed = self._agreement.block_types[record.block_type], record.trial, step.probed
-        if trial is not None and (trial.has_begun or not (trial.is_in_force or step.purpose is Purpose.TRY)):
+        if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
             trial = None
         asks_for_codecs = self._asks_for_codecs(record, known) and record.block_type not in probed
         if trial is None and not asks_for_codecs:
@@ -99,9 +97,7 @@ class Trials:
                 known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
                 if known.agreed is not None:
                     self._late.add(record.block_type)
-            if trial is not None and trial.is_in_force:
-                trial.result = PolicyError(trial.policy, measure(bind(trial.policy)))
-            elif trial is not None:
+            if trial is not None:
                 profile = known.agreed.spec.profile
                 trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
 
@@ -121,9 +117,10 @@ class Trials:
         return late
 
     def are_pending(self, blocks: Registry) -> bool:
-        """Whether a policy waits for a step of trials."""
-        trials = [record.trial for _, record in blocks.records() if record.trial is not None]
-        return any(not (trial.is_in_force or trial.has_begun) for trial in trials)
+        """Whether a policy waits for a step of trials before it may run."""
+        waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and not r.trial.has_begun]
+        approvals = self._agreement.approvals
+        return any(approvals.error(self._key(block, record), record.trial.policy) is None for block, record in waiting)
 
     def are_unfinished(self, blocks: Registry) -> bool:
         """Whether a call was to measure a policy, but its backward did not come: a step was broken off, for example."""
@@ -134,12 +131,14 @@ class Trials:
         """The errors of the policies that were measured in the step, by block."""
         found: dict[BlockKey, PolicyError] = {}
         for block, record in blocks.records():
-            result = None if record.trial is None else record.trial.result
-            index = self._agreement.forward_order.index(block, record.block_type)
-            key = self._agreement.origin(record.block_type), index
+            result, key = None if record.trial is None else record.trial.result, self._key(block, record)
             if result is not None and (key not in found or found[key].error < result.error):
                 found[key] = result
         return found
+
+    def _key(self, block: Block, record: Record) -> BlockKey:
+        index = self._agreement.forward_order.index(block, record.block_type)
+        return self._agreement.origin(record.block_type), index
 
 
 def _lossy(profile: planner.Profile) -> bool:

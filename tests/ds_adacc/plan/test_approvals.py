@@ -85,16 +85,13 @@ def test_a_smaller_error_later_makes_a_block_no_stricter():
     assert approvals.strictness("a", 1) == before
 
 
-def test_a_policy_approved_again_is_doubted_only_if_its_error_rises():
+def test_an_error_has_risen_if_the_same_policy_had_a_smaller_one_before():
     approvals, key = Approvals(0.1), ("a", 0)
-    approvals.judge([{key: PolicyError(LOSSY, 0.08)}])
-    assert approvals.track([{key: PolicyError(LOSSY, 0.15)}], drift=0.1)[0]
-    assert not approvals.permit(key, LOSSY, PROFILE)
-    approvals.judge([{key: PolicyError(LOSSY, 0.08)}])  # under the gradient of training it is within the bound
-    assert not approvals.track([{key: PolicyError(LOSSY, 0.15)}], drift=0.1)[0]
-    assert approvals.permit(key, LOSSY, PROFILE)
-    assert not approvals.track([{key: PolicyError(LOSSY, 0.18)}], drift=0.1)[0]
-    assert approvals.track([{key: PolicyError(LOSSY, 0.19)}], drift=0.1)[0]  # 0.15 / 0.08 of the bound
+    assert not approvals.has_risen([{key: PolicyError(LOSSY, 0.05)}], drift=0.1)
+    approvals.judge([{key: PolicyError(LOSSY, 0.05)}])
+    assert not approvals.has_risen([{key: PolicyError(LOSSY, 0.055)}], drift=0.1)
+    assert approvals.has_risen([{key: PolicyError(LOSSY, 0.05)}, {key: PolicyError(LOSSY, 0.056)}], drift=0.1)
+    assert not approvals.has_risen([{("a", 1): PolicyError(LOSSY, 0.2)}], drift=0.1)
 
 
 def test_types_that_are_forgotten_take_their_errors_along():

@@ -75,9 +75,12 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
     training = Training(**LOSSY)
     errors = training.run(8)
     assert training.purposes[:2] == [Purpose.RECORD, Purpose.TRY]
-    assert all(error == 0 for error, purpose in zip(errors, training.purposes, strict=True) if purpose is Purpose.TRY)
+    measuring = Purpose.RECORD, Purpose.TRY, Purpose.TRACK
     assert training.is_lossy
-    assert 0 < errors[-1] < 2 * LOSSY["max_gradient_error"]
+    for error, purpose in zip(errors, training.purposes, strict=True):
+        assert (error == 0) == (purpose in measuring)
+        assert error < 2 * LOSSY["max_gradient_error"]
+    assert training.purposes.count(Purpose.TRACK) >= 2
     in_force = training.runtime.agreement.errors_in_force()
     assert in_force and all(0 < error <= 0.5 for error in in_force.values())
     seen = training.runtime.controller.seen
@@ -111,9 +114,8 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     training.runtime.agreement.approvals.bound = 1e-6  # in place of data that changes
     errors, purposes = training.run(9), training.purposes[9:]
     tracked = purposes.index(Purpose.TRACK)
-    assert all(errors[: tracked + 1])
-    assert purposes[tracked + 1] is Purpose.TRY
-    assert not any(errors[tracked + 1 :])
+    assert all(errors[:tracked])
+    assert not any(errors[tracked:])
 
 
 @pytest.mark.parametrize("name", ["bert", "eager", "swiglu", "experts"])
