@@ -38,7 +38,10 @@ class OtherSizes:
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = known.recording.of_block(recording)
-            return (known, predicted) if fits(predicted, inputs) else None
+            if not fits(predicted, inputs):
+                return None
+            self.adopt(known, like)  # its policies were forgotten if a plan was made since
+            return known, predicted
         predicted = program.program.at(sizes, recording)
         if predicted is None or not fits(predicted, inputs):
             return None
@@ -86,5 +89,7 @@ class OtherSizes:
         for name in dropped:
             del self._agreement.origins[name]
             self._agreement.types.pop(name, None)
+            if name in self._agreement.block_types:
+                self._agreement.block_types[name].agreed = None
         self.open_types.forget(dropped)
         return dropped

@@ -171,7 +171,8 @@ class _Walk:
                 self._trusts = True
                 self._content(name, value, depth)
                 self._trusts = False
-                self._trust(name, value)
+                if items_of(value) is not None:  # NumPy's generators, of which none can be read, are not trusted
+                    self._trust(name, value)
             if self._trusts:
                 self._trust(name, value)
 

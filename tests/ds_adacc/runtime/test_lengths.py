@@ -172,6 +172,18 @@ class Windowed(nn.Module):
         return x + self.down(torch.nn.functional.gelu(y[:, -window:]).mean(1, keepdim=True))
 
 
+def test_after_a_new_plan_policies_are_adopted_from_it():
+    training = Training(rectifier={"enabled": False})
+    for time in (20, 30, 40, 50, 20):
+        training.compare(time)
+    controller, agreement = training.runtime.controller, training.agreement
+    controller.decide(agreement.live_sets, "a new plan")
+    for time in (20, 30, 40, 50):
+        training.compare(time)
+        for _, record in controller.blocks.records():
+            assert agreement.block_types[record.block_type].agreed is agreement.types[record.block_type]
+
+
 def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):
     training = Training(Windowed, memory_budget=0.8, rectifier={"enabled": False})
     for time in (20, 12, 17, 15):
