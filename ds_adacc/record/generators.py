@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,15 @@ def default_generators() -> tuple[torch.Generator, ...]:
 
 
 def same_state(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two states of a generator are equal. Unlike `torch.equal` it calls no operator, so nothing records it."""
-    return a.numpy().tobytes() == b.numpy().tobytes()
+    """Whether two states of a generator (bytes on the host) are equal.
+
+    It calls no operator, so that nothing records it: `torch.equal` would, and `Tensor.numpy` detaches.
+    """
+    return _content(a) == _content(b)
+
+
+def _content(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 @contextmanager
