@@ -108,7 +108,7 @@ class Record:
         self.changes = earlier.changes + Counter(changed)
         if changed and all(self.changes[name] >= _DISTINCT_NUMBERS - 1 for name in changed):
             self.settled = earlier.settled | changed
-            self.doubt = self.doubt or f"{', '.join(sorted(changed))}, which keeps changing"
+            self.doubt = self.doubt or f"{_named(changed)}, which keeps changing"
 
 
 class Block:
@@ -191,6 +191,11 @@ class Block:
     def from_plain(cls, data: Mapping[str, Any]) -> Block:
         """The block that `to_plain` made `data` of, with its records as the past."""
         return cls(data["name"], [Record.from_plain(record) for record in data["records"]])
+
+
+def _named(numbers: Collection[str]) -> str:
+    first, *others = sorted(numbers)
+    return f"{first} (and {len(others)} more)" if others else first
 
 
 def _covers(record: Record, other: Record) -> bool:

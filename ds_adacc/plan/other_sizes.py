@@ -38,10 +38,7 @@ class OtherSizes:
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = known.recording.of_block(recording)
-            if not fits(predicted, inputs):
-                return None
-            self.adopt(known, like)  # its policies were forgotten if a plan was made since
-            return known, predicted
+            return (known, predicted) if fits(predicted, inputs) else None
         predicted = program.program.at(sizes, recording)
         if predicted is None or not fits(predicted, inputs):
             return None
@@ -89,7 +86,6 @@ class OtherSizes:
         for name in dropped:
             del self._agreement.origins[name]
             self._agreement.types.pop(name, None)
-            if name in self._agreement.block_types:
-                self._agreement.block_types[name].agreed = None
+            self._agreement.block_types.pop(name, None)
         self.open_types.forget(dropped)
         return dropped

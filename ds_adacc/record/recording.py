@@ -265,7 +265,7 @@ def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
 
 def _portable(op: RecordedOp) -> tuple[Any, ...]:
     draw = None if op.draw is None else (op.draw.position, op.draw.before.index, op.draw.after.index)
-    return (op.name, op.args, op.kwargs, op.outputs, op.refusal, draw)
+    return (op.name, op.args, op.kwargs, op.outputs, op.refusal is None, draw)
 
 
 def _structure(value: RecordedValue) -> tuple[Any, ...]:

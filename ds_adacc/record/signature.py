@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -12,14 +13,20 @@ from ds_adacc.record.guards import snapshot
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8)."""
+    """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8).
+
+    The items of a dict come in the order of their names: callers pass keyword arguments in any order.
+    """
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
         return "tensor"
     if isinstance(tree, tuple | list):
         return type(tree), tuple([flatten(item, tensors) for item in tree])
     if isinstance(tree, dict):
-        return dict, tuple([(key, flatten(item, tensors)) for key, item in tree.items()])
+        items = tree.items()
+        if all(type(key) is str for key in tree):
+            items = sorted(items, key=operator.itemgetter(0))
+        return dict, tuple([(key, flatten(item, tensors)) for key, item in items])
     return snapshot(tree)
 
 

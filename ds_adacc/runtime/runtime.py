@@ -290,6 +290,8 @@ class Runtime:
         earlier = block.latest(signature)
         if earlier is not None and earlier.bound is not None:
             record.succeed(earlier)
+            if record.doubt and not earlier.doubt:
+                self._warn_of_doubt(block, record.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, record.state))
         if unwatched is not None:
             record.doubt = unwatched

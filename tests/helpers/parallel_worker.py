@@ -20,6 +20,7 @@ import ds_adacc
 from ds_adacc import checkpointing, planner
 
 WIDTH, STEPS, LAYERS = 8, 4, 3
+ROWS = 601  # of each sample: an odd number, and so many that the states of generators, 10 KB, matter little
 SECTION = {"memory_budget": 0.8, "codecs": "none", "rectifier": {"max_interval": 2}, "solver": {"max_seconds": 30.0}}
 
 
@@ -183,7 +184,7 @@ def train(layers, rows, call):
     seen = []
     for step in range(STEPS):
         torch.manual_seed(step)
-        x = shared(rows, WIDTH).add_(step).requires_grad_()
+        x = shared(rows * ROWS, WIDTH).add_(step).requires_grad_()
         y = functools.reduce(lambda h, layer: call(layer, h), layers, x)
         layers.zero_grad()
         with Counting() as counting:
@@ -236,7 +237,7 @@ def engine(mpu, section):
             inputs.append([plan.policy.stores[0] for plan in plans(engine.adacc.runtime)])
             checkpointing.partition_activations_in_checkpoint(False)
         torch.manual_seed(micro)
-        loss = engine(shared(4, WIDTH).add_(micro).requires_grad_()).square().mean()
+        loss = engine(shared(4 * ROWS, WIDTH).add_(micro).requires_grad_()).square().mean()
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())

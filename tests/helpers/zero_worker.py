@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch.multiprocessing.reductions import StorageWeakRef
 from zero_cases import CASES, ds_config
 from zero_models import batch, blocks_of, make
@@ -31,7 +33,12 @@ def train(case, section):
         make_leaves(blocks_of(model))
     trained = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=trained, config=ds_config(case, section))
-    gathered = watch_gathered(blocks_of(engine.module)) if case.stage == 3 else []
+    watched = blocks_of(engine.module) if case.stage == 3 else []
+    with watch_gathered(watched) as gathered:
+        return run(case, engine, gathered)
+
+
+def run(case, engine, gathered):
     random = torch.Generator().manual_seed(engine.global_rank)
     losses, scales = [], []
     for micro in range(case.micro_batches * STEPS):
@@ -60,21 +67,27 @@ def alive_bytes(gathered):
     return sum(size for reference, size in gathered if not reference.expired())
 
 
+@contextmanager
 def watch_gathered(blocks):
-    """A list that collects the storages of the blocks' gathered parameters while their forwards run."""
-    seen = []
+    """A list of the storages of the blocks' gathered parameters, which grows while forwards run.
 
-    def note(module, args):
-        for parameter in module.parameters():
-            if not parameter.ds_persist:
+    It is not filled by hooks of the blocks: such a hook is a part of the block, and its list would be guarded.
+    """
+    seen, watched = [], {module for block in blocks for module in block.modules()}
+    original = PartitionedParameterCoordinator.fetch_sub_module
+
+    def fetch(self, module, forward):
+        original(self, module, forward)
+        for parameter in module.parameters() if forward and module in watched else ():
+            if not parameter.ds_persist and parameter.numel():
                 storage = parameter.untyped_storage()
                 seen.append((StorageWeakRef(storage), storage.nbytes()))
 
-    for block in blocks:
-        linear = [m for m in block.modules() if isinstance(m, torch.nn.Linear)][-1]
-        linear.register_forward_pre_hook(note)
-        block.register_forward_pre_hook(note)
-    return seen
+    PartitionedParameterCoordinator.fetch_sub_module = fetch
+    try:
+        yield seen
+    finally:
+        PartitionedParameterCoordinator.fetch_sub_module = original
 
 
 def account(engine):

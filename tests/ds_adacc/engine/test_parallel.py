@@ -2,7 +2,7 @@
 
 import pytest
 from launch import on_ranks, told
-from parallel_worker import LAYERS, STEPS, WIDTH
+from parallel_worker import LAYERS, ROWS, STEPS, WIDTH
 
 pytestmark = pytest.mark.ranks
 
@@ -55,8 +55,8 @@ def test_half_of_each_input_is_held(ranks):
     """With a budget for everything the plan differs in nothing else."""
     rank = ranks[0]
     whole = rank["retained"]["inputs"][0][1]
-    assert whole == 6 * WIDTH * 4
-    assert rank["odd"]["inputs"][0][1] == WIDTH * 4
+    assert whole == 6 * ROWS * WIDTH * 4
+    assert rank["odd"]["inputs"][0][1] == ROWS * WIDTH * 4
 
 
 def test_the_ranks_of_a_group_run_one_policy(ranks):
