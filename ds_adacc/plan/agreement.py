@@ -127,6 +127,12 @@ class Agreement:
         """The measured gradient errors of the policies in force, by block."""
         return self.approvals.in_force(self.types.values())
 
+    @property
+    def has_lossy(self) -> bool:
+        """Whether a policy in force is lossy, where the section bounds its error."""
+        policies = ((policy, each.spec.profile) for each in self.types.values() for policy in set(each.policies))
+        return self.approvals.bound is not None and any(is_lossy(policy, profile) for policy, profile in policies)
+
     def is_lossy(self, block: Block, digest: str) -> bool:
         """Whether the policy in force for this block is lossy, where the section bounds its error."""
         agreed = self.types.get(digest)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import rows
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
-from ds_adacc.profile.timer import Timer, device_of
+from ds_adacc.profile.timer import Timer
 from ds_adacc.profile.workspace import workspaces
 from ds_adacc.record.generators import unmoved
-from ds_adacc.record.recording import RecordedValue, Recording
+from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.record.replay import replay
+from ds_adacc.record.tensors import RecordedTensors
+
+_PIECE = 1 << 16  # elements: in double precision, a whole tensor could take as much as a block
 
 
-def measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
-    """The block's profile. `tensors` are the recorded values, by index, still alive. Rule 3: no generator is moved."""
+def measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
+    """The block's profile. `tensors` are the recorded values. Rule 3: no generator is moved."""
     with unmoved(recording.generators):
         return _measure(recording, tensors, codecs)
 
 
-def _measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: CodecMaker) -> planner.Profile:
-    timer = Timer(device_of(tensors))
+def _measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
+    timer = Timer(tensors.device)
+    rebuildable = block_graph(recording).rebuildable_ops  # of others no policy makes use, and some inputs have died
     seconds = tuple(
-        timer(lambda op=op: replay(op, tensors.__getitem__, recording.parameters)) if op.replayable else 0.0
-        for op in recording.ops
+        _replay_seconds(op, recording, tensors, timer) if op.index in rebuildable else 0.0 for op in recording.ops
     )
     offers = tuple(
         tuple(_cost(name, value, tensors[value.index], codecs, timer) for name in names)
@@ -41,6 +42,11 @@ def _measure(recording: Recording, tensors: Sequence[torch.Tensor], codecs: Code
     # What a copy to the host, and one back, may hide behind.
     overlap = sum(seconds), sum(each.backward_seconds for each in taken)
     return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
+
+
+def _replay_seconds(op: RecordedOp, recording: Recording, tensors: RecordedTensors, timer: Timer) -> float:
+    inputs = tensors.inputs(op.needs)
+    return timer(lambda: replay(op, inputs.__getitem__, recording.parameters))
 
 
 def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
@@ -62,9 +68,12 @@ def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMa
 
 
 def _relative_error(exact: torch.Tensor, approximate: torch.Tensor) -> float:
-    """‖x − x̂‖ / ‖x‖, 0 for two tensors of zeros."""
+    """‖x − x̂‖ / ‖x‖, 0 for two tensors of zeros. Both are dense, and of one geometry."""
     if exact.dtype is torch.bool:
         return float((exact != approximate).any())
-    exact, approximate = exact.double(), approximate.double()
-    norm = float(exact.norm())
-    return float((exact - approximate).norm()) / norm if norm else 0.0
+    squares = torch.zeros(2, dtype=torch.float64, device=exact.device)
+    pieces = (tensor.as_strided((tensor.numel(),), (1,)).split(_PIECE) for tensor in (exact, approximate))
+    for one, other in zip(*pieces, strict=True):
+        squares += torch.stack([one.double().square_().sum(), (one.double() - other).square_().sum()])
+    norm, error = squares.sqrt().tolist()
+    return error / norm if norm else 0.0

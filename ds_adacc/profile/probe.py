@@ -105,10 +105,10 @@ class Probe:
         def measure(bound: BoundPolicy) -> float:
             call = Call(bound, self._inputs, noted=self.states)
             try:
-                # All are exact here for a moment only: they and what the policy rebuilds would be the block twice.
+                # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
                 exact = [slot.unpack() for slot in self.slots]
-                self._hold([call.pack(tensor) for tensor in exact])
-                del exact
+                exact.reverse()
+                self._hold([call.pack(exact.pop()) for _ in self.slots])
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:

@@ -13,7 +13,6 @@ from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.profile.timer import device_of
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.recording import Recording
 
@@ -38,7 +37,7 @@ class Profiler:
             return remembered
         if self._cache is None:
             return self._measure(recording, captured)
-        device = device_of(captured.tensors)
+        device = captured.tensors.device
         offers = [self._codecs.on_offer(value, recording) for value in recording.values]
         key = profile_key(recording.digest, offers, device, self._config)
         profile = self._cache.load(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -41,8 +41,3 @@ class Timer:
         begin = time.perf_counter()
         function()
         return time.perf_counter() - begin
-
-
-def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """The device that a block with these tensors runs on. Some of them (a mask, say) may be on the host."""
-    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from ds_adacc.profile.block_graph import GradientLifetimes, Workspace
+from ds_adacc.profile.block_graph import GradientLifetimes, Workspace, block_graph
 from ds_adacc.profile.memory_trace import MemoryTrace
-from ds_adacc.profile.timer import Timer, device_of
+from ds_adacc.profile.timer import Timer
 from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay, run, view_of
+from ds_adacc.record.tensors import RecordedTensors
+
+Inputs = Mapping[int, torch.Tensor]  # by value index: what an operator reads
 
 
 class Backward(NamedTuple):
@@ -21,33 +24,42 @@ class Backward(NamedTuple):
     seconds: float = 0.0
 
 
-def workspaces(recording: Recording, tensors: Sequence[torch.Tensor]) -> tuple[Workspace, ...]:
-    """What each operator takes besides its results. `tensors` are the recorded values, by index, still alive."""
-    gradients = GradientLifetimes(recording)
-    return tuple(
-        Workspace(replay_workspace(op, tensors, recording.parameters), *backward_workspace(op, tensors, gradients))
-        for op in recording.ops
+def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspace, ...]:
+    """What each operator takes besides its results; nothing if no policy could replay it."""
+    gradients, device, rebuildable = (
+        GradientLifetimes(recording),
+        tensors.device,
+        block_graph(recording).rebuildable_ops,
     )
 
+    def of(op: RecordedOp) -> Workspace:
+        if op.index not in rebuildable:
+            return Workspace()
+        inputs = tensors.inputs(op.needs)
+        replayed = replay_workspace(op, inputs, recording.parameters, device)
+        return Workspace(replayed, *backward_workspace(op, inputs, gradients, device))
 
-def replay_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> int:
+    return tuple(map(of, recording.ops))
+
+
+def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.Tensor], device: torch.device) -> int:
     """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if never replayed, or unknown (Rule 6)."""
     if not op.replayable:
         return 0
-    with MemoryTrace(device_of(tensors)) as trace:
-        outputs = replay(op, tensors.__getitem__, parameters)
+    with MemoryTrace(device) as trace:
+        outputs = replay(op, inputs.__getitem__, parameters)
     del outputs  # until here, so that `left` is their bytes
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes) -> Backward:
+def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
     """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
     Both are 0 for an operator that is never replayed, writes in place, or has no derivative. Memory that stays
     allocated (a library's own) does not count.
     """
     try:
-        starts, ends = _apart(op, tensors, gradients) if op.replayable and op.base is None else ([], [])
+        starts, ends = _apart(op, inputs, gradients) if op.replayable and op.base is None else ([], [])
         if not ends:
             return Backward()
         ones, given = [torch.ones_like(end) for end in ends], []
@@ -56,7 +68,6 @@ def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradient
             # retain_graph: freeing tensors from before the trace would hide as many bytes that the step allocates
             given.extend(torch.autograd.grad(ends, starts, ones, retain_graph=True, allow_unused=True))
 
-        device = device_of(tensors)
         with MemoryTrace(device) as trace:
             seconds = Timer(device).once(step)
     except torch.OutOfMemoryError:
@@ -67,7 +78,7 @@ def backward_workspace(op: RecordedOp, tensors: Sequence[torch.Tensor], gradient
 
 
 def _apart(
-    op: RecordedOp, tensors: Sequence[torch.Tensor], gradients: GradientLifetimes
+    op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """A graph of `op` alone: its leaves that require a gradient, as they do in the block, and its outputs with one."""
     parameters = gradients.recording.parameters
@@ -77,7 +88,7 @@ def _apart(
         if ref not in leaves:
             is_value = isinstance(ref, ValueRef)
             required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
-            leaves[ref] = view_of(ref, tensors.__getitem__, parameters).detach().requires_grad_(required)
+            leaves[ref] = view_of(ref, inputs.__getitem__, parameters).detach().requires_grad_(required)
         return leaves[ref]
 
     with torch.enable_grad(), torch._C._DisableAutocast():

@@ -21,7 +21,8 @@ The files, in the order in which a call meets them:
 * `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
 * `labels`: what the user would call a value: the module and the tensor.
 * `roles`: which layer a value belongs to, read off the operators.
-* `verify`: replays each operator on the recorded tensors, and compares bits.
+* `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
+* `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `replay`: runs one recorded operator again; backward uses it too.
 * `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value.
@@ -30,8 +31,9 @@ Rules of this room, cited where they are obeyed:
 
 1. The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would draw
    other random numbers and fire module hooks twice.
-2. Every tensor seen stays alive until recording ends. The allocator gives a freed address to the next tensor, and two
-   values would be taken for one.
+2. A value that was verified may die as it does in a plain forward: recording takes little more memory. A storage is
+   told apart by its identity, which a weak reference keeps from being reused; an address alone would be given to the
+   next tensor, and two values would be taken for one.
 3. A value is the content of one storage at one time; a view is a geometry of a value. Several saved views (q, k and v
    of one projection) are then one value, held once.
 4. A write in place makes a new value. If nobody has read the old one, the operators that made it are replayed together

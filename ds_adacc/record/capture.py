@@ -14,7 +14,8 @@ from ds_adacc.record.recorder import Recorder, Unrecordable
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.saved import Slot, keep, unpack
-from ds_adacc.record.verify import verify
+from ds_adacc.record.tensors import RecordedTensors
+from ds_adacc.record.verify import without_inaccessible
 from ds_adacc.record.watch import Watch
 
 
@@ -43,7 +44,7 @@ class Capture:
     inputs: Sequence[torch.Tensor]
     recording: Recording | None
     reason: str
-    tensors: Sequence[torch.Tensor]
+    tensors: RecordedTensors
     saved: Sequence[torch.Tensor]
     slots: Sequence[LateSlot]
     watch: Watch
@@ -58,7 +59,7 @@ class Capture:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):
             slot.slot = pack(tensor)
-        self.inputs, self.tensors, self.saved, self.slots = (), (), (), ()
+        self.inputs, self.tensors, self.saved, self.slots = (), RecordedTensors(), (), ()
 
 
 class _RecordingHook:
@@ -93,8 +94,9 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
-        recording = assign_roles(_sound(recorder.recording()), recorder.tensors)
-        recording = recorder.labels.give(verify(recording, recorder.tensors))
+        recording = without_inaccessible(_sound(recorder.recording()))
+        recorder.tensors.complete(recording)
+        recording = recorder.labels.give(assign_roles(recording, recorder.tensors))
     except Unrecordable as failure:
         reason = str(failure)
     return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots, watch)

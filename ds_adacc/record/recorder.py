@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
+from ds_adacc.record.generators import unmoved
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.recording import (
@@ -30,12 +33,15 @@ from ds_adacc.record.schema import (
     MASKS,
     OPAQUE,
     by_look,
+    generators_in,
     has_dynamic_shape,
     refusal_of,
     reveals_data,
     tensors_in,
     written_tensors,
 )
+from ds_adacc.record.tensors import RecordedTensors
+from ds_adacc.record.verify import difference, unsure
 
 _OVERWRITTEN = "what it makes is overwritten in place"
 
@@ -47,8 +53,9 @@ class Unrecordable(Exception):
 class Recorder(TorchDispatchMode):
     """The dispatch mode and pack hook of one recorded forward.
 
-    `tensors` are the values seen, by index, and `saved` what autograd saves, in order; the recorder keeps both alive
-    (Rule 2). After a call that it cannot record it only passes calls on; `failure` says why.
+    `tensors` are the values seen, by index, and `saved` what autograd saves, in order. Each operator is verified as
+    soon as it has run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot
+    record it only passes calls on; `failure` says why.
 
     torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
     it may be compiled anew for the same arguments, so nothing of it is replayed (Rule 6).
@@ -67,7 +74,7 @@ class Recorder(TorchDispatchMode):
         self.inputs = inputs
         self.labels = Labels(inputs, found)
         self.failure: str | None = None
-        self.tensors: list[torch.Tensor] = []
+        self.tensors = RecordedTensors()
         self.saved: list[torch.Tensor] = []
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[weakref.ref[Any], str]] = []
@@ -79,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self._turn: int | None = None
         self._masks: set[int] = set()
         self._tainted = False
+        self._is_aside = False  # while it runs operators of its own
         self._fresh = False
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self._draws = Draws(found.generators(), self._values, self.tensors)
@@ -95,7 +103,7 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.failure is not None:
+        if self.failure is not None or self._is_aside:
             return func(*args, **kwargs)
         try:
             encoded = self._arguments(func, args, kwargs)
@@ -124,6 +132,8 @@ class Recorder(TorchDispatchMode):
                 self._positions.append(Position(ref, len(self._ops), self._fresh))
                 if isinstance(ref, ValueRef):
                     self._seen.add(ref.index)
+                    with self._aside():
+                        self.tensors.hold(ref.index, tensor)
             except Unrecordable as reason:
                 self.failure = str(reason)
         return tensor
@@ -148,30 +158,9 @@ class Recorder(TorchDispatchMode):
             (*self.parameters, *(p for p in dict.fromkeys(self._closure.parameters) if id(p) not in met)),
             tuple(self.buffers),
         )
-        return recording.refuse(self._unsure())
+        return recording.refuse({**unsure(recording, self._turn, self._masks), **self._draws.refusals()})
 
     # -- bookkeeping
-
-    def _unsure(self) -> dict[int, str]:
-        """Why operators must not be replayed although their schema allows it (Rule 7).
-
-        A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
-        elements. Nor are values that autograd first saves after Python has read data or compiled code has run: another
-        branch, or another compilation, may save other tensors in their place.
-        """
-        masks = {self._values[index].producer: "its mask decides a shape" for index in self._masks}
-        return {**self._uncertain(), **masks, **self._draws.refusals()}
-
-    def _uncertain(self) -> dict[int, str]:
-        if self._turn is None:
-            return {}
-        early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in self._halves())
-        late = {i for i in late - early if self._values[i].origin not in ("input", "buffer")}
-        reason = "what is saved in its place may differ from call to call"
-        return {op.index: reason for op in self._ops if late.intersection((*op.outputs, *op.reads))}
-
-    def _halves(self) -> tuple[list[Position], list[Position]]:
-        return self._positions[: self._turn], self._positions[self._turn :]
 
     def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> None:
         """Note an operator that has run. `states` are the generators' from before."""
@@ -210,6 +199,29 @@ class Recorder(TorchDispatchMode):
         self._ops.append(replace(op, outputs=(*made, *rewritten)))
         if draw is not None:
             self._draws.add(self._ops[-1])
+        self._verify(self._ops[-1], given)
+
+    def _verify(self, op: RecordedOp, given: tuple[Any, Any]) -> None:
+        """Refuse the operator if it does not replay to the same bits (Rule 9); else let its results die."""
+        if not op.replayable:
+            return
+        with self._aside(), unmoved(generators_in(given)):
+            reason = difference(op, self.tensors, self.parameters)
+        if reason is not None:
+            self._ops[-1] = replace(op, refusal=reason)
+        elif op.draw is None:  # a draw may still turn out not to be replayable
+            self.tensors.release(op.outputs)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Neither the recorder nor the watch of Python's calls notes what runs here."""
+        told, self._is_aside = sys.getprofile(), True
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            self._is_aside = False
+            sys.setprofile(told)
 
     def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
         """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""
@@ -259,7 +271,7 @@ class Recorder(TorchDispatchMode):
     def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self._values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
-            self.tensors.append(tensor.detach())  # Rule 2
+            self.tensors.append(tensor.detach())
         self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
 
     def _admit(self, tensor: torch.Tensor) -> None:
@@ -272,7 +284,7 @@ class Recorder(TorchDispatchMode):
         """The current value that holds all of `tensor`'s bytes."""
         start, stop = span(tensor)
         for index in reversed(self._roots.get(tensor.untyped_storage()._cdata, ())):
-            low, high = span(self.tensors[index])
+            low, high = self.tensors.span(index)
             if low <= start and stop <= high:
                 return index
         return None
@@ -286,7 +298,7 @@ class Recorder(TorchDispatchMode):
                 origin = self.parameters[parameter].data_ptr()
                 return ParameterRef(parameter, Geometry.of(tensor, origin))
             index = self._captured(tensor)
-        return ValueRef(index, Geometry.of(tensor, self.tensors[index].data_ptr()))
+        return ValueRef(index, Geometry.of(tensor, self.tensors.span(index)[0]))
 
     def _parameter(self, tensor: torch.Tensor) -> int | None:
         """Which parameter `tensor` is part of, by its address (Rule 5)."""
@@ -336,7 +348,10 @@ class Recorder(TorchDispatchMode):
             new.append(len(self._values))
             name = f"{op.short_name}{op.index}"
             facts = {"output": output + len(new) - 1, "dynamic": value.dynamic}
-            self._add(self.tensors[index], RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts))
+            self._add(
+                self.tensors.hold(index, tensor),
+                RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts),
+            )
         return new
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

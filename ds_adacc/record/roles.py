@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +12,7 @@ from ds_adacc.kernels import is_two_valued
 from ds_adacc.record.compiled import KERNEL
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.record.tensors import RecordedTensors
 
 _MATMUL = ("mm", "addmm", "linear", "_linear")
 _BATCHED = ("bmm", "baddbmm")
@@ -23,8 +23,11 @@ _RANDOM = ("bernoulli_", "bernoulli")
 _ATTENTION = "scaled_dot_product"
 
 
-def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
-    """The recording with each value's role and channels, and with what its data shows: `two_valued` and `finite`."""
+def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
+    """The recording with each value's role and channels, and with what its data shows: `two_valued` and `finite`.
+
+    A value that has died shows nothing. No codec is on offer for it.
+    """
     readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
     for op in recording.ops:
         for slot, ref in enumerate(op.references):
@@ -32,11 +35,11 @@ def assign_roles(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recor
                 readers.setdefault(ref.index, []).append((op, slot, ref.geometry))
     values = []
     for value in recording.values:
-        tensor = tensors[value.index]
+        tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
         two_valued = value.index in recording.saved and _is_mask(value, recording, tensor)
         role = "dropout_mask" if two_valued else _role(value, recording, uses)
-        finite = not value.overwritten and _is_finite(tensor)
+        finite = tensor is not None and not value.overwritten and _is_finite(tensor)
         channels = _channels(value, [g for _, _, g in uses])
         values.append(replace(value, role=role, two_valued=two_valued, finite=finite, channels=channels))
     return replace(recording, values=tuple(values))
@@ -154,7 +157,12 @@ def _is_random(value: RecordedValue, recording: Recording) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    if tensor.dtype.itemsize == 1:
+        return bool(torch.isfinite(tensor).all())
+    # Both are NaN if anything is. Unlike `torch.isfinite` this takes no memory.
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(tensor))
 
 
 def _channels(value: RecordedValue, views: list[Geometry]) -> int:

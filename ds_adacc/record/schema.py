@@ -26,6 +26,16 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def generators_in(tree: Any) -> Iterator[torch.Generator]:
+    if isinstance(tree, torch.Generator):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from generators_in(item)
+    elif isinstance(tree, dict):
+        yield from generators_in(tuple(tree.values()))
+
+
 def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
     """The argument tensors that `func` writes to, by its schema. The schemas of c10d do not say so: its names do."""
     args, kwargs = given

@@ -1,30 +1,58 @@
-"""Replay every operator of a fresh recording on the real data, and compare the results bit for bit (Rule 9)."""
+"""Which operators may be replayed: those that give the same bits (Rule 9), and whose inputs every call can find."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
-from ds_adacc.record.generators import unmoved
 from ds_adacc.record.geometry import same_bits
-from ds_adacc.record.recording import RecordedOp, Recording
+from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay
+from ds_adacc.record.tensors import RecordedTensors
 
 
-def verify(recording: Recording, tensors: Sequence[torch.Tensor]) -> Recording:
-    """The recording, in which each operator is refused whose replay does not give the bits of `tensors`.
+def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[torch.Tensor]) -> str | None:
+    """Why the operator must not be replayed: how its replay differs from what it has just made. None if it does not.
 
-    `tensors` are the recorded values themselves, by index, still alive. Rule 10: no generator is moved.
+    What it has read and made is still alive.
     """
-    reasons: dict[int, str] = {}
-    with unmoved(recording.generators):
-        for op in recording.ops:
-            if op.replayable:
-                reason = _inaccessible(op, recording) or _differs(op, recording, tensors)
-                if reason:
-                    reasons[op.index] = reason
-    return recording.refuse(reasons)
+    try:
+        outputs = replay(op, tensors.__getitem__, parameters)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"its replay fails: {type(error).__name__}: {error}"
+    for index, output in zip(op.outputs, outputs, strict=False):
+        if index is not None and not same_bits(output, tensors[index]):
+            return "its replay gives other bits"
+    return None
+
+
+def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> dict[int, str]:
+    """Why operators must not be replayed although their schema allows it and they give the same bits (Rule 7).
+
+    A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
+    elements. Nor are values that autograd first saves after Python has read data or compiled code has run: another
+    branch, or another compilation, may save other tensors in their place. `turn`: the number of the first tensor that
+    was saved after that, None if it never happened. `masks`: the values that decide a shape.
+    """
+    values = recording.values
+    reasons = {values[index].producer: "its mask decides a shape" for index in masks}
+    if turn is None:
+        return reasons
+    halves = recording.positions[:turn], recording.positions[turn:]
+    early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in halves)
+    late = {index for index in late - early if values[index].origin not in ("input", "buffer")}
+    reason = "what is saved in its place may differ from call to call"
+    followers = {op.index: reason for op in recording.ops if late.intersection((*op.outputs, *op.reads))}
+    return {**followers, **reasons}
+
+
+def without_inaccessible(recording: Recording) -> Recording:
+    """The recording, in which operators are refused whose inputs or results a later call would not find."""
+    reasons = {op.index: _inaccessible(op, recording) for op in recording.ops if op.replayable}
+    return recording.refuse({index: reason for index, reason in reasons.items() if reason is not None})
 
 
 def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
@@ -37,17 +65,4 @@ def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
     for index in op.outputs:
         if index is not None and recording.values[index].overwritten:
             return f"{recording.values[index].name} is overwritten in place"
-    return None
-
-
-def _differs(op: RecordedOp, recording: Recording, tensors: Sequence[torch.Tensor]) -> str | None:
-    try:
-        outputs = replay(op, tensors.__getitem__, recording.parameters)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return f"its replay fails: {type(error).__name__}: {error}"
-    for index, output in zip(op.outputs, outputs, strict=False):
-        if index is not None and not same_bits(output, tensors[index]):
-            return "its replay gives other bits"
     return None

@@ -34,6 +34,7 @@ from ds_adacc.record.recording import Recording
 from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
 from ds_adacc.record.sizes import Sizes
+from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
@@ -265,7 +266,7 @@ class Runtime:
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)
-        self.controller.note_device(captured.tensors)
+        self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.block_type not in step.verified
         self._note_outliers(record, known, captured.tensors, anew=is_verified_anew)
         self.controller.bind(block, record, recording)
@@ -313,7 +314,7 @@ class Runtime:
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def _note_outliers(self, record: Record, known: KnownType, tensors: Sequence[torch.Tensor], anew: bool) -> None:
+    def _note_outliers(self, record: Record, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
         """Find the outlier channels in the data. Channels that the record has already stay, unless `anew` is true."""
         for index in known.outlier_values:
             if index in record.outliers and not anew:

@@ -104,12 +104,14 @@ class Step:
 
     Steps that record, measure or try have an `observer` from the start. Any other step gets one when it calls a block
     without a policy, and `is_partly_observed` is then true. `live` are the block types called in the current forward.
-    `passes` holds the forward pass observed for each live set. `verified` are the block types whose recording was
-    verified in this step, `probed` those of which a call measures the gradient errors of the codecs.
+    `recomputes` says that every block recomputes all that it can, so that measuring policies fits where full
+    checkpointing fits. `passes` holds the forward pass observed for each live set. `verified` are the block types whose
+    recording was verified in this step, `probed` those of which a call measures the gradient errors of the codecs.
     """
 
-    def __init__(self, purpose: Purpose, device: torch.device | None = None) -> None:
+    def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:
         self.purpose = purpose
+        self.recomputes = recomputes
         self.observer: Observer | None = None
         self.is_partly_observed = False
         self.live: set[str] = set()

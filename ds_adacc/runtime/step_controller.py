@@ -131,10 +131,10 @@ class StepController:
         """Note a call of a block of this type."""
         self.step.note_call(block_type, self.agreement.block_types[block_type].agreed is not None)
 
-    def note_device(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note the device on which the blocks run: the accelerator of these tensors, or the CPU if none is on one."""
+    def note_device(self, device: torch.device) -> None:
+        """Note the device on which a block runs. An accelerator counts more than the CPU."""
         if self.device is None or self.device.type == "cpu":
-            self.device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+            self.device = device
 
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
@@ -145,7 +145,7 @@ class StepController:
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
         self.step.close()
-        step, self.step = self.step, Step(self.step.purpose, self.device)
+        step, self.step = self.step, Step(self.step.purpose, self.device, self.step.recomputes)
         self.step.passes, self.step.verified = step.passes, step.verified
 
     # -- when a step ends
@@ -170,10 +170,15 @@ class StepController:
         finally:
             ended = self.step.purpose
             self.step.close()
-            self.step = Step(self.next_purpose(), self.device)
+            self.step = self._next_step()
             if {ended, self.step.purpose} & {Purpose.TRY, Purpose.TRACK}:
                 for digest in self.agreement.block_types:
                     self.rebind(digest)
+
+    def _next_step(self) -> Step:
+        purpose = self.next_purpose()
+        recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
+        return Step(purpose, self.device, recomputes)
 
     def next_purpose(self) -> Purpose:
         """The purpose of the next step.
@@ -283,7 +288,7 @@ class StepController:
         key = self.agreement.origin(record.block_type), index
         is_rejected = self.agreement.approvals.is_rejected(key, policy)
         record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, index)
-        if on_trial or (known.agreed is None and self.trials.are_unknown(known)):
+        if on_trial or self.step.recomputes or (known.agreed is None and self.trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)
@@ -350,7 +355,7 @@ class StepController:
         if schedule != self.schedule:
             self.schedule = schedule
             self.step.close()
-            self.step = Step(self.next_purpose(), self.device)
+            self.step = self._next_step()
 
     def state(self) -> ControllerState:
         """The state to save in a checkpoint."""
@@ -387,7 +392,7 @@ class StepController:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
         self._waiting, self._planned = set(), set(state.agreement.live_sets)
         self._is_resumed = state.plan is not None
-        self.step = Step(self.next_purpose(), self.device)
+        self.step = self._next_step()
 
     def _report_resumed(self) -> None:
         """Log the plan that the blocks run, after the first step of a resumed run."""

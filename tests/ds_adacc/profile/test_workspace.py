@@ -99,8 +99,8 @@ def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
     refused = [op for op in found.recording.ops if not op.replayable]
     assert refused
     for op in refused:
-        assert replay_workspace(op, found.tensors, found.recording.parameters) == 0
-        assert backward_workspace(op, found.tensors, gradients) == Backward(0, 0.0)
+        assert replay_workspace(op, {}, found.recording.parameters, CPU) == 0
+        assert backward_workspace(op, {}, gradients, CPU) == Backward(0, 0.0)
     assert by_name(torch.ops.ds_adacc_test.one_way.default)["one_way"] == (0, 0)
 
 
@@ -108,7 +108,7 @@ def test_a_backward_is_timed():
     found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
     gradients = GradientLifetimes(found.recording)
     op = next(op for op in found.recording.ops if op.short_name == "addmm")
-    assert backward_workspace(op, found.tensors, gradients).seconds > 0
+    assert backward_workspace(op, found.tensors, gradients, CPU).seconds > 0
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)

@@ -23,7 +23,7 @@ class Training:
 
     def __init__(self, layers=3, **rectifier):
         torch.manual_seed(0)
-        section = load({"adacc": {**LOOSER, "rectifier": {"max_interval": 8, **rectifier}}})
+        section = load({"adacc": {**LOOSER, "max_gradient_error": None, "rectifier": {"max_interval": 8, **rectifier}}})
         self.runtime = Runtime(section, stepped=True)
         self.adacc = Adacc(section, self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))

@@ -110,7 +110,7 @@ def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
             from ds_adacc.runtime.review import _replan
 
             digest = next(iter(work.agreement.block_types))
-            _replan(work.controller, [digest], "drift", {})
+            _replan(work.controller, [digest], "drift", {}, ())
         return weakref.ref(local)
 
     alive = caller()

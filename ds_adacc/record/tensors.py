@@ -1,0 +1,101 @@
+"""The tensors of the recorded values of one call: those still alive, and the others rebuilt when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.replay import replay
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`tensor` is None once the value may die. The weak reference keeps the storage's identity from being reused."""
+
+    tensor: torch.Tensor | None
+    geometry: Geometry
+    start: int
+    stop: int
+    storage: StorageWeakRef
+
+
+class RecordedTensors:
+    """The tensors by value index.
+
+    While the block runs, a value is held only until it has proved to be rebuildable. From then on it dies as it does
+    without ds_adacc, unless autograd saves it: so recording needs little more memory than a plain forward (Rule 2).
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._recording: Recording | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, tensor: torch.Tensor) -> None:
+        """Hold the tensor of a new value."""
+        start, stop = span(tensor)
+        weak = StorageWeakRef(tensor.untyped_storage())
+        self._entries.append(_Entry(tensor, Geometry.of(tensor), start, stop, weak))
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the block runs on. Some of the values (a mask, say) may be on the host."""
+        devices = [entry.tensor.device for entry in self._entries if entry.tensor is not None]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+    def span(self, index: int) -> tuple[int, int]:
+        """The addresses of the value's first byte and of the byte after its last."""
+        return self._entries[index].start, self._entries[index].stop
+
+    def release(self, indices: Iterable[int | None]) -> None:
+        """Let these values die: each can be rebuilt."""
+        for index in indices:
+            if index is not None:
+                self._entries[index].tensor = None
+
+    def hold(self, index: int, part: torch.Tensor) -> torch.Tensor:
+        """Hold the value from now on. `part` is a tensor in its storage. Returns the value's tensor."""
+        entry = self._entries[index]
+        if entry.tensor is None:
+            view = Geometry(entry.geometry.size, entry.geometry.stride, entry.geometry.dtype, 0)
+            if part.numel():
+                view = Geometry(view.size, view.stride, view.dtype, entry.start - part.data_ptr())
+            entry.tensor = view.view(part)
+        return entry.tensor
+
+    def at_hand(self, index: int) -> torch.Tensor | None:
+        """The value's tensor if it has not died."""
+        entry = self._entries[index]
+        if entry.tensor is not None:
+            return entry.tensor
+        storage = torch.UntypedStorage._new_with_weak_ptr(entry.storage.cdata)
+        if storage is None:
+            return None
+        alias = torch.empty(0, dtype=entry.geometry.dtype, device=storage.device)
+        offset = (entry.start - storage.data_ptr()) // entry.geometry.dtype.itemsize
+        return alias.set_(storage, offset, entry.geometry.size, entry.geometry.stride)
+
+    def complete(self, recording: Recording) -> None:
+        """From now on, values that have died are rebuilt as the recording says."""
+        self._recording = recording
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """The value's tensor, rebuilt if it has died. Only a value that a policy could rebuild may be asked for."""
+        tensor = self.at_hand(index)
+        if tensor is not None:
+            return tensor
+        assert self._recording is not None
+        op = self._recording.ops[self._recording.values[index].producer]
+        inputs = {need: self[need] for need in op.needs}
+        return replay(op, inputs.__getitem__, self._recording.parameters)[op.outputs.index(index)]
+
+    def inputs(self, needs: Iterable[int]) -> dict[int, torch.Tensor]:
+        """The tensors of these values, to be used several times."""
+        return {index: self[index] for index in needs}

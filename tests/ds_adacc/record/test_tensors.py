@@ -1,0 +1,88 @@
+"""While a block is recorded, its values die as they do in a plain forward, and are rebuilt when they are asked for."""
+
+import pytest
+import torch
+import zoo
+from recorded import tensors_of
+from storages import Storages
+
+from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.record.capture import capture
+from ds_adacc.record.closure import closure_of
+from ds_adacc.record.recording import ValueRef
+from ds_adacc.record.tensors import RecordedTensors
+
+
+def captured(block, *args, **kwargs):
+    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+    assert found.recording is not None, found.reason
+    return found
+
+
+def chain(x):
+    """Autograd saves the input of each sine. Doubled values are saved by nobody."""
+    for _ in range(4):
+        x = (x * 2).sin() * 2
+    return x
+
+
+def test_what_nobody_needs_dies_and_is_rebuilt_to_the_same_bits():
+    found = captured(chain, torch.randn(64, requires_grad=True))
+    values = found.recording.values
+    dead = [value.index for value in values if found.tensors.at_hand(value.index) is None]
+    # Each sine and what is made of it. A sine's input is saved, and the last result is the output.
+    assert [values[index].producer for index in dead] == [1, 2, 4, 5, 7, 8, 10]
+    expected, made = found.tensors[0], {}
+    for op in found.recording.ops:
+        expected = expected * 2 if op.short_name == "mul" else expected.sin()
+        made[op.outputs[0]] = expected
+    for index, tensor in made.items():
+        assert torch.equal(found.tensors[index], tensor)
+
+
+def test_recording_holds_no_more_than_a_forward_and_one_result():
+    x = torch.randn(1 << 16, requires_grad=True)
+    with Storages() as plain:
+        chain(x)
+    with Storages() as recorded:
+        captured(chain, x)
+    assert recorded.peak <= plain.peak + x.nbytes + 8192
+
+
+def test_a_storage_whose_memory_is_used_again_is_another_value():
+
+    def block(x):
+        out = x
+        for step in range(6):
+            thrown = x.detach() + step
+            out = out + thrown.cos() * x
+            del thrown
+        return out
+
+    found = captured(block, torch.randn(1 << 12, requires_grad=True))
+    addresses = [found.tensors.span(index)[0] for index in range(len(found.tensors))]
+    assert len(set(addresses)) < len(addresses)
+    thrown = [op for op in found.recording.ops if op.short_name == "add" and 0 in op.reads and len(op.reads) == 1]
+    assert len({op.outputs for op in thrown}) == 6
+    for step, op in enumerate(thrown):
+        assert torch.equal(found.tensors[op.outputs[0]], found.tensors[0] + step)
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_whatever_a_policy_may_replay_can_be_rebuilt(name):
+    block, args, kwargs = zoo.example(name)
+    found = captured(block, *args, **kwargs)
+    for index in block_graph(found.recording).rebuildable_ops:
+        for need in found.recording.ops[index].needs:
+            assert found.tensors[need].shape == found.recording.values[need].geometry.size
+    for position, tensor in zip(found.recording.positions, found.saved, strict=True):
+        if isinstance(position.ref, ValueRef):
+            assert torch.equal(position.ref.geometry.view(found.tensors[position.ref.index]), tensor)
+
+
+def test_a_value_held_again_is_the_whole_of_which_a_part_is_given():
+    tensors, whole = RecordedTensors(), torch.arange(24.0).view(4, 6)
+    tensors.append(whole)
+    tensors.release([0])
+    assert torch.equal(tensors.hold(0, whole[2, 3:]), whole)
+    assert tensors.span(0) == (whole.data_ptr(), whole.data_ptr() + whole.nbytes)
