@@ -149,14 +149,14 @@ class Block:
         """The last used record for this signature, whatever its state."""
         return next((record for known, record in self._records if known == signature), None)
 
-    def relative(self, opened: Hashable, state: Guards) -> Record | None:
-        """The last used record whose signature differs at most in sizes and strides.
-
-        `opened` is the signature without these (`signature.without_sizes`).
-        """
-        for signature, record in self._records:
-            if record.bound is not None and record.holds(state) and without_sizes(signature)[0] == opened:
-                return record
+    def relative(self, signature: Hashable, state: Guards) -> Record | None:
+        """The last used record whose signature differs from this one, but only in sizes and strides."""
+        opened, sizes = without_sizes(signature)
+        for known, record in self._records:
+            if record.bound is not None and record.holds(state):
+                others = without_sizes(known)
+                if others[0] == opened and others[1] != sizes:
+                    return record
         return None
 
     def forget(self, block_types: Collection[str]) -> None:

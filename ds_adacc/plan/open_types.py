@@ -11,6 +11,7 @@ from ds_adacc.profile.sizes import OpenProfile
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.sizes import Example, OpenProgram, Sizes
 
+_MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 32  # programs; one that is recorded anew at every step must not pile up
 
 
@@ -19,12 +20,15 @@ class OpenType:
     """One program with its sizes left open.
 
     `recorded`: the block types that were recorded of it, by their sizes; `predicted`: those that were predicted.
+    `constants`: those of the blocks that were recorded at two sizes, and had the same ones there. Another block may
+    compute its constants from the sizes.
     """
 
     program: OpenProgram
     profile: OpenProfile
     recorded: dict[Sizes, str] = field(default_factory=dict)
     predicted: dict[Sizes, str] = field(default_factory=dict)
+    constants: set[tuple[float, ...]] = field(default_factory=set)
 
     def at(self, sizes: Sizes) -> str | None:
         """The block type at these sizes, if it was recorded or predicted before."""
@@ -64,6 +68,14 @@ class OpenTypes:
         self._types[block_type] = known
         while len({id(each) for each in self._types.values()}) > _MOST:
             self._types.popitem(last=False)
+
+    def confirm(self, block_type: str, constants: tuple[float, ...]) -> None:
+        """Note that a block of this type was found to have these constants at two sizes."""
+        known = self._types.get(block_type)
+        if known is not None:
+            if len(known.constants) >= _MOST_CONSTANTS:
+                known.constants.clear()
+            known.constants.add(constants)
 
     def follow(self, block_type: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""

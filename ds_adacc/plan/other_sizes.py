@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 
+from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.open_types import OpenTypes
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.sizes import Sizes, fits
+
+_TOLD = 3  # predicted sizes with a line of log each
 
 
 class OtherSizes:
@@ -24,6 +28,7 @@ class OtherSizes:
     def __init__(self, agreement: Agreement) -> None:
         self.open_types = OpenTypes()
         self._agreement = agreement
+        self._predicted = 0  # how many times
 
     def at_sizes(
         self, like: str, recording: Recording, sizes: Sizes, inputs: Sequence[torch.Tensor]
@@ -33,7 +38,7 @@ class OtherSizes:
         `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
         program = self.open_types.of(like)
-        if program is None or self._agreement.limit is None:
+        if program is None or self._agreement.limit is None or recording.constants not in program.constants:
             return None
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:
@@ -48,6 +53,7 @@ class OtherSizes:
         known = self._agreement.add(predicted.digest, predicted, profile)
         self.open_types.follow(predicted.digest, like, sizes)
         self.adopt(known, like)
+        self._tell(predicted, inputs)
         return known, predicted
 
     def adopt(self, known: KnownType, like: str) -> bool:
@@ -78,6 +84,14 @@ class OtherSizes:
         agreement.types[digest], agreement.origins[digest] = known.agreed, name
         agreement.forward_order.follow(digest, name)
         return True
+
+    def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
+        """Log a line for each of the first few sizes, and then one whenever they have become ten times as many."""
+        self._predicted += 1
+        if self._predicted <= _TOLD or math.log10(self._predicted).is_integer():
+            largest = max(inputs, key=torch.Tensor.numel)
+            text = "%s: its program at the input size %s is predicted, and its policies follow (%d predicted so far)"
+            get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
     def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the latest `most`; returns their names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -194,6 +194,7 @@ class Recording:
     def digest(self) -> str:
         """A hash of the program's structure: blocks with the same digest share a profile and a policy.
 
+        Constants with a decimal point are left out: each block may have its own drop-path rate, and replays with that.
         Rule 12: it leaves out what differs between ranks, which is device numbers and what data decides.
         """
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
@@ -214,9 +215,19 @@ class Recording:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
 
+    @functools.cached_property
+    def constants(self) -> tuple[float, ...]:
+        """The numbers with a decimal point among the arguments of the operators, in order."""
+        found: list[float] = []
+        for op in self.ops:
+            take(float, (op.args, op.kwargs), found)
+        return tuple(found)
+
     def of_block(self, other: Recording) -> Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
-        twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers)
+        numbers = iter(other.constants)
+        ops = with_arguments(self.ops, [put(float, (op.args, op.kwargs), numbers) for op in self.ops])
+        twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
 
@@ -286,6 +297,47 @@ def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
         return "generator", tree.device.type
     if isinstance(tree, ValueRef) and tree.index in dynamic:
         return "dynamic", tree.index
+    if type(tree) is float:
+        return "constant"
     if isinstance(tree, tuple | list):
         return type(tree).__name__, tuple(_without_data(item, dynamic) for item in tree)
     return tree
+
+
+def take(kind: type, tree: Any, found: list[Any]) -> Hashable:
+    """Append the numbers of this kind (int or float) in the tree to `found`; returns the tree without them."""
+    of = type(tree)
+    if of is kind:
+        found.append(tree)
+        return kind.__name__
+    if of is Geometry:
+        return "geometry", take(kind, (tree.size, tree.stride, tree.start), found), tree.dtype
+    if of is ValueRef or of is ParameterRef:
+        return of, tree.index, take(kind, tree.geometry, found)
+    if isinstance(tree, tuple | list):
+        return of, tuple([take(kind, item, found) for item in tree])
+    return tree
+
+
+def put(kind: type, tree: Any, numbers: Iterator[Any]) -> Any:
+    """The tree with these numbers in place of its own of this kind (int or float)."""
+    of = type(tree)
+    if of is kind:
+        return next(numbers)
+    if of is Geometry:
+        size, stride, start = put(kind, (tree.size, tree.stride, tree.start), numbers)
+        return Geometry(size, stride, tree.dtype, start)
+    if of is ValueRef or of is ParameterRef:
+        return of(tree.index, put(kind, tree.geometry, numbers))
+    if isinstance(tree, tuple | list):
+        return of([put(kind, item, numbers) for item in tree])
+    return tree
+
+
+def with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
+    """The operators with other arguments."""
+    changed: list[RecordedOp] = []
+    for op, (args, kwargs) in zip(ops, arguments, strict=True):
+        base = None if op.base is None else replace(changed[op.base.index], refusal=op.base.refusal)
+        changed.append(replace(op, args=args, kwargs=kwargs, base=base))
+    return tuple(changed)

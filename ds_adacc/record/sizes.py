@@ -15,7 +15,7 @@ import torch
 
 from ds_adacc.record.formula import Variables, fit
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.record.recording import RecordedValue, Recording, put, take, with_arguments
 
 Sizes = tuple[int, ...]
 
@@ -85,18 +85,18 @@ def _of_type(example: Example) -> Example:
     return replace(example, recording=example.recording.of_type())
 
 
-_SIZE = "size"
-
-
 def _numbers(recording: Recording) -> list[int]:
     """All whole numbers of the program that may follow the sizes of its inputs, in a fixed order."""
     found: list[int] = []
-    _part(_tree(recording), found)
+    take(int, _tree(recording), found)
     return found
 
 
 def _skeleton(recording: Recording) -> Hashable:
-    """All that must be the same for two recordings to be of one program: all but the sizes and the block's own."""
+    """All that must be the same for two recordings to be of one program: all but the sizes and the block's own.
+
+    The block's own are its parameters, and its constants with a decimal point.
+    """
     values = tuple(
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
         for v in recording.values
@@ -105,7 +105,8 @@ def _skeleton(recording: Recording) -> Hashable:
     places = tuple((position.ops_done, position.fresh) for position in recording.positions)
     # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
     is_alone = any(value.dynamic for value in recording.values) or recording.generators
-    return values, ops, places, _part(_tree(recording), []), id(recording) if is_alone else None
+    without_constants = take(float, take(int, _tree(recording), []), [])
+    return values, ops, places, without_constants, id(recording) if is_alone else None
 
 
 def _tree(recording: Recording) -> Any:
@@ -116,56 +117,18 @@ def _tree(recording: Recording) -> Any:
     )
 
 
-def _part(tree: Any, found: list[int]) -> Hashable:
-    """Append the whole numbers of the tree to `found`; returns the tree without them."""
-    kind = type(tree)
-    if kind is int:
-        found.append(tree)
-        return _SIZE
-    if kind is Geometry:
-        return "geometry", _part((tree.size, tree.stride, tree.start), found), tree.dtype
-    if kind is ValueRef or kind is ParameterRef:
-        return kind, tree.index, _part(tree.geometry, found)
-    if isinstance(tree, tuple | list):
-        return kind, tuple([_part(item, found) for item in tree])
-    return tree
-
-
-def _filled(tree: Any, numbers: Iterator[int]) -> Any:
-    """The tree with these whole numbers in place of its own."""
-    kind = type(tree)
-    if kind is int:
-        return next(numbers)
-    if kind is Geometry:
-        size, stride, start = _filled((tree.size, tree.stride, tree.start), numbers)
-        return Geometry(size, stride, tree.dtype, start)
-    if kind is ValueRef or kind is ParameterRef:
-        return kind(tree.index, _filled(tree.geometry, numbers))
-    if isinstance(tree, tuple | list):
-        return kind([_filled(item, numbers) for item in tree])
-    return tree
-
-
 def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
-    layouts, arguments, refs = _filled(_tree(like), numbers)
+    layouts, arguments, refs = put(int, _tree(like), numbers)
     return replace(
         like,
         values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
-        ops=_ops(like.ops, arguments),
+        ops=with_arguments(like.ops, arguments),
         positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
     )
 
 
 def _value(value: RecordedValue, geometry: Geometry, channels: int) -> RecordedValue:
     return replace(value, geometry=geometry, channels=channels)
-
-
-def _ops(like: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
-    ops: list[RecordedOp] = []
-    for op, (args, kwargs) in zip(like, arguments, strict=True):
-        base = None if op.base is None else replace(ops[op.base.index], refusal=op.base.refusal)
-        ops.append(replace(op, args=args, kwargs=kwargs, base=base))
-    return tuple(ops)
 
 
 def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:

@@ -156,8 +156,7 @@ class Runtime:
         self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
     ) -> Record | None:
         """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
-        opened, sizes = without_sizes(signature)
-        like = block.relative(opened, state)
+        like, (_, sizes) = block.relative(signature, state), without_sizes(signature)
         if like is None:
             return None
         predicted = self.controller.other_sizes.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
@@ -260,9 +259,7 @@ class Runtime:
         record = recalled or Record()
         record.state = state
         recording = self._learn(block, signature, record, captured)
-        opened, sizes = without_sizes(signature)
-        relative = block.relative(opened, state)
-        known = self._known_type(recording, captured, None if relative is None else relative.block_type, sizes)
+        known = self._known_type(recording, captured, block.relative(signature, state), without_sizes(signature)[1])
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)
@@ -299,9 +296,12 @@ class Runtime:
             self._warn_of_doubt(block, unwatched)
         return captured.recording.doubted(record.doubt)
 
-    def _known_type(self, recording: Recording, captured: Capture, like: str | None, sizes: Sizes) -> KnownType:
-        """The block type of a recording. `like`: the block's type at other input sizes, if it has one."""
+    def _known_type(self, recording: Recording, captured: Capture, relative: Record | None, sizes: Sizes) -> KnownType:
+        """The block type of a recording. `relative`: the block's record at other input sizes, if it has one."""
         digest, open_types = recording.digest, self.controller.other_sizes.open_types
+        # Constants that are computed from the sizes make it another program at each size.
+        is_like = relative is not None and relative.bound.recording.constants == recording.constants
+        like = relative.block_type if is_like else None
         if digest not in self.agreement.block_types:
             self.controller.step.close()  # measuring operators would be counted as the step's own
             profile = open_types.profile(like, sizes, recording) or self.profiler.profile(recording, captured)
@@ -310,6 +310,8 @@ class Runtime:
             if like is not None and open_types.of(like) is open_types.of(digest):
                 self.controller.other_sizes.adopt(known, like)
             self.controller.trials.admit(known, recording, captured)
+        if is_like:
+            open_types.confirm(digest, recording.constants)
         known = self.agreement.block_types[digest]
         known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
         return known

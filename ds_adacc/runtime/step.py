@@ -16,10 +16,10 @@ from ds_adacc.rectify.step_profiler import StepProfiler
 class Purpose(Enum):
     """The purpose of a step. It is chosen when the step before it has ended."""
 
-    TRY = "try"  # blocks hold everything exactly while the gradient errors of their new policies are measured
+    TRY = "try"  # blocks recompute while the gradient errors of their new policies are measured
     RECORD = "record"  # some blocks may have no policy yet: count the calls and bytes alive at once
     MEASURE = "measure"  # the first step under a new plan: count the same, and measure peak and seconds
-    TRACK = "track"  # a tracking step: find the outliers, and verify one recording of each block type again
+    TRACK = "track"  # a tracking step: find the outliers, measure gradient errors, verify one recording of each type
     RUN = "run"  # the plan is in force, and nothing is observed
 
 

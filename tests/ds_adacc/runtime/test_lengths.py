@@ -31,7 +31,7 @@ class Training:
     def step(self, time, batch=2, **arguments):
         torch.manual_seed(time)
         x = torch.randn(batch, time, zoo.WIDTH, requires_grad=True)
-        if issubclass(self.make, zoo.LlamaBlock):
+        if isinstance(self.blocks[0], zoo.LlamaBlock):
             arguments = arguments or {"rope": zoo.rope(time)}
 
         def run(call):
@@ -172,6 +172,52 @@ class Windowed(nn.Module):
         return x + self.down(torch.nn.functional.gelu(y[:, -window:]).mean(1, keepdim=True))
 
 
+def test_new_sizes_are_told_at_first_and_then_counted(caplog):
+    training = Training(rectifier={"enabled": False})
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        for time in range(20, 36):
+            training.step(time)
+    told = [r.getMessage() for r in caplog.records if "is predicted" in r.getMessage()]
+    assert [text.rpartition("(")[2] for text in told] == [f"{n} predicted so far)" for n in (1, 2, 3, 10)]
+    assert "at the input size (2, 23, 32)" in told[0]
+
+
+class Scheduled(nn.Module):
+    """A feed-forward block with a dropout of its own. `by_size` makes a constant of the input's size."""
+
+    def __init__(self, rate, by_size=False):
+        super().__init__()
+        self.rate, self.by_size = rate, by_size
+        self.up, self.down = nn.Linear(zoo.WIDTH, 4 * zoo.WIDTH), nn.Linear(4 * zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        scale = 1.0 / x.shape[1] if self.by_size else self.rate
+        return x + nn.functional.dropout(self.down(nn.functional.gelu(self.up(x)) * scale), self.rate)
+
+
+def test_a_constant_of_each_block_makes_no_type_of_its_own():
+    rates = iter((0.1, 0.2, 0.3))
+    training = Training(lambda: Scheduled(next(rates)), rectifier={"enabled": False})
+    training.compare(20)
+    assert len(training.agreement.block_types) == 1
+    for time in (30, 40, 50, 30):
+        training.compare(time)
+    recorded = training.runtime.recordings
+    assert recorded <= 3 * LAYERS, "each block shows at two sizes that its constants do not follow them"
+    for time in (60, 70, 20, 50):
+        training.compare(time)
+    assert training.runtime.recordings == recorded
+    constants = {record.bound.recording.constants for _, record in training.runtime.blocks.records()}
+    assert len(constants) == LAYERS
+
+
+def test_a_constant_that_follows_the_size_is_recorded_at_each():
+    training = Training(lambda: Scheduled(0.1, by_size=True), rectifier={"enabled": False})
+    for time in (20, 30, 40, 50, 20, 60):
+        training.compare(time)
+    assert training.runtime.recordings >= 5 * LAYERS
+
+
 def test_after_a_new_plan_policies_are_adopted_from_it():
     training = Training(rectifier={"enabled": False})
     for time in (20, 30, 40, 50, 20):
@@ -197,7 +243,7 @@ def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):
 
 
 def test_lossy_policies_are_tried_once_and_run_at_every_length():
-    training = Training(codecs="auto", memory_budget=0.28, max_gradient_error=0.5)
+    training = Training(codecs="auto", memory_budget=0.28, max_gradient_error=0.5, rectifier={"enabled": False})
     errors = []
     for time in (40, 20, 30, 26, 38, 33, 35, 40, 29, 36):
         (_, exact), (_, found) = training.step(time)
