@@ -133,7 +133,7 @@ class Recorder(TorchDispatchMode):
                 if isinstance(ref, ValueRef):
                     self._seen.add(ref.index)
                     with self._aside():
-                        self.tensors.hold(ref.index, tensor)
+                        self.tensors.hold(ref.index)
             except Unrecordable as reason:
                 self.failure = str(reason)
         return tensor
@@ -349,7 +349,7 @@ class Recorder(TorchDispatchMode):
             name = f"{op.short_name}{op.index}"
             facts = {"output": output + len(new) - 1, "dynamic": value.dynamic}
             self._add(
-                self.tensors.hold(index, tensor),
+                self.tensors.hold(index),
                 RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts),
             )
         return new

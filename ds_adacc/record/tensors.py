@@ -60,14 +60,11 @@ class RecordedTensors:
             if index is not None:
                 self._entries[index].tensor = None
 
-    def hold(self, index: int, part: torch.Tensor) -> torch.Tensor:
-        """Hold the value from now on. `part` is a tensor in its storage. Returns the value's tensor."""
+    def hold(self, index: int) -> torch.Tensor:
+        """Hold the value from now on; its storage must still be alive. Returns the value's tensor."""
         entry = self._entries[index]
-        if entry.tensor is None:
-            view = Geometry(entry.geometry.size, entry.geometry.stride, entry.geometry.dtype, 0)
-            if part.numel():
-                view = Geometry(view.size, view.stride, view.dtype, entry.start - part.data_ptr())
-            entry.tensor = view.view(part)
+        entry.tensor = self.at_hand(index)
+        assert entry.tensor is not None
         return entry.tensor
 
     def at_hand(self, index: int) -> torch.Tensor | None:

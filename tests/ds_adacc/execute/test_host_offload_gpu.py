@@ -12,6 +12,7 @@ from ds_adacc.config import load
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
+from ds_adacc.record.tensors import RecordedTensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -186,7 +187,9 @@ def test_value_written_to_after_the_forward_raises(transfer, device):
 def test_offload_is_measured_and_on_offer(device):
     blocks, x = two_blocks(device)
     recording = record(blocks[0], (x,), {})
-    tensors = [torch.zeros(v.geometry.size, dtype=v.geometry.dtype, device=device) for v in recording.values]
+    tensors = RecordedTensors()
+    for value in recording.values:
+        tensors.append(torch.zeros(value.geometry.size, dtype=value.geometry.dtype, device=device))
     codecs = CodecMaker(load({"adacc": {"codecs": "none"}}))
     profile = measure(recording, tensors, codecs)
     assert profile.overlap_seconds > (0.0, 0.0)

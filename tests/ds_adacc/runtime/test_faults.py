@@ -21,7 +21,6 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import closure_of
-from ds_adacc.record.verify import verify
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
@@ -221,14 +220,16 @@ def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, er
         return ds_adacc.record.replay.replay(op, *others)
 
     noisy = nn.Sequential(block, Noisy())
-    captured = capture("block", args, closure_of(noisy), lambda: noisy(*args))
-    before = torch.get_rng_state()
+    torch.manual_seed(4)
+    noisy(*args)
+    expected = torch.get_rng_state()
+    torch.manual_seed(4)
     monkeypatch.setattr("ds_adacc.record.verify.replay", replay)
     try:
-        verify(captured.recording.refuse({}), captured.tensors)
+        capture("block", args, closure_of(noisy), lambda: noisy(*args))
     except KeyboardInterrupt:
         assert error is KeyboardInterrupt
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(expected, torch.get_rng_state())
 
 
 class Noisy(nn.Module):
