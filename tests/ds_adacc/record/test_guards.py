@@ -88,13 +88,16 @@ SCHEDULES = (lambda h, step: h * (1.0 + 0.5 * max(0, step - 6)), lambda h, step:
 
 
 @pytest.mark.parametrize("use", SCHEDULES)
-def test_a_settled_number_may_begin_to_matter_later(use):
+def test_a_settled_number_may_begin_to_matter_later(use, caplog):
     work, block = recomputing(), zoo.HolderBlock()
     block.use = use
-    for step in range(12):
-        block.step = step
-        same_bits(work, block, batch())
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        for step in range(12):
+            block.step = step
+            same_bits(work, block, batch())
     assert work.recordings <= 4
+    (warning,) = [r.getMessage() for r in caplog.records if "keeps changing" in r.getMessage()]
+    assert "block.step" in warning
 
 
 def test_numbers_of_two_submodules_of_one_class_are_told_apart():

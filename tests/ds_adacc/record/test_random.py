@@ -122,6 +122,12 @@ def test_blocks_with_generators_of_their_own_are_of_one_type():
     assert len(digests) == 1
 
 
+def test_looking_at_generators_adds_nothing_to_the_program():
+    recording = record(zoo.GPTBlock(), (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
+    assert recording.draws
+    assert not [value.name for value in recording.values if value.origin == "captured"]
+
+
 def test_two_draws_without_a_saved_tensor_between_are_not_replayed():
     """The second does not begin where a plan can note a state, and the first does not end there."""
     block = Block(lambda h, _: h * (torch.rand(8) + torch.rand(8)))
