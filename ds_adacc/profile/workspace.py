@@ -26,11 +26,8 @@ class Backward(NamedTuple):
 
 def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspace, ...]:
     """What each operator takes besides its results; nothing if no policy could replay it."""
-    gradients, device, rebuildable = (
-        GradientLifetimes(recording),
-        tensors.device,
-        block_graph(recording).rebuildable_ops,
-    )
+    gradients, device = GradientLifetimes(recording), tensors.device
+    rebuildable = block_graph(recording).rebuildable_ops
 
     def of(op: RecordedOp) -> Workspace:
         if op.index not in rebuildable:

@@ -16,24 +16,23 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from tensors_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_in(item)
+    return _instances(torch.Tensor, tree)
 
 
 def generators_in(tree: Any) -> Iterator[torch.Generator]:
-    if isinstance(tree, torch.Generator):
+    return _instances(torch.Generator, tree)
+
+
+def _instances(kind: type, tree: Any) -> Iterator[Any]:
+    """The objects of this class in nested tuples, lists and dicts, in order."""
+    if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, tuple | list):
         for item in tree:
-            yield from generators_in(item)
+            yield from _instances(kind, item)
     elif isinstance(tree, dict):
-        yield from generators_in(tuple(tree.values()))
+        for item in tree.values():
+            yield from _instances(kind, item)
 
 
 def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
