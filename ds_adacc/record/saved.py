@@ -12,6 +12,7 @@ import torch
 
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.replay import live, modified
+from ds_adacc.record.stand_in import StandIn
 
 UNPLANNED = "unplanned"  # the name of a value that no plan knows
 
@@ -80,7 +81,19 @@ class ParameterSlot:
     def unpack(self) -> torch.Tensor:
         if self.parameter._version != self.version:
             raise modified("a parameter", self.parameter, self.version)
-        return self.view.view(live(self.parameter))
+        data = live(self.parameter)
+        if self._is_whole():
+            if not self.parameter.requires_grad:
+                return self.parameter
+            if self.parameter.__dict__:
+                return StandIn.of(self.parameter)
+        return self.view.view(data)
+
+    def _is_whole(self) -> bool:
+        """Whether the parameter itself was saved, not a view of another shape."""
+        view, parameter = self.view, self.parameter
+        is_same_shape = view.size == parameter.shape and view.stride == parameter.stride()
+        return is_same_shape and view.start == 0 and view.dtype is parameter.dtype
 
 
 Slot = ValueSlot | ParameterSlot
