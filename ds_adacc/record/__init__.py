@@ -7,7 +7,8 @@ reason. A block is recorded once for each signature, not at every step.
 
 The files, in the order in which a call meets them:
 
-* `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, autocast.
+* `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype,
+  autocast.
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `guards`: the state of all that, as flat marks. Other marks, another program.
 * `content`: what one Python object holds, or why that cannot be read.
@@ -26,6 +27,7 @@ The files, in the order in which a call meets them:
 * `replay`: runs one recorded operator again; backward uses it too.
 * `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value.
+* `stand_in`: gives backward a parameter with its attributes.
 
 Rules of this room, cited where they are obeyed:
 
@@ -53,7 +55,8 @@ Rules of this room, cited where they are obeyed:
    operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
 10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
     NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
-11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own.
+11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. What an
+    operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
 12. A recording keeps no tensors but the block's parameters, and its digest leaves out what differs between ranks. It
     lives as long as the plan, and all ranks must agree on the plan.
 13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.

@@ -38,6 +38,7 @@ from ds_adacc.record.schema import (
     refusal_of,
     reveals_data,
     tensors_in,
+    with_dtype,
     written_tensors,
 )
 from ds_adacc.record.tensors import RecordedTensors
@@ -189,6 +190,7 @@ class Recorder(TorchDispatchMode):
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED:
             op = by_look(op, outputs[0])
+        op = with_dtype(op, outputs[0])
         if dynamic and op.refusal in (None, UNINITIALISED):
             op = replace(op, refusal="its shape depends on data")
         if base is not None:

@@ -85,6 +85,18 @@ def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
     return replace(op, func=torch.ops.aten.empty_strided.default, args=(tuple(made.shape), made.stride()), kwargs=given)
 
 
+def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
+    """The same as `op`, which has returned `made`, but with the dtype that it took from torch's default, if any.
+
+    The default may be another one in backward.
+    """
+    names = {argument.name for argument in op.func._schema.arguments} if op.refusal is None else set()
+    given = dict(op.kwargs)
+    if "dtype" not in names or given.get("dtype") is not None or any(True for _ in op.references):
+        return op
+    return replace(op, kwargs=tuple({**given, "dtype": made.dtype}.items()))
+
+
 def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
     """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
     if reads_data(func) or has_dynamic_shape(func, given):

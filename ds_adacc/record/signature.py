@@ -1,4 +1,4 @@
-"""What distinguishes two calls of the same block: shapes, dtypes, strides, non-tensor arguments, autocast."""
+"""What distinguishes two calls of the same block: shapes, dtypes, strides, other arguments, default dtype, autocast."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def without_sizes(signature: Any) -> tuple[Hashable, tuple[int, ...]]:
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """A key of the state outside the block that changes its operators: autocast."""
+    """A key of the state outside the block that changes its operators: the default dtype, and autocast."""
     device = tensors[0].device.type if tensors else "cpu"
     if not torch.is_autocast_enabled(device):
-        return None
-    return device, torch.get_autocast_dtype(device)
+        return torch.get_default_dtype()
+    return torch.get_default_dtype(), device, torch.get_autocast_dtype(device)
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:
