@@ -38,6 +38,7 @@ from ds_adacc.record.schema import (
     refusal_of,
     reveals_data,
     tensors_in,
+    with_constants,
     with_dtype,
     written_tensors,
 )
@@ -362,7 +363,8 @@ class Recorder(TorchDispatchMode):
                 (),
                 (),
             )  # never replayed, and its arguments (subgraphs, process groups) must not be kept alive
-        return self._encode(args), tuple((name, self._encode(value)) for name, value in kwargs.items())
+        named = tuple((name, self._encode(value)) for name, value in kwargs.items())
+        return with_constants(func, (self._encode(args), named))
 
     def _encode(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):

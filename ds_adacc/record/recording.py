@@ -18,6 +18,13 @@ COMPILED = "runs compiled"  # why an operator is not replayed inside compiled co
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
 
+class Constant(int):
+    """A whole number that an operator computes with, unlike a size, an index or a dimension."""
+
+
+CONSTANTS = (float, Constant)  # the types of numbers of which each block of a type may have its own
+
+
 @dataclass(frozen=True)
 class ValueRef:
     """An operator's argument, or a saved tensor, that is (a view of) the value `index`."""
@@ -194,7 +201,7 @@ class Recording:
     def digest(self) -> str:
         """A hash of the program's structure: blocks with the same digest share a profile and a policy.
 
-        Constants with a decimal point are left out: each block may have its own drop-path rate, and replays with that.
+        Constants are left out: each block may have its own drop-path rate or layer number, and replays with that.
         Rule 12: it leaves out what differs between ranks, which is device numbers and what data decides.
         """
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
@@ -217,16 +224,16 @@ class Recording:
 
     @functools.cached_property
     def constants(self) -> tuple[float, ...]:
-        """The numbers with a decimal point among the arguments of the operators, in order."""
+        """The numbers that the operators compute with, in order."""
         found: list[float] = []
         for op in self.ops:
-            take(float, (op.args, op.kwargs), found)
+            take(CONSTANTS, (op.args, op.kwargs), found)
         return tuple(found)
 
     def of_block(self, other: Recording) -> Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
         numbers = iter(other.constants)
-        ops = with_arguments(self.ops, [put(float, (op.args, op.kwargs), numbers) for op in self.ops])
+        ops = with_arguments(self.ops, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in self.ops])
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
@@ -297,40 +304,40 @@ def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
         return "generator", tree.device.type
     if isinstance(tree, ValueRef) and tree.index in dynamic:
         return "dynamic", tree.index
-    if type(tree) is float:
-        return "constant"
+    if type(tree) in CONSTANTS:
+        return "constant", type(tree).__name__
     if isinstance(tree, tuple | list):
         return type(tree).__name__, tuple(_without_data(item, dynamic) for item in tree)
     return tree
 
 
-def take(kind: type, tree: Any, found: list[Any]) -> Hashable:
-    """Append the numbers of this kind (int or float) in the tree to `found`; returns the tree without them."""
+def take(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Hashable:
+    """Append the numbers of these types in the tree to `found`; returns the tree without them."""
     of = type(tree)
-    if of is kind:
+    if of in kinds:
         found.append(tree)
-        return kind.__name__
+        return of.__name__
     if of is Geometry:
-        return "geometry", take(kind, (tree.size, tree.stride, tree.start), found), tree.dtype
+        return "geometry", take(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
     if of is ValueRef or of is ParameterRef:
-        return of, tree.index, take(kind, tree.geometry, found)
+        return of, tree.index, take(kinds, tree.geometry, found)
     if isinstance(tree, tuple | list):
-        return of, tuple([take(kind, item, found) for item in tree])
+        return of, tuple([take(kinds, item, found) for item in tree])
     return tree
 
 
-def put(kind: type, tree: Any, numbers: Iterator[Any]) -> Any:
-    """The tree with these numbers in place of its own of this kind (int or float)."""
+def put(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
+    """The tree with these numbers in place of its own of these types."""
     of = type(tree)
-    if of is kind:
+    if of in kinds:
         return next(numbers)
     if of is Geometry:
-        size, stride, start = put(kind, (tree.size, tree.stride, tree.start), numbers)
+        size, stride, start = put(kinds, (tree.size, tree.stride, tree.start), numbers)
         return Geometry(size, stride, tree.dtype, start)
     if of is ValueRef or of is ParameterRef:
-        return of(tree.index, put(kind, tree.geometry, numbers))
+        return of(tree.index, put(kinds, tree.geometry, numbers))
     if isinstance(tree, tuple | list):
-        return of([put(kind, item, numbers) for item in tree])
+        return of([put(kinds, item, numbers) for item in tree])
     return tree
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.recording import COLLECTIVE, UNINITIALISED, RecordedOp
+from ds_adacc.record.recording import COLLECTIVE, UNINITIALISED, Constant, RecordedOp
 
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
+_COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
@@ -50,6 +51,34 @@ def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
             items = value if isinstance(value, tuple | list) else (value,)
             written.extend(item for item in items if isinstance(item, torch.Tensor))
     return written
+
+
+def with_constants(func: Any, encoded: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The arguments of `func`, in which the whole numbers that it computes with are `Constant`s.
+
+    By its schema they are of type Scalar, or stand where a tensor may.
+    """
+    args, kwargs = encoded
+    schema = getattr(func, "_schema", None)
+    if schema is None or schema.name in _COUNTING:
+        return encoded
+    computed = [argument for argument in schema.arguments if _is_computed_with(argument.type)]
+    names = {argument.name for argument in computed}
+    positional = [argument.name for argument in schema.arguments[: len(args)]]
+    given = {*positional, *(name for name, _ in kwargs)}
+    # torch leaves out what equals the default, such as an alpha of 1
+    left_out = ((arg.name, arg.default_value) for arg in computed if arg.kwarg_only and arg.name not in given)
+    named = (*kwargs, *((name, value) for name, value in left_out if type(value) is int))
+    marked = [
+        (name, Constant(value) if type(value) is int and name in names else value)
+        for name, value in (*zip(positional, args, strict=True), *named)
+    ]
+    return tuple(value for _, value in marked[: len(args)]), tuple(marked[len(args) :])
+
+
+def _is_computed_with(kind: torch._C.Type) -> bool:
+    of = kind.getElementType() if isinstance(kind, torch._C.OptionalType) else kind
+    return isinstance(of, torch._C.NumberType | torch._C.TensorType)
 
 
 def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:

@@ -15,7 +15,7 @@ import torch
 
 from ds_adacc.record.formula import Variables, fit
 from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import RecordedValue, Recording, put, take, with_arguments
+from ds_adacc.record.recording import CONSTANTS, RecordedValue, Recording, put, take, with_arguments
 
 Sizes = tuple[int, ...]
 
@@ -88,14 +88,14 @@ def _of_type(example: Example) -> Example:
 def _numbers(recording: Recording) -> list[int]:
     """All whole numbers of the program that may follow the sizes of its inputs, in a fixed order."""
     found: list[int] = []
-    take(int, _tree(recording), found)
+    take((int,), _tree(recording), found)
     return found
 
 
 def _skeleton(recording: Recording) -> Hashable:
     """All that must be the same for two recordings to be of one program: all but the sizes and the block's own.
 
-    The block's own are its parameters, and its constants with a decimal point.
+    The block's own are its parameters and constants.
     """
     values = tuple(
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
@@ -105,7 +105,7 @@ def _skeleton(recording: Recording) -> Hashable:
     places = tuple((position.ops_done, position.fresh) for position in recording.positions)
     # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
     is_alone = any(value.dynamic for value in recording.values) or recording.generators
-    without_constants = take(float, take(int, _tree(recording), []), [])
+    without_constants = take((int, *CONSTANTS), _tree(recording), [])
     return values, ops, places, without_constants, id(recording) if is_alone else None
 
 
@@ -118,7 +118,7 @@ def _tree(recording: Recording) -> Any:
 
 
 def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
-    layouts, arguments, refs = put(int, _tree(like), numbers)
+    layouts, arguments, refs = put((int,), _tree(like), numbers)
     return replace(
         like,
         values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
