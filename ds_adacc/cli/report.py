@@ -15,6 +15,7 @@ from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
 from ds_adacc.report.layout import baselines_grid, decision_tables, table
+from ds_adacc.report.screen import brief_tables, heading
 
 _COMPARED = ("held", "peak", "seconds")
 
@@ -22,9 +23,11 @@ Kind = TypeVar("Kind", bound=events.JournalEvent)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The journal's path."""
+    """The journal's path, and how much of it to show."""
     text = "a journal, also of a run still going; by default that of the run that began last"
     parser.add_argument("journal", nargs="?", type=Path, help=text)
+    text = "show every value and every policy of every block type, not only what fits on a screen"
+    parser.add_argument("--full", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
@@ -36,7 +39,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         happened = events.load(path)
     except journal.JournalError as error:
         raise BadInput(str(error)) from error
-    return Answer(_document(path, happened), _view(path, happened))
+    return Answer(_document(path, happened), _view(path, happened, arguments.full))
 
 
 def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, Any]:
@@ -67,8 +70,8 @@ def _of(kind: type[Kind], happened: Sequence[events.JournalEvent]) -> list[Kind]
     return [event for event in happened if isinstance(event, kind)]
 
 
-def _view(path: Path, happened: Sequence[events.JournalEvent]) -> RenderableType:
-    """A table for each kind of event that there is."""
+def _view(path: Path, happened: Sequence[events.JournalEvent], is_full: bool) -> RenderableType:
+    """A table for each kind of event that there is; `is_full`: with the whole of the last plan."""
     plans = _of(events.PlanMade, happened)
     parts = [Text(str(path)), *map(_start, _of(events.Started, happened))]
     kinds: tuple[tuple[type[events.JournalEvent], Callable[[Any], RenderableType]], ...] = (
@@ -79,7 +82,7 @@ def _view(path: Path, happened: Sequence[events.JournalEvent]) -> RenderableType
     )
     parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
     if plans:
-        parts += _in_force(plans[-1])
+        parts += _in_force(plans[-1], is_full)
     return Group(*parts) if happened else Group(*parts, Text("the journal holds no event yet"))
 
 
@@ -154,11 +157,14 @@ def _gradient_errors(found: Sequence[events.GradientErrors]) -> RenderableType:
     return table("Gradient errors", header, rows, {"step", "measured", "largest error", "bound"})
 
 
-def _in_force(plan: events.PlanMade) -> list[RenderableType]:
+def _in_force(plan: events.PlanMade, is_full: bool) -> list[RenderableType]:
     """What the last plan does with each value, and what other strategies would have cost."""
-    parts: list[RenderableType] = []
-    for decision in plan.block_types:
-        parts += [Text(f"The plan from step {plan.step} on: {decision.name}"), decision_tables(decision), Text()]
+    parts: list[RenderableType] = [Text(f"The plan from step {plan.step} on")]
+    if is_full:
+        for decision in plan.block_types:
+            parts += [Text(f"  {heading(decision)}"), decision_tables(decision), Text()]
+    elif plan.block_types:
+        parts += [brief_tables(plan.block_types), Text()]
     if plan.baselines:
         parts += [Text("Other strategies"), baselines_grid(plan.baselines)]
     return parts

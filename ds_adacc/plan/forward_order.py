@@ -55,6 +55,11 @@ class ForwardOrder:
         """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
         return self._indices.get(block, {}).get(block_type)
 
+    def names(self, block_type: str) -> list[str]:
+        """The names of the blocks of this type, in forward order."""
+        found = [(indices[block_type], block.name) for block, indices in self._indices.items() if block_type in indices]
+        return [name for _, name in sorted(found)]
+
     def learn(self, seen: ForwardPass, known: Collection[str]) -> None:
         """Learn the order from a forward pass, for its block types that are in `known`."""
         block_types = seen.block_types.intersection(known)

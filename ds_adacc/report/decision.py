@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ds_adacc import planner
@@ -70,14 +70,35 @@ def decision_of(
     return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used)
 
 
+def span(names: Iterable[str]) -> str:
+    """The names as one: "blocks.0 (Block)" to "blocks.11 (Block)" are "blocks.0-11 (Block)"."""
+    numbered: dict[tuple[str, str], list[int]] = {}
+    plain: list[str] = []
+    for name in dict.fromkeys(names):
+        path, _, rest = name.partition(" ")
+        found = re.fullmatch(r"(.*?)(\d+)(\D*)", path)
+        if found is None:
+            plain.append(name)
+        else:
+            key = found[1], f"{found[3]} {rest}".rstrip()
+            numbered.setdefault(key, []).append(int(found[2]))
+    return ", ".join([*plain, *(f"{start}{_runs(numbers)}{end}" for (start, end), numbers in numbered.items())])
+
+
+def _runs(numbers: Iterable[int]) -> str:
+    """Numbers with each run of consecutive ones as its first and last: "1, 6-9"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 def _blocks(policy: planner.Policy, chosen: Sequence[planner.Policy]) -> str:
     """The blocks that run this policy, counted from 1."""
     if len(set(chosen)) == 1:
         return "all blocks"
-    runs, first = [], 1
-    for runs_it, run in groupby(chosen, policy.__eq__):
-        last = first + len(list(run)) - 1
-        if runs_it:
-            runs.append(str(first) if first == last else f"{first}-{last}")
-        first = last + 1
-    return f"block{'s' if chosen.count(policy) > 1 else ''} {', '.join(runs)}"
+    running = [number for number, each in enumerate(chosen, start=1) if each == policy]
+    return f"block{'s' if len(running) > 1 else ''} {_runs(running)}"

@@ -45,19 +45,14 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable
     return Padding(made, (0, 0, 0, _INDENT), expand=False)
 
 
-def decision_tables(decision: Decision) -> RenderableType:
-    """What becomes of each value under each policy, and then what each policy costs.
+def decision_tables(decision: Decision, left_out: UsedPolicy | None = None) -> RenderableType:
+    """What becomes of each value under each policy, and then what each policy costs. `left_out`: one without choices.
 
     The columns for role and tensor are left out where there is no room for them; policies that do not fit beside
     the labels are in tables of their own.
     """
-    rows = _folded(decision.values)
-    labels = ["value", *(shortened(value.label, _LABEL) for value in rows)]
-    raw = ["raw", *(human_bytes(value.nbytes) for value in rows)]
-    chosen = [
-        [shortened(policy.blocks, _CHOICE), *(shortened(value.choices[place], _CHOICE) for value in rows)]
-        for place, policy in enumerate(decision.policies)
-    ]
+    rows = folded(decision.values)
+    labels, raw, chosen = _columns(decision, rows)
     optional = [["role", *(value.role for value in rows)], ["tensor", *map(_tensor, rows)]]
     columns = [labels, raw]
     for column in optional:
@@ -69,7 +64,24 @@ def decision_tables(decision: Decision) -> RenderableType:
         header, *body = zip(*columns, *chosen[:count], strict=True)
         parts += [grid(header, body, ("raw",)), Text()]
         chosen = chosen[count:]
-    return Group(*parts, _policies(decision.policies))
+    return Group(*parts, _policies([*decision.policies, *([left_out] if left_out else [])]))
+
+
+def columns_that_fit(decision: Decision) -> int:
+    """How many of the policies fit side by side; at least one."""
+    labels, raw, chosen = _columns(decision, decision.values)
+    return max((n for n in range(1, len(chosen) + 1) if _width([labels, raw, *chosen[:n]]) <= WIDTH), default=1)
+
+
+def _columns(decision: Decision, rows: Sequence[DecidedValue]) -> tuple[list[str], list[str], list[list[str]]]:
+    """The columns of labels, of bytes, and of each policy's choices."""
+    labels = ["value", *(shortened(value.label, _LABEL) for value in rows)]
+    raw = ["raw", *(human_bytes(value.nbytes) for value in rows)]
+    chosen = [
+        [shortened(policy.blocks, _CHOICE), *(shortened(value.choices[place], _CHOICE) for value in rows)]
+        for place, policy in enumerate(decision.policies)
+    ]
+    return labels, raw, chosen
 
 
 class Cost(Protocol):
@@ -103,7 +115,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}\N{HORIZONTAL ELLIPSIS}{text[-end:]}"
 
 
-def _folded(values: Sequence[DecidedValue]) -> list[DecidedValue]:
+def folded(values: Sequence[DecidedValue]) -> list[DecidedValue]:
     """The values, with small statistics of the same choices as one row, below the others."""
     small = _SMALL * sum(value.nbytes for value in values)
     alike: dict[tuple[str, ...], list[DecidedValue]] = {}

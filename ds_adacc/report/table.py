@@ -10,22 +10,25 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.record.generators import unmoved
 from ds_adacc.rectify.calibration import Seen
-from ds_adacc.report.decision import Decision, decision_of
+from ds_adacc.report.decision import Decision, decision_of, span
 
 _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
 
 
 def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
-    """By block type: what becomes of each value in which blocks. Then the sums, and what baselines would have cost."""
+    """What becomes of each value in which blocks. Then the sums, and what baselines would have cost.
+
+    It fits on a screen: of a large plan only the part that takes most memory.
+    """
     with unmoved(
         ()
     ):  # Rich takes time to import, so it is not imported before; it draws a number from Python's `random`
-        from ds_adacc.report.layout import baselines_grid, decision_tables, plain
+        from ds_adacc.report.layout import baselines_grid, plain
+        from ds_adacc.report.screen import brief_tables
 
     lines = [f"plan ({plan.reason}):"]
-    for decision in _decisions(plan, agreement):
-        lines.append(f"  {decision.name}: {decision.calls} calls held at once, {decision.operators} operators each")
-        lines.append(plain(decision_tables(decision)))
+    if decisions := list(_decisions(plan, agreement)):
+        lines.append(plain(brief_tables(decisions)))
     lines += [
         f"  {block_type.count} calls of a block that another rank runs"
         for block_type in plan.block_types
@@ -59,7 +62,8 @@ def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
     for block_type in plan.block_types:
         if block_type.name in agreement.block_types:
             recording = agreement.block_types[block_type.name].recording
-            yield decision_of(recording.name, block_type, plan.policies[block_type.name], recording)
+            name = span(agreement.forward_order.names(block_type.name)) or recording.name
+            yield decision_of(name, block_type, plan.policies[block_type.name], recording)
 
 
 def _errors(plan: Plan, agreement: Agreement) -> list[str]:

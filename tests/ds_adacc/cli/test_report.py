@@ -153,7 +153,7 @@ def test_predictions_stand_beside_what_was_observed(path, said):
 def test_the_rest_is_told_too(path, said):
     _, out, _ = said("report", str(path))
     assert cells(out, "Rectifier")[1:] == [["4", "compression rate of [gelu] drifted", "yes", "3"]]
-    assert cells(out, "The plan from step 5 on: Block") == [
+    assert cells(out, "  Block: 6 calls held at once, 10 operators each") == [
         ["value", "role", "tensor", "raw", "all blocks"],
         ["qkv out", "query", "2048x1536 float32", "12.00 MiB", "channel"],
         ["[bold]", "gelu", "4x512 float32", "4.00 MiB", "recompute"],
@@ -165,6 +165,20 @@ def test_the_rest_is_told_too(path, said):
     ]
     assert " with 2 ranks on a processor, 2 threads\nds_adacc 0.1.0, torch 2.13.0\nblocks: Block, Head\n" in out
     assert all(len(line) <= 80 for line in out.splitlines()[1:])
+
+
+def test_all_of_a_large_plan_is_told_if_asked_for(path, said):
+    value = DECISION["values"][0]
+    values = [{**value, "label": f"mlp.fc{n} out", "nbytes": n + 1} for n in range(70)]
+    types = [{**DECISION, "name": f"h.{n} (Block)", "operators": n, "values": values} for n in range(9)]
+    Journal(path).write("plan", **{**PLAN, "step": 8, "block_types": types})
+    _, brief, _ = said("report", str(path))
+    _, full, _ = said("report", "--full", str(path))
+    hint = "  ds_adacc report --full shows everything\n"
+    assert hint in brief and brief.count("calls held at once") == 2 and "mlp.fc3 out" not in brief
+    assert hint not in full and full.count("calls held at once") == 9
+    assert all(full.count(f" mlp.fc{n} out ") == 9 for n in range(70))
+    assert len(brief.splitlines()) < 90 < len(full.splitlines())
 
 
 def test_the_latest_journal_is_told_of(path, document):
