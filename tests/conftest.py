@@ -10,6 +10,7 @@ import torch
 def pytest_addoption(parser):
     parser.addoption("--fuzz", type=int, default=1000, help="how many fuzz cases to run (default: 1000)")
     parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
+    parser.addoption("--all-architectures", action="store_true", help="compile the kernels for all that we support")
 
 
 @pytest.fixture(autouse=True)
