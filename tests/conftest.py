@@ -40,7 +40,7 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_seeds():
-    """Torch keeps each seed for a device that may start later, with the whole stack: 5 ms a seed, which fuzz notices."""
+    """Torch keeps each seed for a device that may start later, with its stack: 5 ms a seed."""
     with pytest.MonkeyPatch.context() as patch:
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
