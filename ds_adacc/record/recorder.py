@@ -107,26 +107,23 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.failure is not None or self._is_aside:
             return func(*args, **kwargs)
-        try:
+        encoded = states = None
+        with self._noting():
             encoded = self._arguments(func, args, kwargs)
-        except Unrecordable as reason:
-            self.failure = str(reason)
-            return func(*args, **kwargs)
-        states = self._draws.states()
+            states = self._draws.states()
         result = func(*args, **kwargs)
-        try:
-            self._note(func, encoded, (args, kwargs), result, states)
-        except Unrecordable as reason:
-            self.failure = str(reason)
+        if self.failure is None:
+            with self._noting():
+                self._note(func, encoded, (args, kwargs), result, states)
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""
-        with torch.no_grad():
+        with torch.no_grad(), self.aside():
             tensor = tensor.detach()
         self.saved.append(tensor)
         if self.failure is None:
-            try:
+            with self._noting():
                 self._note_compiled()
                 self._draws.mark()
                 plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
@@ -134,10 +131,8 @@ class Recorder(TorchDispatchMode):
                 self._positions.append(Position(ref, len(self._ops), self._fresh))
                 if isinstance(ref, ValueRef):
                     self._seen.add(ref.index)
-                    with self._aside():
+                    with self.aside():
                         self.tensors.hold(ref.index)
-            except Unrecordable as reason:
-                self.failure = str(reason)
         return tensor
 
     def note_read(self) -> None:
@@ -186,7 +181,7 @@ class Recorder(TorchDispatchMode):
         known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
         made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
         if not rewritten and all(value is None for value in made):
-            # Autograd detaches what it saves, and so does `pack`: that is no operator of the program.
+            # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED:
@@ -208,7 +203,7 @@ class Recorder(TorchDispatchMode):
         """Refuse the operator if it does not replay to the same bits (Rule 9); else let its results die."""
         if not op.replayable:
             return
-        with self._aside(), unmoved(generators_in(given)):
+        with self.aside(), unmoved(generators_in(given)):
             reason = difference(op, self.tensors, self.parameters)
         if reason is not None:
             self._ops[-1] = replace(op, refusal=reason)
@@ -216,15 +211,25 @@ class Recorder(TorchDispatchMode):
             self.tensors.release(op.outputs)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Neither the recorder nor the watch of Python's calls notes what runs here."""
-        told, self._is_aside = sys.getprofile(), True
+    def _noting(self) -> Iterator[None]:
+        """The recorder's own work: no Python call of it is watched, and from a call that it cannot record it stops."""
+        told = sys.getprofile()
         sys.setprofile(None)
+        try:
+            yield
+        except Unrecordable as reason:
+            self.failure = str(reason)
+        finally:
+            sys.setprofile(told)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The recorder notes no operator that runs here."""
+        self._is_aside = True
         try:
             yield
         finally:
             self._is_aside = False
-            sys.setprofile(told)
 
     def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
         """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""

@@ -40,7 +40,8 @@ class Watch:
         self.marks: Guards = {}
         self.unguarded: str | None = None
         self._on_read: Callable[[], None] | None = on_read
-        self._codes: set[types.CodeType] = set()
+        self._codes: dict[int, types.CodeType] = {}  # that have been looked at, by their identity
+        self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
 
@@ -63,14 +64,18 @@ class Watch:
             if event == "return" and frame is self._importing:
                 self._importing = None
         elif event == "call":
-            module = str(frame.f_globals.get("__name__"))
-            if frame.f_code.co_name == "<module>":
-                self._importing = frame
-            elif frame.f_code not in self._codes and (not is_library(module) or module in _READABLE_LIBRARIES):
-                self._codes.add(frame.f_code)
-                self._note_globals(frame)
-        elif event == "c_call":
+            if id(frame.f_code) not in self._codes:  # to hash a code object is slow
+                self._codes[id(frame.f_code)] = frame.f_code
+                self._note_code(frame)
+        elif event == "c_call" and called not in self._harmless:
             self._note_call(frame, called)
+
+    def _note_code(self, frame: types.FrameType) -> None:
+        module = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>":
+            self._importing = frame
+        elif not is_library(module) or module in _READABLE_LIBRARIES:
+            self._note_globals(frame)
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
@@ -82,6 +87,8 @@ class Watch:
             source = owner.__module__ if isinstance(owner, type) else source
             if source in _RANDOM or (source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
+            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
+                self._harmless.add(called)  # of a bound method, each call makes another object
 
     def _note_globals(self, frame: types.FrameType) -> None:
         code = frame.f_code
