@@ -40,8 +40,8 @@ Rules of this room, cited where they are obeyed:
 12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that fired
     twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the one
     before it could be taken for that.
-13. Nothing of a block outlives its modules: its records hold parameters, and whoever still knows the block must not
-    keep a model alive that the program has deleted.
+13. Nothing of a block outlives its modules: its records hold their parameters, and whoever still knows the block must
+    not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
 14. The states of random generators that replays need are noted at the recorded positions, before anything else is done
     there. Backward leaves every generator as it finds it.
 

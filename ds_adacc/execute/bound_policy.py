@@ -20,7 +20,7 @@ from ds_adacc.record.replay import Rerun
 class Instruction:
     """What the pack hook expects at one position, and what it does with it.
 
-    `value`: the index of the value that is saved; or `parameter`: the parameter. With neither, the tensor is retained.
+    `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
     `size`, `stride`, `dtype`: what the tensor must look like (Rule 3).
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
     in bytes from the first byte there. `root`: the value's own geometry, at its first position only.
@@ -31,7 +31,7 @@ class Instruction:
     """
 
     value: int | None = None
-    parameter: torch.Tensor | None = None
+    parameter: int | None = None
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
@@ -161,12 +161,12 @@ def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
 
 def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int]) -> Rerun:
     """The replay of `op`. An output that is stored is never asked of it."""
-    parameters = dict.fromkeys(ref.index for ref in op.sources if isinstance(ref, ParameterRef))
+    read = dict.fromkeys(ref.index for ref in op.sources if isinstance(ref, ParameterRef))
     return Rerun(
         op,
         op.needs,
         recording.parameters,
-        tuple(recording.parameters[index] for index in parameters),
+        tuple(read),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
     )
 
@@ -220,7 +220,7 @@ def _instruction(
     seen = ref.geometry
     look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
     if isinstance(ref, ParameterRef):
-        return Instruction(parameter=recording.parameters[ref.index], **look, view=seen, release=release)
+        return Instruction(parameter=ref.index, **look, view=seen, release=release)
     value = recording.values[ref.index]
     first, last = sightings
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")

@@ -77,7 +77,7 @@ class Call:
         if instruction.value is not None:
             slot: Slot = self._save(instruction, tensor)
         elif instruction.parameter is not None:
-            slot = ParameterSlot(instruction.parameter, instruction.view)
+            slot = ParameterSlot(self.bound.recording.parameters[instruction.parameter], instruction.view)
         else:
             slot = self._keep(tensor)
         for index in instruction.release:
@@ -116,7 +116,8 @@ class Call:
         ):
             return False
         if instruction.parameter is not None:
-            return tensor.data_ptr() == instruction.parameter.data_ptr() + instruction.start
+            parameter = self.bound.recording.parameters[instruction.parameter]
+            return tensor.data_ptr() == parameter.data_ptr() + instruction.start
         if instruction.is_first:
             return instruction.fits(tensor)
         address, storage = self._seen[instruction.value]

@@ -17,6 +17,7 @@ The files, in the order in which a call meets them:
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `geometry`: where a view lies in memory, and whether two tensors have the same bits.
+* `parameters`: the block's parameters by index.
 * `recording`: what is written down: values, operators, positions of the pack hook.
 * `draws`: which operators draw random numbers, and from which state; `generators`: to put a generator into a state.
 * `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
@@ -57,8 +58,8 @@ Rules of this room, cited where they are obeyed:
     NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
 11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. What an
     operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
-12. A recording keeps no tensors but the block's parameters, and its digest leaves out what differs between ranks. It
-    lives as long as the plan, and all ranks must agree on the plan.
+12. A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
+    between ranks. It lives as long as the plan, and all ranks must agree on the plan.
 13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
 14. An operator that draws random numbers is replayed with its generator in the state that it had in forward; the state
     of now is put back. States are noted where ds_adacc runs anyway: when the call begins, and in the pack hook. So a

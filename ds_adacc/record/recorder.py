@@ -18,6 +18,7 @@ from ds_adacc.record.draws import Draws
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.parameters import Parameters
 from ds_adacc.record.recording import (
     COLLECTIVE,
     COMPILED,
@@ -147,12 +148,13 @@ class Recorder(TorchDispatchMode):
         if self.failure is not None:
             raise Unrecordable(self.failure)
         met = {id(parameter) for parameter in self.parameters}
+        others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
         recording = Recording(
             self.name,
             tuple(self._values),
             tuple(self._ops),
             tuple(self._positions),
-            (*self.parameters, *(p for p in dict.fromkeys(self._closure.parameters) if id(p) not in met)),
+            Parameters((*self.parameters, *others), self._closure.tensors),
             tuple(self.buffers),
         )
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self._draws.refusals()})

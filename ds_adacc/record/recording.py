@@ -194,7 +194,7 @@ class Recording:
     values: tuple[RecordedValue, ...]
     ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
-    parameters: tuple[torch.Tensor, ...] = field(repr=False)
+    parameters: Sequence[torch.Tensor] = field(repr=False)
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +11,24 @@ import torch
 from ds_adacc.record.generators import drawing_again
 from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
+Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
+
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One operator that backward replays: the values and parameters it reads, and how often each output is used."""
+    """One operator that backward replays: the values it reads, and the indices of the parameters that it reads.
+
+    `parameters` are those of the block. `uses`: how often each output is used.
+    """
 
     op: RecordedOp
     reads: tuple[int, ...]
     parameters: Sequence[torch.Tensor]
-    read_parameters: tuple[torch.Tensor, ...]
+    read_parameters: tuple[int, ...]
     uses: tuple[int, ...]
 
 
-def replay(
-    op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
+def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Indexed) -> tuple[torch.Tensor, ...]:
     """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
 
     Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
@@ -59,9 +62,7 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def view_of(
-    ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def view_of(ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Indexed) -> torch.Tensor:
     """The tensor that `ref` stands for: a view of its root, or of the live parameter."""
     origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
     return ref.geometry.view(origin)

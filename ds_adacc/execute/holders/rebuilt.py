@@ -11,12 +11,13 @@ from ds_adacc.record.saved import Holder, Retained
 class Replay:
     """One operator that backward replays. Each of its outputs stays cached until its last use (Rule 6)."""
 
-    __slots__ = ("_cached", "_left", "inputs", "rerun", "versions")
+    __slots__ = ("_cached", "_left", "inputs", "parameters", "rerun", "versions")
 
     def __init__(self, rerun: Rerun, inputs: dict[int, Holder]) -> None:
         self.rerun = rerun
         self.inputs = inputs
-        self.versions = [parameter._version for parameter in rerun.read_parameters]
+        self.parameters = {index: rerun.parameters[index] for index in rerun.read_parameters}
+        self.versions = [parameter._version for parameter in self.parameters.values()]
         self._left = list(rerun.uses)
         self._cached: list[torch.Tensor | None] = [None] * len(rerun.uses)
 
@@ -32,11 +33,11 @@ class Replay:
         return tensor
 
     def _run(self) -> tuple[torch.Tensor, ...]:
-        for parameter, version in zip(self.rerun.read_parameters, self.versions, strict=True):
+        for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
             if parameter._version != version:  # Rule 7
                 raise modified("a parameter", parameter, version)
         roots = {index: holder.get() for index, holder in self.inputs.items()}
-        return replay(self.rerun.op, roots.__getitem__, self.rerun.parameters)
+        return replay(self.rerun.op, roots.__getitem__, self.parameters)
 
 
 class Rebuilt:

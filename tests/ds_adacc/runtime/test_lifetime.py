@@ -79,6 +79,53 @@ def assert_freed(work, make, model, steps, stepped):
     assert not [weight for weight in weights if weight() is not None]
 
 
+def wave(x, weight, bias):
+    return ((x @ weight).sin() + bias).exp().sin().cos().sin().cos().sin()
+
+
+class Holding:
+    def __init__(self, *held):
+        self.held = held
+
+    def __call__(self, x):
+        return wave(x, *self.held)
+
+
+OVER = {
+    "closure": lambda weight, bias: lambda x: wave(x, weight, bias),
+    "closure in a closure": lambda weight, bias: (lambda inner: lambda x: inner(x))(lambda x: wave(x, weight, bias)),
+    "defaults": lambda weight, bias: lambda x, w=weight, b=bias: wave(x, w, b),
+    "partial": lambda weight, bias: functools.partial(wave, weight=weight, bias=bias),
+    "object": lambda weight, bias: Holding(weight, bias),
+}
+
+
+def bare_steps(work, make, stepped, steps=3):
+    """Weak references to parameters of no module, after some steps with a function that holds them."""
+    torch.manual_seed(0)
+    weight, bias = torch.nn.Parameter(torch.randn(8, 8)), torch.nn.Parameter(torch.randn(8))
+    for _ in range(steps):
+        gradients = []
+        for run in (lambda function, x: function(x), work.checkpoint):
+            x = torch.ones(4, 8, requires_grad=True)
+            gradients.append(torch.autograd.grad(run(make(weight, bias), x).sum(), (x, weight, bias)))
+        for one, other in zip(*gradients, strict=True):
+            assert torch.equal(one, other)
+        if stepped:
+            work.controller.end_step()
+    return [weakref.ref(weight), weakref.ref(bias)]
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("name", OVER)
+def test_parameters_of_no_module_are_freed(name, stepped, uncollected):
+    for budget in (0.9, 1.0):
+        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), stepped=stepped)
+        for _ in range(2):  # a second model after the first, which is gone
+            assert not [each for each in bare_steps(work, OVER[name], stepped) if each() is not None]
+        assert work.controller.plan is not None
+
+
 class Keeping(logging.Handler):
     """Keeps all records, as the handlers of some services do."""
 
