@@ -67,11 +67,17 @@ def test_autocast_of_forward_holds_in_backward(peer, enabled):
 
 
 def test_a_parameter_is_used_inside_and_outside(peer):
+    """A hook on it runs once."""
     weight, x = nn.Parameter(torch.randn(10, 10)), torch.randn(4, 10, requires_grad=True)
+    ran = []
+    weight.register_hook(lambda gradient: ran.append(0))
 
     def case(call):
+        ran.clear()
+        weight.grad = x.grad = None
         inner = call(lambda x: x.mm(weight).sigmoid(), x.mm(weight).tanh())
-        return torch.autograd.grad(inner.mm(weight).sum(), [weight, x])
+        inner.mm(weight).sum().backward()
+        return weight.grad, x.grad, len(ran)
 
     peer.compare(case)
 
@@ -82,6 +88,32 @@ def test_a_function_of_the_users_own(peer):
     def case(call):
         output = call(lambda x, scale: Scaling.apply(Scaling.apply(x, scale).sigmoid(), scale), x, scale)
         return torch.autograd.grad(output.sum(), [x, scale])
+
+    peer.compare(case)
+
+
+class Product(torch.autograd.Function):
+    """Saves its inputs, what it computes and its output, and unpacks them twice."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        inner = x * y
+        output = inner + inner.exp()
+        ctx.save_for_backward(x, y, inner, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, y, inner, output = (one + other for one, other in zip(ctx.saved_tensors, ctx.saved_tensors, strict=True))
+        return gradient * y * output, gradient * x * inner
+
+
+def test_a_function_of_the_users_own_unpacks_twice(peer):
+    x, y = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+
+    def case(call):
+        output = call(lambda x, y: Product.apply(x * y * y, y.sin()).tanh(), x, y)
+        return torch.autograd.grad(output.sum(), [x, y])
 
     peer.compare(case)
 
@@ -127,6 +159,23 @@ def test_a_detached_tensor_inside(peer):
         return torch.autograd.grad(call(forward, x).sum(), [x, *layer.parameters()])
 
     peer.compare(case)
+
+
+def test_nothing_inside_has_a_gradient(peer):
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x = torch.randn(2, 4, requires_grad=True)
+
+    def case(call):
+        output = call(torch.no_grad()(lambda x: layers(x)), x) + x
+        return torch.autograd.grad(output.sum(), x)
+
+    peer.compare(case)
+
+
+def test_data_parallel_without_devices(peer):
+    layer = nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+    x = torch.randn(2, 4, requires_grad=True)
+    peer.compare(lambda call: torch.autograd.grad(call(layer, x).sum(), [x, *layer.parameters()]))
 
 
 def test_several_backward_passes(peer):
