@@ -30,7 +30,8 @@ def brief_tables(decisions: Sequence[Decision]) -> RenderableType:
     for decision in detailed:
         short, left_out = _fitted(decision, _LINES // len(detailed))
         is_whole = is_whole and short == replace(decision, values=tuple(folded(decision.values)))
-        parts += [Text(f"  {heading(decision)}"), decision_tables(short, left_out)]
+        name = shortened(decision.name, _NAME)
+        parts += [Text(f"  {heading(replace(decision, name=name))}"), decision_tables(short, left_out)]
     if others:
         parts += [Text(), _listed(others)]
     if not is_whole:

@@ -114,4 +114,8 @@ def test_a_model_of_48_layers(caplog):
             work.controller.end_step()
     (text,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("plan (")]
     assert len(text.splitlines()) <= SCREEN
-    assert "layers.0, 2, 4, 6" in text and len(work.controller.plan.block_types) == 2
+    assert (
+        "  layers.0, 2, 4, 6, 8" in text
+        and " 46 (Layer): 24 calls held at once, " in text
+        and len(work.controller.plan.block_types) == 2
+    )

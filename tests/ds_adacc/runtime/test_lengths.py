@@ -185,13 +185,13 @@ def test_new_sizes_are_told_at_first_and_then_counted(caplog):
 class Scheduled(nn.Module):
     """A feed-forward block with a dropout of its own. `by_size` makes a constant of the input's size."""
 
-    def __init__(self, rate, by_size=False):
+    def __init__(self, rate, by_size=None):
         super().__init__()
         self.rate, self.by_size = rate, by_size
         self.up, self.down = nn.Linear(zoo.WIDTH, 4 * zoo.WIDTH), nn.Linear(4 * zoo.WIDTH, zoo.WIDTH)
 
     def forward(self, x):
-        scale = 1.0 / x.shape[1] if self.by_size else self.rate
+        scale = self.by_size(x.shape[1]) if self.by_size else self.rate
         return x + nn.functional.dropout(self.down(nn.functional.gelu(self.up(x)) * scale), self.rate)
 
 
@@ -211,8 +211,9 @@ def test_a_constant_of_each_block_makes_no_type_of_its_own():
     assert len(constants) == LAYERS
 
 
-def test_a_constant_that_follows_the_size_is_recorded_at_each():
-    training = Training(lambda: Scheduled(0.1, by_size=True), rectifier={"enabled": False})
+@pytest.mark.parametrize("by_size", [lambda time: 1.0 / time, int], ids=["decimal", "whole"])
+def test_a_constant_that_follows_the_size_is_recorded_at_each(by_size):
+    training = Training(lambda: Scheduled(0.1, by_size), rectifier={"enabled": False})
     for time in (20, 30, 40, 50, 20, 60):
         training.compare(time)
     assert training.runtime.recordings >= 5 * LAYERS
