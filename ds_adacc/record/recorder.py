@@ -280,7 +280,7 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self._values.append(replace(value, device=tensor.device.type))
-        with torch.no_grad():
+        with torch.no_grad(), self.aside():
             self.tensors.append(tensor.detach())
         self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
 
