@@ -10,7 +10,7 @@ import numbers
 import types
 import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -259,6 +259,16 @@ def _long(kind: type, items: Items) -> Hashable:
     return Unreadable(kind, f"it holds more than {LONGEST} objects")
 
 
+class Look(NamedTuple):
+    """The mark of a tensor: its data may change, the program does not depend on them."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
 def _token(value: Any) -> Hashable:
     """A mark that is equal for the same object only."""
     try:
@@ -275,7 +285,7 @@ def _parameter(parameter: torch.Tensor) -> Hashable:
 def _look(tensor: torch.Tensor) -> Hashable:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
         return _token(tensor)
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    return Look(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
 
 def _is_number(mark: Hashable) -> bool:

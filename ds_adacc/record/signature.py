@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ds_adacc.record.guards import snapshot
+from ds_adacc.record.guards import Look, snapshot
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
@@ -64,7 +64,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    parts = tuple([Look(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
@@ -72,13 +72,20 @@ def without_sizes(signature: Any) -> tuple[Hashable, tuple[int, ...]]:
     """A call's signature (`Runtime.run`) apart from the sizes of its tensors, and these sizes.
 
     Calls that differ in sizes only may run one program at other sizes (`sizes.py`). Strides are left out: whether they
-    are as predicted is checked with the tensors at hand.
+    are as predicted is checked with the tensors at hand. Tensors inside objects count too, as those of a cache of keys.
     """
     key, (parts, sharing), *rest = signature
-    looks = tuple((len(shape), dtype, device, requires_grad) for shape, _, dtype, device, requires_grad in parts)
+    sizes: list[int] = []
+    looks = _without_sizes((parts, key), sizes)
     pattern = tuple((number, earlier) for number, earlier, _ in sharing)
-    sizes = (*(length for shape, *_ in parts for length in shape), *(distance for *_, distance in sharing))
-    return (key, looks, pattern, *rest), sizes
+    return (looks, pattern, *rest), (*sizes, *(distance for *_, distance in sharing))
+
+
+def _without_sizes(key: Any, sizes: list[int]) -> Hashable:
+    if isinstance(key, Look):
+        sizes += key.shape
+        return len(key.shape), key.dtype, key.device, key.requires_grad
+    return tuple([_without_sizes(item, sizes) for item in key]) if type(key) is tuple else key
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:
