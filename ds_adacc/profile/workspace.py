@@ -10,6 +10,7 @@ import torch
 from ds_adacc.profile.block_graph import GradientLifetimes, Workspace, block_graph
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay, run, view_of
 from ds_adacc.record.tensors import RecordedTensors
@@ -52,11 +53,12 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
 def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
     """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
-    Both are 0 for an operator that is never replayed, writes in place, or has no derivative. Memory that stays
-    allocated (a library's own) does not count.
+    Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
+    `autograd.Function`, whose backward may add to gradients by itself. Memory that stays allocated (a library's own)
+    does not count.
     """
     try:
-        starts, ends = _apart(op, inputs, gradients) if op.replayable and op.base is None else ([], [])
+        starts, ends = _apart(op, inputs, gradients) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
         ones, given = [torch.ones_like(end) for end in ends], []
@@ -74,6 +76,10 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
     return Backward(max((trace.peak or 0) - max(trace.left or 0, gradients.made(op)), 0), seconds)
 
 
+def _may_run(op: RecordedOp) -> bool:
+    return op.replayable and op.base is None and not isinstance(op.func, FunctionCall)
+
+
 def _apart(
     op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -88,7 +94,7 @@ def _apart(
             leaves[ref] = view_of(ref, inputs.__getitem__, parameters).detach().requires_grad_(required)
         return leaves[ref]
 
-    with torch.enable_grad(), torch._C._DisableAutocast():
+    with torch.enable_grad():
         outputs = run(op, leaf)
     ends = [o for i, o in zip(op.outputs, outputs, strict=False) if i in gradients.required and o.requires_grad]
     return [tensor for tensor in leaves.values() if tensor.requires_grad], ends

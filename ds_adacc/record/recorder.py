@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.record.application import Application
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
+from ds_adacc.record.functions import FunctionCall, attributes, autocast_now, why_not_one
 from ds_adacc.record.generators import unmoved
-from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.recording import (
     COLLECTIVE,
@@ -25,7 +27,6 @@ from ds_adacc.record.recording import (
     ParameterRef,
     Position,
     RecordedOp,
-    RecordedValue,
     Recording,
     ValueRef,
 )
@@ -40,22 +41,39 @@ from ds_adacc.record.schema import (
     tensors_in,
     written_tensors,
 )
-from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.verify import difference, unsure
 
 _OVERWRITTEN = "what it makes is overwritten in place"
 
 
-class Unrecordable(Exception):
-    """The block cannot be recorded; the message says why."""
+@dataclass
+class _Ran:
+    """A call that has run and may be an operator of the program.
+
+    `args` and `kwargs` are encoded; `given` are the real ones. `outputs`: what it returned and, the last
+    `saved` of them, what an `autograd.Function` saved. `written`: the tensors that it has written to in place.
+    `dynamic`: its shapes depend on data.
+    `states`: the random generators' from before.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    given: tuple[Any, Any]
+    outputs: Sequence[Any]
+    states: Sequence[torch.Tensor]
+    written: Sequence[torch.Tensor]
+    refusal: str | None
+    dynamic: bool
+    saved: int = 0
 
 
 class Recorder(TorchDispatchMode):
-    """The dispatch mode and pack hook of one recorded forward.
+    """The dispatch mode and pack hook of one recorded forward, and what the watch tells of Python's calls.
 
-    `tensors` are the values seen, by index, and `saved` what autograd saves, in order. Each operator is verified as
-    soon as it has run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot
-    record it only passes calls on; `failure` says why.
+    `known` has the values seen, and `saved` what autograd saves, in order. Each operator is verified as soon as it has
+    run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot record it only
+    passes calls on; `failure` says why.
 
     torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
     it may be compiled anew for the same arguments, so nothing of it is replayed (Rule 6).
@@ -71,27 +89,22 @@ class Recorder(TorchDispatchMode):
     def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Closure) -> None:
         super().__init__()
         self.name = name
-        self.inputs = inputs
         self.labels = Labels(inputs, found)
         self.failure: str | None = None
-        self.tensors = RecordedTensors()
         self.saved: list[torch.Tensor] = []
-        self.parameters: list[torch.Tensor] = []
-        self.buffers: list[tuple[weakref.ref[Any], str]] = []
+        self.known = Known(inputs, found)
         self._closure = found
-        self._values: list[RecordedValue] = []
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
-        self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
         self._masks: set[int] = set()
         self._tainted = False
         self._is_aside = False  # while it runs operators of its own
         self._fresh = False
+        self._running: Application | None = None
+        self._remarks: dict[str, None] = {}
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
-        self._draws = Draws(found.generators(), self._values, self.tensors)
-        for position, tensor in enumerate(inputs):
-            self._external(tensor, "input", position)
+        self._draws = Draws(found.generators(), self.known.values, self.known.tensors)
 
     # -- what torch calls
 
@@ -105,17 +118,19 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.failure is not None or self._is_aside:
             return func(*args, **kwargs)
-        try:
+        if self._running is not None:
+            result = func(*args, **kwargs)
+            with self._recording():
+                self._running.note(func, (args, kwargs), result)
+            return result
+        encoded: tuple[Any, Any] = (), ()
+        with self._recording():
             encoded = self._arguments(func, args, kwargs)
-        except Unrecordable as reason:
-            self.failure = str(reason)
-            return func(*args, **kwargs)
         states = self._draws.states()
         result = func(*args, **kwargs)
-        try:
-            self._note(func, encoded, (args, kwargs), result, states)
-        except Unrecordable as reason:
-            self.failure = str(reason)
+        with self._recording():
+            if self.failure is None:
+                self._note(self._ran(func, encoded, (args, kwargs), result, states))
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -123,25 +138,48 @@ class Recorder(TorchDispatchMode):
         with torch.no_grad():
             tensor = tensor.detach()
         self.saved.append(tensor)
-        if self.failure is None:
-            try:
-                self._note_compiled()
-                self._draws.mark()
-                plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
-                ref = self._refer(tensor) if plannable else None
-                self._positions.append(Position(ref, len(self._ops), self._fresh))
-                if isinstance(ref, ValueRef):
-                    self._seen.add(ref.index)
-                    with self._aside():
-                        self.tensors.hold(ref.index)
-            except Unrecordable as reason:
-                self.failure = str(reason)
+        if self._running is not None:  # the Function's outputs are not known yet
+            self._running.packed.append((tensor, self._draws.states()))
+        elif self.failure is None:
+            with self._recording():
+                self._save(tensor, self._draws.states(), len(self._ops), self._fresh)
         return tensor
 
     def note_read(self) -> None:
         """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
         self._tainted = True
         self._doubt_from_here()
+        if self._running is not None:
+            self._running.refuse("reads data into Python")
+
+    def function_begins(
+        self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Application | None:
+        """An `autograd.Function` is applied; None if its operators are to be recorded one by one (Rule 15)."""
+        if self.failure is not None or self._is_aside or in_compiled_code():
+            return None
+        reason = why_not_one(cls, args, kwargs)
+        if reason is not None:
+            self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
+            return None
+        with self._recording(), self._aside(), torch.no_grad():
+            self._running = Application(cls, args, self._draws.states())
+        return self._running
+
+    def function_ends(self, result: Any, raised: bool) -> None:
+        """The Function has returned, or raised an error."""
+        running, self._running = self._running, None
+        assert running is not None
+        if self.failure is not None:
+            return
+        with self._recording(), self._aside(), torch.no_grad():
+            results = result if isinstance(result, tuple) else (result,)
+            index = len(self._ops)
+            self._note(self._applied(running, results, raised))
+            at, fresh = (len(self._ops), self._fresh) if len(self._ops) == index else (index, False)
+            for tensor, states in running.packed:
+                self._save(tensor, states, at, fresh)
+            self._note_attributes(running, results)
 
     # -- the result
 
@@ -149,46 +187,103 @@ class Recorder(TorchDispatchMode):
         """The block's program. Raises `Unrecordable` with the reason if there is none."""
         if self.failure is not None:
             raise Unrecordable(self.failure)
-        met = {id(parameter) for parameter in self.parameters}
+        known = self.known
+        met = {id(parameter) for parameter in known.parameters}
         recording = Recording(
             self.name,
-            tuple(self._values),
+            tuple(known.values),
             tuple(self._ops),
             tuple(self._positions),
-            (*self.parameters, *(p for p in dict.fromkeys(self._closure.parameters) if id(p) not in met)),
-            tuple(self.buffers),
+            (*known.parameters, *(p for p in dict.fromkeys(self._closure.parameters) if id(p) not in met)),
+            tuple(known.buffers),
+            tuple(self._remarks),
         )
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self._draws.refusals()})
 
     # -- bookkeeping
 
-    def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> None:
-        """Note an operator that has run. `states` are the generators' from before."""
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """What cannot be recorded ends the recording, not the block (Rule 13)."""
+        try:
+            yield
+        except Unrecordable as reason:
+            self.failure = str(reason)
+
+    def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> _Ran:
+        """A call of the dispatcher's."""
         outputs = result if isinstance(result, tuple | list) else (result,)
-        index = len(self._ops)
         written = written_tensors(func, given)
-        base, fresh = self._base(written)
-        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted, base is not None)
+        refusal = (
+            COMPILED if self._note_compiled() else refusal_of(func, self._tainted, self._base(written)[0] is not None)
+        )
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        draw, unknown = self._draws.of(given, states)
-        op = RecordedOp(index, func, *encoded, (), refusal or unknown, draw, base, fresh)
-        dynamic = has_dynamic_shape(func, given)
-        if dynamic:
+        return _Ran(func, *encoded, given, outputs, states, written, refusal, has_dynamic_shape(func, given))
+
+    def _applied(self, running: Application, results: tuple[Any, ...], raised: bool) -> _Ran:
+        """A call of a Function."""
+        own = tuple(tensor for tensor, _ in running.packed)
+        written = running.end([tensor for tensor in (*results, *own) if isinstance(tensor, torch.Tensor)])
+        if raised:
+            running.refuse("it has raised an error")
+        refusal = running.refusal or ("may hold a number read from data" if self._tainted else None)
+        func = FunctionCall(running.cls, len(own), running.places, running.marks)
+        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in running.args)
+        kwargs = (("needs_input_grad", needs), ("autocast", autocast_now()))
+        args = self._encode(running.args)
+        outputs, given = (*results, *own), (running.args, {})
+        return _Ran(func, args, kwargs, given, outputs, running.states, written, refusal, running.is_dynamic, len(own))
+
+    def _note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
+        """Note what the context of a Function holds: no hook is told of that."""
+        held = {}
+        for tensor in tensors_in(attributes(results, running.cls)):
+            if not isinstance(self.known.find(tensor), ParameterRef):
+                held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
+                self.known.pin(tensor)
+        if held:
+            self._remark(
+                f"{running.cls.__name__}: holds {sum(held.values())} bytes in attributes of ctx, whatever the plan"
+            )
+
+    def _remark(self, remark: str) -> None:
+        if remark:
+            self._remarks[remark] = None
+
+    def _save(self, tensor: torch.Tensor, states: Sequence[torch.Tensor], ops_done: int, fresh: bool) -> None:
+        """Note a call of the pack hook; `states` are the random generators' then."""
+        self._note_compiled()
+        self._draws.mark(states)
+        plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
+        ref = self._refer(tensor) if plannable else None
+        self._positions.append(Position(ref, ops_done, fresh))
+        if isinstance(ref, ValueRef):
+            self._seen.add(ref.index)
+            with self._aside():
+                self.known.tensors.hold(ref.index)
+
+    def _note(self, ran: _Ran) -> None:
+        """Note a call that has run, if it has made anything."""
+        index = len(self._ops)
+        base, fresh = self._base(ran.written)
+        draw, unknown = self._draws.of(ran.given, ran.states)
+        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), ran.refusal or unknown, draw, base, fresh)
+        if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
-        dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
+        dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
         rewritten: list[int] = []
-        for tensor in written:
-            rewritten += self._overwrite(tensor, op, len(outputs) + len(rewritten))
-        known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
-        made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
+        for tensor in ran.written:
+            rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
+        made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves, and so does `pack`: that is no operator of the program.
-            self._fresh = self._fresh and func is torch.ops.aten.detach.default
+            self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED:
-            op = by_look(op, outputs[0])
+            op = by_look(op, ran.outputs[0])
         if dynamic and op.refusal in (None, UNINITIALISED):
             op = replace(op, refusal="its shape depends on data")
         if base is not None:
@@ -199,35 +294,36 @@ class Recorder(TorchDispatchMode):
         self._ops.append(replace(op, outputs=(*made, *rewritten)))
         if draw is not None:
             self._draws.add(self._ops[-1])
-        self._verify(self._ops[-1], given)
+        self._verify(self._ops[-1], ran.given)
 
     def _verify(self, op: RecordedOp, given: tuple[Any, Any]) -> None:
         """Refuse the operator if it does not replay to the same bits (Rule 9); else let its results die."""
         if not op.replayable:
             return
         with self._aside(), unmoved(generators_in(given)):
-            reason = difference(op, self.tensors, self.parameters)
+            reason = difference(op, self.known.tensors, self.known.parameters)
         if reason is not None:
             self._ops[-1] = replace(op, refusal=reason)
         elif op.draw is None:  # a draw may still turn out not to be replayable
-            self.tensors.release(op.outputs)
+            self.known.tensors.release(op.outputs)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Neither the recorder nor the watch of Python's calls notes what runs here."""
-        told, self._is_aside = sys.getprofile(), True
+        """Neither the recorder nor the watch of Python's calls notes what runs here, and no pack hook is called."""
+        told, was_aside, self._is_aside = sys.getprofile(), self._is_aside, True
         sys.setprofile(None)
         try:
-            yield
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                yield
         finally:
-            self._is_aside = False
+            self._is_aside = was_aside
             sys.setprofile(told)
 
     def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
         """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""
-        values = self._roots.get(written[0].untyped_storage()._cdata, []) if len(written) == 1 else []
-        if len(values) == 1 and values[0] not in self._seen and self._values[values[0]].producer is not None:
-            base = self._ops[self._values[values[0]].producer]
+        values = self.known.in_storage(written[0]) if len(written) == 1 else ()
+        if len(values) == 1 and values[0] not in self._seen and self.known.values[values[0]].producer is not None:
+            base = self._ops[self.known.values[values[0]].producer]
             if base.refusal in (None, UNINITIALISED):
                 return base, values[0]
         return None, None
@@ -244,122 +340,38 @@ class Recorder(TorchDispatchMode):
         if self._turn is None:
             self._turn = len(self._positions)
 
-    def _made(self, tensor: Any, op: RecordedOp, output: int, dynamic: bool, known: set[int]) -> int | None:
-        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3)."""
+    def _made(self, ran: _Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
+        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
+
+        Of what a Function saves, None also if it is (part of) a value.
+        """
+        tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):
             return None
-        self._admit(tensor)
-        if tensor.untyped_storage()._cdata in known:
+        admit(tensor)
+        if storage_of(tensor) in given:
             return None
-        index = len(self._values)
-        name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
-        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
-        return index
-
-    def _external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
-        self._admit(tensor)
-        known = self._find(tensor)
-        if known is not None:
-            return known
-        index = len(self._values)
-        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
-        self._add(
-            tensor, RecordedValue(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts)
-        )
-        return index
-
-    def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
-        self._values.append(replace(value, device=tensor.device.type))
-        with torch.no_grad():
-            self.tensors.append(tensor.detach())
-        self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
-
-    def _admit(self, tensor: torch.Tensor) -> None:
-        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-            raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
-        if tensor.layout != torch.strided:
-            raise Unrecordable(f"it handles a tensor of layout {tensor.layout}")
-
-    def _find(self, tensor: torch.Tensor) -> int | None:
-        """The current value that holds all of `tensor`'s bytes."""
-        start, stop = span(tensor)
-        for index in reversed(self._roots.get(tensor.untyped_storage()._cdata, ())):
-            low, high = self.tensors.span(index)
-            if low <= start and stop <= high:
-                return index
-        return None
+        if is_saved and self.known.find(tensor) is not None:
+            return None
+        return self.known.made(tensor, op, output, dynamic)
 
     def _refer(self, tensor: torch.Tensor) -> ValueRef | ParameterRef:
-        self._admit(tensor)
-        index = self._find(tensor)
-        if index is None:
-            parameter = self._parameter(tensor)
-            if parameter is not None:
-                origin = self.parameters[parameter].data_ptr()
-                return ParameterRef(parameter, Geometry.of(tensor, origin))
-            index = self._captured(tensor)
-        return ValueRef(index, Geometry.of(tensor, self.tensors.span(index)[0]))
+        found = self.known.find(tensor)
+        if found is not None:
+            return found
+        return self._made_unseen(tensor) if in_compiled_code() else self.known.captured(tensor)
 
-    def _parameter(self, tensor: torch.Tensor) -> int | None:
-        """Which parameter `tensor` is part of, by its address (Rule 5)."""
-        start, stop = span(tensor)
-        for index, parameter in enumerate(self.parameters):
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                return index
-        for parameter in self._closure.parameters:
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                self.parameters.append(parameter)
-                return len(self.parameters) - 1
-        return None
-
-    def _captured(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()._cdata
-        for owner, name, buffer in self._closure.buffers():
-            if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
-                self.buffers.append((weakref.ref(owner), name))
-                return self._external(buffer, "buffer", len(self.buffers) - 1)
-        if in_compiled_code():
-            return self._made_unseen(tensor)
-        return self._external(tensor, "captured", len(self._values))
-
-    def _made_unseen(self, tensor: torch.Tensor) -> int:
+    def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
-        op, index = len(self._ops), len(self._values)
+        index = len(self._ops)
+        op = RecordedOp(index, KERNEL, (), (), (len(self.known.values),), COMPILED)
         self.labels.note()
-        self._ops.append(RecordedOp(op, KERNEL, (), (), (index,), COMPILED))
-        self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
-        return index
-
-    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
-        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
-
-        They count as outputs of `op`, from number `output` on.
-        """
-        storage = tensor.untyped_storage()._cdata
-        old = self._roots.pop(storage, [])
-        if not old:
-            raise Unrecordable(f"{op.name} writes to a parameter in place")
-        new = []
-        for index in old:
-            value = self._values[index]
-            self._values[index] = replace(value, overwritten=True)
-            new.append(len(self._values))
-            name = f"{op.short_name}{op.index}"
-            facts = {"output": output + len(new) - 1, "dynamic": value.dynamic}
-            self._add(
-                self.tensors.hold(index),
-                RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts),
-            )
-        return new
+        self._ops.append(op)
+        return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
-            return (
-                (),
-                (),
-            )  # never replayed, and its arguments (subgraphs, process groups) must not be kept alive
+            return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         return self._encode(args), tuple((name, self._encode(value)) for name, value in kwargs.items())
 
     def _encode(self, tree: Any) -> Any:
@@ -368,3 +380,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(tree, tuple | list):
             return type(tree)(self._encode(item) for item in tree)
         return tree
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -46,6 +46,7 @@ class RecordedValue:
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
     that is an `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
+    `pinned`: the program holds it until backward, whatever the plan.
     """
 
     index: int
@@ -65,6 +66,7 @@ class RecordedValue:
     device: str = "cpu"
     is_parameter: bool = False
     label: str = ""
+    pinned: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +78,8 @@ class RecordedValue:
 
         An input without gradient (a mask) stays with the caller anyway. A CUDA generator's state is in host memory.
         """
+        if self.pinned:
+            return False
         if self.origin == "generator":
             return self.device == "cpu"
         return self.origin == "made" or (self.origin == "input" and self.requires_grad)
@@ -180,7 +184,8 @@ class Position:
 class Recording:
     """One block's program. Its only tensors are parameters (Rule 12).
 
-    `buffers`: the owner of each, which the recording does not keep alive, and the name.
+    `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
+    know of its Functions.
     """
 
     name: str
@@ -189,6 +194,7 @@ class Recording:
     positions: tuple[Position, ...]
     parameters: tuple[torch.Tensor, ...] = field(repr=False)
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
+    remarks: tuple[str, ...] = ()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -227,6 +233,7 @@ class Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
         numbers = iter(other.constants)
         ops = with_arguments(self.ops, [put(float, (op.args, op.kwargs), numbers) for op in self.ops])
+        ops = tuple(replace(op, func=own.func) for op, own in zip(ops, other.ops, strict=True))
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin

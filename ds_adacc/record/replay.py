@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.generators import drawing_again
 from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
@@ -30,7 +32,7 @@ def replay(
 
     Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
     """
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad():
         return run(op, lambda ref: view_of(ref, root, parameters))
 
 
@@ -51,11 +53,13 @@ def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     args = _resolve(op.args, tensor_of)
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
-    if op.draw is None:
+    with ExitStack() as ambience:
+        if not isinstance(op.func, FunctionCall):  # it casts as it has in forward
+            ambience.enter_context(torch._C._DisableAutocast())
+        if op.draw is not None:
+            states = tensor_of(op.draw.before), tensor_of(op.draw.after)
+            ambience.enter_context(drawing_again(op.draw.generator, *states))
         result = op.func(*args, **kwargs)
-    else:
-        with drawing_again(op.draw.generator, tensor_of(op.draw.before), tensor_of(op.draw.after)):
-            result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -23,11 +23,35 @@ _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
-Place = tuple[dict[str, Any], str]  # the namespace of a Python module, and the name in it
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+
+Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
+
+
+class Running(Protocol):
+    """A call of an `autograd.Function` that is an operator of the program. `places`: what is known that it reads."""
+
+    places: dict[str, Place]
+
+    def reads(self, places: Mapping[str, Place]) -> None:
+        """A function begins inside, which reads these places."""
+
+
+class Listener(Protocol):
+    """What a watch tells of."""
+
+    def note_read(self) -> None:
+        """Python is about to read a tensor's data."""
+
+    def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Running | None:
+        """`cls.apply` is called. None: the listener does not want to know when it ends, but of those inside."""
+
+    def function_ends(self, result: Any, raised: bool) -> None:
+        """The Function has returned, or raised."""
 
 
 class Watch:
-    """Watches from `start` to `stop`. `on_read` is called when Python is about to read a tensor's data.
+    """Watches from `start` to `stop`, and tells `listener`. Calls of other threads are none of the block's.
 
     `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
     function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
@@ -35,14 +59,17 @@ class Watch:
     Python allows one function that is told of calls: `is_possible` is False if there is another one.
     """
 
-    def __init__(self, on_read: Callable[[], None]) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.places: dict[str, Place] = {}
         self.marks: Guards = {}
         self.unguarded: str | None = None
-        self._on_read: Callable[[], None] | None = on_read
-        self._codes: set[types.CodeType] = set()
+        self._listener: Listener | None = listener
+        self._read_by: dict[types.CodeType, dict[str, Place]] = {}
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
+        self._applying: types.FrameType | None = None  # of the outermost Function that runs
+        self._running: Running | None = None
+        self._raised = False
 
     @staticmethod
     def is_possible() -> bool:
@@ -56,7 +83,7 @@ class Watch:
 
     def stop(self) -> None:
         sys.setprofile(None)
-        self._on_read = self._importing = None
+        self._listener = self._importing = self._applying = self._running = None
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
@@ -66,11 +93,32 @@ class Watch:
             module = str(frame.f_globals.get("__name__"))
             if frame.f_code.co_name == "<module>":
                 self._importing = frame
-            elif frame.f_code not in self._codes and (not is_library(module) or module in _READABLE_LIBRARIES):
-                self._codes.add(frame.f_code)
-                self._note_globals(frame)
+            elif not is_library(module) or module in _READABLE_LIBRARIES:
+                self._note_frame(frame)
         elif event == "c_call":
+            if frame.f_code is _APPLY and called.__name__ == "apply":
+                self._note_function(frame)
             self._note_call(frame, called)
+        elif frame is self._applying:
+            self._raised = self._raised or event == "c_exception"
+            if event == "return":
+                self._applying = self._running = None
+                self._listener.function_ends(called, self._raised)
+
+    def _note_function(self, frame: types.FrameType) -> None:
+        """A Function is applied. Those that are applied within another one are part of it."""
+        if self._applying is None and self._listener is not None:
+            given = frame.f_locals
+            self._running = self._listener.function_begins(given["cls"], given["args"], given["kwargs"])
+            if self._running is not None:
+                self._applying, self._raised = frame, False
+                self.add(self._running.places)
+
+    def _note_frame(self, frame: types.FrameType) -> None:
+        if frame.f_code not in self._read_by:
+            self._read_by[frame.f_code] = self._note_globals(frame)
+        if self._running is not None:
+            self._running.reads(self._read_by[frame.f_code])
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
@@ -83,7 +131,7 @@ class Watch:
             if source in _RANDOM or (source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
 
-    def _note_globals(self, frame: types.FrameType) -> None:
+    def _note_globals(self, frame: types.FrameType) -> dict[str, Place]:
         code = frame.f_code
         names = dict.fromkeys((*code.co_names, *(each for each in code.co_consts if type(each) is str)))
         found: dict[str, Place] = {}
@@ -93,7 +141,12 @@ class Watch:
                 self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
             elif name in sys.modules and name in code.co_varnames:  # imported by the function itself
                 self._note_members(sys.modules[name], names, code, found)
-        new = {name: place for name, place in found.items() if name not in self.places}
+        self.add(found)
+        return found
+
+    def add(self, places: Mapping[str, Place]) -> None:
+        """Guard these places too."""
+        new = {name: place for name, place in places.items() if name not in self.places}
         self.places.update(new)
         self.marks.update(marks_of(new))
 
@@ -138,8 +191,8 @@ class Watch:
         self.unguarded = self.unguarded or f"{what} in {code.co_name}"
 
     def _data_is_read(self) -> None:
-        if self._on_read is not None:
-            self._on_read()
+        if self._listener is not None:
+            self._listener.note_read()
 
 
 def marks_of(places: Mapping[str, Place]) -> Guards:
