@@ -77,7 +77,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
 
 
 def _may_run(op: RecordedOp) -> bool:
-    return op.replayable and op.base is None and not isinstance(op.func, FunctionCall)
+    return op.replayable and not op.bases and not isinstance(op.func, FunctionCall)
 
 
 def _apart(

@@ -214,9 +214,7 @@ class Recorder(TorchDispatchMode):
         """A call of the dispatcher's."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
-        refusal = (
-            COMPILED if self._note_compiled() else refusal_of(func, self._tainted, self._base(written)[0] is not None)
-        )
+        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted, bool(self._bases(written)))
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
@@ -226,6 +224,8 @@ class Recorder(TorchDispatchMode):
         """A call of a Function."""
         own = tuple(tensor for tensor, _ in running.packed)
         written = running.end([tensor for tensor in (*results, *own) if isinstance(tensor, torch.Tensor)])
+        if written and not self._bases(written):
+            running.refuse("it writes to an argument in place")
         if raised:
             running.refuse("it has raised an error")
         refusal = running.refusal or ("may hold a number read from data" if self._tainted else None)
@@ -267,9 +267,10 @@ class Recorder(TorchDispatchMode):
     def _note(self, ran: _Ran) -> None:
         """Note a call that has run, if it has made anything."""
         index = len(self._ops)
-        base, fresh = self._base(ran.written)
+        bases = self._bases(ran.written)
         draw, unknown = self._draws.of(ran.given, ran.states)
-        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), ran.refusal or unknown, draw, base, fresh)
+        refusal, (written, makers) = ran.refusal or unknown, (tuple(bases), tuple(bases.values()))
+        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written)
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
@@ -286,7 +287,7 @@ class Recorder(TorchDispatchMode):
             op = by_look(op, ran.outputs[0])
         if dynamic and op.refusal in (None, UNINITIALISED):
             op = replace(op, refusal="its shape depends on data")
-        if base is not None:
+        for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         self._fresh = True
         self._seen.update(op.reads)
@@ -319,14 +320,18 @@ class Recorder(TorchDispatchMode):
             self._is_aside = was_aside
             sys.setprofile(told)
 
-    def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
-        """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""
-        values = self.known.in_storage(written[0]) if len(written) == 1 else ()
-        if len(values) == 1 and values[0] not in self._seen and self.known.values[values[0]].producer is not None:
-            base = self._ops[self.known.values[values[0]].producer]
-            if base.refusal in (None, UNINITIALISED):
-                return base, values[0]
-        return None, None
+    def _bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
+        """By value, what made the tensors that are written to, if no one has read any of them yet (Rule 4)."""
+        bases = {}
+        for tensor in written:
+            values = self.known.in_storage(tensor)
+            producer = self.known.values[values[0]].producer if len(values) == 1 else None
+            if producer is None or self._ops[producer].refusal not in (None, UNINITIALISED):
+                return {}
+            if values[0] in self._seen or values[0] in bases:
+                return {}
+            bases[values[0]] = self._ops[producer]
+        return bases
 
     def _note_compiled(self) -> bool:
         """Whether compiled code runs now."""

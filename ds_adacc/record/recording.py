@@ -104,8 +104,8 @@ class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
 
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
-    `base`: the operator that made the value `written`, to which this one writes in place before anyone has read it
-    (Rule 4). The two are replayed together. The value after the write is the last of `outputs`.
+    `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
+    (Rule 4). All are replayed together. The values after the write are the last of `outputs`.
     """
 
     index: int
@@ -115,8 +115,8 @@ class RecordedOp:
     outputs: tuple[int | None, ...]
     refusal: str | None = None
     draw: Draw | None = None
-    base: RecordedOp | None = None
-    written: int | None = None
+    bases: tuple[RecordedOp, ...] = ()
+    written: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -146,7 +146,7 @@ class RecordedOp:
     @property
     def parts(self) -> tuple[RecordedOp, ...]:
         """The operators that a replay runs, in order: those that made what this one writes to, and this one."""
-        return (self,) if self.base is None else (*self.base.parts, self)
+        return (*(part for base in self.bases for part in base.parts), self)
 
     @property
     def draws(self) -> tuple[Draw, ...]:
@@ -156,7 +156,7 @@ class RecordedOp:
     @property
     def sources(self) -> tuple[ValueRef | ParameterRef, ...]:
         """What a replay reads: the references of all its parts but those to what they make, and generators' states."""
-        written = {part.written for part in self.parts}
+        written = {index for part in self.parts for index in part.written}
         read = (ref for part in self.parts for ref in part.references)
         kept = (ref for ref in read if not (isinstance(ref, ValueRef) and ref.index in written))
         return (*kept, *(state for draw in self.draws for state in (draw.before, draw.after)))
@@ -232,8 +232,9 @@ class Recording:
     def of_block(self, other: Recording) -> Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
         numbers = iter(other.constants)
-        ops = with_arguments(self.ops, [put(float, (op.args, op.kwargs), numbers) for op in self.ops])
-        ops = tuple(replace(op, func=own.func) for op, own in zip(ops, other.ops, strict=True))
+        # A Function may be another class in each block.
+        own = [replace(op, func=its.func) for op, its in zip(self.ops, other.ops, strict=True)]
+        ops = with_arguments(own, [put(float, (op.args, op.kwargs), numbers) for op in own])
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
@@ -345,6 +346,6 @@ def with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any
     """The operators with other arguments."""
     changed: list[RecordedOp] = []
     for op, (args, kwargs) in zip(ops, arguments, strict=True):
-        base = None if op.base is None else replace(changed[op.base.index], refusal=op.base.refusal)
-        changed.append(replace(op, args=args, kwargs=kwargs, base=base))
+        bases = tuple(replace(changed[base.index], refusal=base.refusal) for base in op.bases)
+        changed.append(replace(op, args=args, kwargs=kwargs, bases=bases))
     return tuple(changed)

@@ -38,16 +38,17 @@ def replay(
 
 def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
-    if op.base is None:
+    if not op.bases:
         return _call(op, tensor_of)
-    # Rule 4: it writes to what its base makes for this replay alone.
-    fresh = run(op.base, tensor_of)[op.base.outputs.index(op.written)]
+    # Rule 4: it writes to what its bases make for this replay alone.
+    pairs = zip(op.written, op.bases, strict=True)
+    fresh = {index: run(base, tensor_of)[base.outputs.index(index)] for index, base in pairs}
 
     def inner(ref: ValueRef | ParameterRef) -> torch.Tensor:
-        is_fresh = type(ref) is ValueRef and ref.index == op.written
-        return ref.geometry.view(fresh) if is_fresh else tensor_of(ref)
+        is_fresh = type(ref) is ValueRef and ref.index in fresh
+        return ref.geometry.view(fresh[ref.index]) if is_fresh else tensor_of(ref)
 
-    return (*_call(op, inner), fresh)
+    return (*_call(op, inner), *fresh.values())
 
 
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
