@@ -12,6 +12,7 @@ from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
+from ds_adacc.record.registration import computes_only
 from ds_adacc.record.replay import replay, run, view_of
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -54,7 +55,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
     """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
     Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
-    `autograd.Function`, whose backward may add to gradients by itself. Memory that stays allocated (a library's own)
+    `autograd.Function` whose backward may do more than compute gradients. Memory that stays allocated (a library's own)
     does not count.
     """
     try:
@@ -77,7 +78,8 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
 
 
 def _may_run(op: RecordedOp) -> bool:
-    return op.replayable and not op.bases and not isinstance(op.func, FunctionCall)
+    is_known = not isinstance(op.func, FunctionCall) or computes_only(op.func.cls)
+    return op.replayable and not op.bases and is_known
 
 
 def _apart(
@@ -91,7 +93,10 @@ def _apart(
         if ref not in leaves:
             is_value = isinstance(ref, ValueRef)
             required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
-            leaves[ref] = view_of(ref, inputs.__getitem__, parameters).detach().requires_grad_(required)
+            tensor = view_of(ref, inputs.__getitem__, parameters).detach()
+            # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
+            tensor = tensor.clone() if isinstance(op.func, FunctionCall) else tensor
+            leaves[ref] = tensor.requires_grad_(required)
         return leaves[ref]
 
     with torch.enable_grad():

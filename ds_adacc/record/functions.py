@@ -18,6 +18,7 @@ from torch.autograd.function import _is_setup_context_defined
 
 from ds_adacc.record.content import SCALARS, is_library
 from ds_adacc.record.guards import Guards, guards_of_values
+from ds_adacc.record.recording import FUNCTION
 from ds_adacc.record.watch import Place, marks_of
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
@@ -40,10 +41,16 @@ class FunctionCall:
     marks: Guards = field(repr=False)
 
     def __str__(self) -> str:
-        return f"function.{self.cls.__name__}.{self.cls.__module__}.{self.cls.__qualname__}"
+        return f"{FUNCTION}.{self.cls.__name__}.{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, *args: Any, needs_input_grad: tuple[bool, ...], autocast: Autocast) -> tuple[Any, ...]:
-        """What forward returns, and after it what it saves. Raises RuntimeError if what it reads has changed."""
+        """What forward returns, and after it what it saves. In grad mode: what `apply` returns.
+
+        Raises RuntimeError if what forward reads besides its arguments has changed.
+        """
+        if torch.is_grad_enabled():  # to look at its backward
+            with _autocast(autocast):
+                return as_tuple(self.cls.apply(*args))
         changed = changes(self.marks, marks_of(self.places))
         if changed is not None:
             raise RuntimeError(
@@ -62,11 +69,10 @@ class FunctionCall:
                 self.cls.setup_context(context, given, result)
             else:
                 result = self.cls.forward(context, *given)
-        results = result if isinstance(result, tuple) else (result,)
         saved = [tensor for tensor in context.to_save or () if tensor is not None] if self.saved else []
         if len(saved) != self.saved:
             raise RuntimeError(f"it saves {len(saved)} tensors in place of {self.saved}")
-        return (*results, *saved)
+        return (*as_tuple(result), *saved)
 
 
 def why_not_one(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -135,6 +141,11 @@ def _autocast(states: Autocast) -> Iterator[None]:
         for device, enabled, dtype in states:
             stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
         yield
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """What `apply` returns, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 def attributes(result: Iterable[Any], cls: type[torch.autograd.Function]) -> list[Any]:

@@ -15,7 +15,7 @@ from ds_adacc.record.application import Application
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
-from ds_adacc.record.functions import FunctionCall, attributes, autocast_now, why_not_one
+from ds_adacc.record.functions import FunctionCall, as_tuple, attributes, autocast_now, why_not_one
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
@@ -30,6 +30,7 @@ from ds_adacc.record.recording import (
     Recording,
     ValueRef,
 )
+from ds_adacc.record.registration import registration_of
 from ds_adacc.record.schema import (
     MASKS,
     OPAQUE,
@@ -164,6 +165,8 @@ class Recorder(TorchDispatchMode):
             return None
         with self._recording(), self._aside(), torch.no_grad():
             self._running = Application(cls, args, self._draws.states())
+            if registration_of(cls).replay == "never":
+                self._running.refuse("it is registered as never to be replayed")
         return self._running
 
     def function_ends(self, result: Any, raised: bool) -> None:
@@ -173,7 +176,7 @@ class Recorder(TorchDispatchMode):
         if self.failure is not None:
             return
         with self._recording(), self._aside(), torch.no_grad():
-            results = result if isinstance(result, tuple) else (result,)
+            results = as_tuple(result)
             index = len(self._ops)
             self._note(self._applied(running, results, raised))
             at, fresh = (len(self._ops), self._fresh) if len(self._ops) == index else (index, False)

@@ -14,6 +14,7 @@ import torch
 from ds_adacc.record.geometry import Geometry
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
+FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
@@ -131,6 +132,11 @@ class RecordedOp:
         return self.refusal is None
 
     @property
+    def is_function(self) -> bool:
+        """Whether it is a call of an `autograd.Function` (Rule 15)."""
+        return self.name.startswith(f"{FUNCTION}.")
+
+    @property
     def is_collective(self) -> bool:
         return self.refusal == COLLECTIVE
 
@@ -215,6 +221,12 @@ class Recording:
     def runs_compiled(self) -> bool:
         """Whether compiled code runs in the block."""
         return any(op.refusal == COMPILED for op in self.ops)
+
+    @property
+    def remarks_on_functions(self) -> tuple[str, ...]:
+        """What the user should know of the block's `autograd.Function`s, each thing once."""
+        refused = (f"{op.short_name}: never replayed: {op.refusal}" for op in self.ops if op.is_function and op.refusal)
+        return tuple(dict.fromkeys((*refused, *self.remarks)))
 
     @property
     def saved(self) -> frozenset[int]:

@@ -26,6 +26,7 @@ def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
     for decision in _decisions(plan, agreement):
         lines.append(f"  {decision.name}: {decision.calls} calls held at once, {decision.operators} operators each")
         lines.append(plain(decision_tables(decision)))
+        lines += [f"    {remark}" for remark in decision.remarks]
     lines += [
         f"  {block_type.count} calls of a block that another rank runs"
         for block_type in plan.block_types

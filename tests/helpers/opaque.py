@@ -120,10 +120,10 @@ class Attention(torch.autograd.Function):
     def backward(ctx, grad):
         q, k, v, out, lse, _ = ctx.saved_tensors
         q, k, v, out, grad = (x.transpose(1, 2) for x in (q, k, v, out, grad))
-        p = (q @ k.mT * ctx.scale - lse[..., None]).exp()
-        p = p.tril() if ctx.causal else p
-        d = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * ctx.scale
-        return *(x.transpose(1, 2) for x in (d @ k, d.mT @ q, p.mT @ grad)), *(None,) * 7
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, ctx.causal, scale=ctx.scale
+        )
+        return *(each.transpose(1, 2) for each in grads), *(None,) * 7
 
 
 class LayerNorm(torch.autograd.Function):

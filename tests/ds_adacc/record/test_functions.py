@@ -11,7 +11,7 @@ from opaque import array
 from recorded import profile_of, random_policy, record, under
 from torch import nn
 
-from ds_adacc import planner
+from ds_adacc import planner, register_function
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.functions import FunctionCall
 
@@ -177,15 +177,16 @@ class Scaled(Plain):
 
 
 class Block(nn.Module):
-    def __init__(self, function, *more):
+    def __init__(self, function):
         super().__init__()
-        self.function, self.more = function, more
+        self.function = function
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
         self.weight = nn.Parameter(torch.randn(8)) if function is Needs else None
 
     def forward(self, x):
         y = self.first(x)
-        y = self.function.apply(y * 1 if self.function is Dirty else y, *self.more, *filter(None.__ne__, [self.weight]))
+        weights = () if self.weight is None else (self.weight,)
+        y = self.function.apply(y * 1 if self.function is Dirty else y, *weights)
         return self.second((y[0] if isinstance(y, tuple) else y).tanh())
 
 
@@ -465,3 +466,54 @@ def test_custom_operators_are_replayed_and_those_that_write_are_refused():
 
     refusals = {op.short_name: op.refusal for op in check(Calls(), batch()).ops}
     assert refusals["triple"] is None and refusals["triple_"] == "writes in place"
+
+
+def test_roles_follow_the_names_of_known_functions():
+    block = opaque.Block()
+    recording = record(block, (torch.randn(2, 16, 64, requires_grad=True),), {})
+    roles = {value.label: value.role for value in recording.values if value.index in recording.saved}
+    assert roles["RMSNorm"] == roles["RMSNorm 2"] == "layernorm"
+    assert roles["RMSNorm output 3"] == "statistic"
+    assert [roles[name] for name in ("query", "key", "v out")] == ["query", "key", "value"]
+    assert roles["Attention"] == "attention" and roles["Attention output 5"] == "statistic"
+    assert roles["gate out"] == roles["up out"] == "gelu"
+
+
+class Told(Plain):
+    """Registered below."""
+
+
+class Never(Plain):
+    """Registered below."""
+
+
+assert register_function(Told, roles={"x": "query", "output": "key"}) is Told
+register_function(Never, replay="never")
+
+
+def test_what_is_registered():
+    recording = record(Block(Told), (batch(),), {})
+    op = function_of(recording)
+    assert [recording.values[index].role for index in (*op.reads, op.outputs[0])] == ["query", "key"]
+    recording = record(Block(Never), (batch(),), {})
+    assert function_of(recording).refusal == "it is registered as never to be replayed"
+    assert recording.remarks_on_functions == ("Never: never replayed: it is registered as never to be replayed",)
+
+    class Child(Never):
+        """A class by itself."""
+
+    assert function_of(record(Block(Child), (batch(),), {})).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"cls": Block}, "takes a subclass of torch.autograd.Function"),
+        ({"cls": Plain, "replay": "always"}, "replay must be one of 'auto', 'never'; got 'always'"),
+        ({"cls": Plain, "roles": {"x": "q"}}, "'q' is no role"),
+        ({"cls": Plain, "roles": {"y": "query"}}, "forward of Plain has no argument 'y'"),
+    ],
+)
+def test_registering_what_is_wrong(wrong, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        register_function(**wrong)
