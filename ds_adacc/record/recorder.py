@@ -102,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self._tainted = False
         self._is_aside = False  # while it runs operators of its own
         self._fresh = False
+        self._has_collective = False  # of the call that is under way
         self._running: Application | None = None
         self._remarks: dict[str, None] = {}
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
@@ -127,7 +128,7 @@ class Recorder(TorchDispatchMode):
         encoded: tuple[Any, Any] = (), ()
         with self._recording():
             encoded = self._arguments(func, args, kwargs)
-        states = self._draws.states()
+        states, self._has_collective = self._draws.states(), False
         result = func(*args, **kwargs)
         with self._recording():
             if self.failure is None:
@@ -153,6 +154,10 @@ class Recorder(TorchDispatchMode):
         if self._running is not None:
             self._running.refuse("reads data into Python")
 
+    def note_collective(self) -> None:
+        """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""
+        self._has_collective = True
+
     def function_begins(
         self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Application | None:
@@ -164,7 +169,7 @@ class Recorder(TorchDispatchMode):
             self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
             return None
         with self._recording(), self._aside(), torch.no_grad():
-            self._running = Application(cls, args, self._draws.states())
+            self._running, self._has_collective = Application(cls, args, self._draws.states()), False
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")
         return self._running
@@ -217,7 +222,8 @@ class Recorder(TorchDispatchMode):
         """A call of the dispatcher's."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
-        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted, bool(self._bases(written)))
+        refusal = refusal_of(func, self._tainted, bool(self._bases(written)))
+        refusal = COMPILED if self._note_compiled() else COLLECTIVE if self._has_collective else refusal
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
@@ -231,7 +237,8 @@ class Recorder(TorchDispatchMode):
             running.refuse("it writes to an argument in place")
         if raised:
             running.refuse("it has raised an error")
-        refusal = running.refusal or ("may hold a number read from data" if self._tainted else None)
+        refusal = COLLECTIVE if self._has_collective else running.refusal
+        refusal = refusal or ("may hold a number read from data" if self._tainted else None)
         func = FunctionCall(running.cls, len(own), running.places, running.marks)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in running.args)
         kwargs = (("needs_input_grad", needs), ("autocast", autocast_now()))

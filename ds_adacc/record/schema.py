@@ -13,6 +13,9 @@ from ds_adacc.record.recording import COLLECTIVE, UNINITIALISED, RecordedOp
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+_OF_TORCH = ("aten", "prims")
+# Parts of the names of collectives that other packages define as operators.
+_COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -59,7 +62,9 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
-    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
+    if func.namespace in _COLLECTIVES:
+        return COLLECTIVE
+    if func.namespace not in _OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
         return COLLECTIVE
     if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"

@@ -21,6 +21,13 @@ _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "to
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
+_DISTRIBUTED = "torch.distributed.distributed_c10d"
+_COLLECTIVES = frozenset(
+    {"all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "barrier"}
+    | {"all_gather_into_tensor", "_all_gather_base", "all_to_all_single", "reduce_scatter_tensor"}
+    | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
+    | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
+)
 _WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__
@@ -42,6 +49,9 @@ class Listener(Protocol):
 
     def note_read(self) -> None:
         """Python is about to read a tensor's data."""
+
+    def note_collective(self) -> None:
+        """Python calls a collective, perhaps inside an operator of the user's."""
 
     def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Running | None:
         """`cls.apply` is called. None: the listener does not want to know when it ends, but of those inside."""
@@ -93,6 +103,8 @@ class Watch:
             module = str(frame.f_globals.get("__name__"))
             if frame.f_code.co_name == "<module>":
                 self._importing = frame
+            elif module == _DISTRIBUTED and frame.f_code.co_name in _COLLECTIVES and self._listener is not None:
+                self._listener.note_collective()
             elif not is_library(module) or module in _READABLE_LIBRARIES:
                 self._note_frame(frame)
         elif event == "c_call":
