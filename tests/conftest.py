@@ -2,14 +2,15 @@
 
 import gc
 import logging
-import sys
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser):
     parser.addoption("--fuzz", type=int, default=1000, help="how many fuzz cases to run (default: 1000)")
     parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
+    parser.addoption("--all-architectures", action="store_true", help="compile the kernels for all that we support")
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +26,7 @@ def heard():
 def unmetered():
     """A runtime that a test leaves in the midst of a step meters on until it is collected."""
     yield
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.autograd._profiler_enabled():
+    if torch.autograd._profiler_enabled():
         gc.collect()
 
 
@@ -35,4 +35,14 @@ def own_cache(tmp_path_factory):
     """Profiles and journals of the tests, and of processes that they start, are not the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_seeds():
+    """Torch keeps each seed for a device that may start later, with its stack: 5 ms a seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for device in (torch.cuda, torch.xpu, torch.mtia):
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
         yield

@@ -73,7 +73,9 @@ class _RecordingHook:
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
         assert self.recorder is not None
-        slot = LateSlot(keep(self.recorder.pack(tensor)))
+        packed = self.recorder.pack(tensor)
+        with self.recorder.aside():
+            slot = LateSlot(keep(packed))
         self.slots.append(slot)
         return slot
 

@@ -122,28 +122,29 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if self._running is not None:
             result = func(*args, **kwargs)
-            with self._recording():
+            with self._noting():
                 self._running.note(func, (args, kwargs), result)
             return result
-        encoded: tuple[Any, Any] = (), ()
-        with self._recording():
+        encoded = states = None
+        with self._noting():
             encoded = self._arguments(func, args, kwargs)
-        states, self._has_collective = self._draws.states(), False
+            states = self._draws.states()
+        self._has_collective = False
         result = func(*args, **kwargs)
-        with self._recording():
-            if self.failure is None:
+        if self.failure is None:
+            with self._noting():
                 self._note(self._ran(func, encoded, (args, kwargs), result, states))
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""
-        with torch.no_grad():
+        with torch.no_grad(), self.aside():
             tensor = tensor.detach()
         self.saved.append(tensor)
         if self._running is not None:  # the Function's outputs are not known yet
             self._running.packed.append((tensor, self._draws.states()))
         elif self.failure is None:
-            with self._recording():
+            with self._noting(), self.aside():
                 self._save(tensor, self._draws.states(), len(self._ops), self._fresh)
         return tensor
 
@@ -168,7 +169,7 @@ class Recorder(TorchDispatchMode):
         if reason is not None:
             self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
             return None
-        with self._recording(), self._aside(), torch.no_grad():
+        with self._noting(), self.aside(), torch.no_grad():
             self._running, self._has_collective = Application(cls, args, self._draws.states()), False
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")
@@ -180,7 +181,7 @@ class Recorder(TorchDispatchMode):
         assert running is not None
         if self.failure is not None:
             return
-        with self._recording(), self._aside(), torch.no_grad():
+        with self._noting(), self.aside(), torch.no_grad():
             results = as_tuple(result)
             index = len(self._ops)
             self._note(self._applied(running, results, raised))
@@ -209,14 +210,6 @@ class Recorder(TorchDispatchMode):
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self._draws.refusals()})
 
     # -- bookkeeping
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """What cannot be recorded ends the recording, not the block (Rule 13)."""
-        try:
-            yield
-        except Unrecordable as reason:
-            self.failure = str(reason)
 
     def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> _Ran:
         """A call of the dispatcher's."""
@@ -271,8 +264,7 @@ class Recorder(TorchDispatchMode):
         self._positions.append(Position(ref, ops_done, fresh))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
-            with self._aside():
-                self.known.tensors.hold(ref.index)
+            self.known.tensors.hold(ref.index)
 
     def _note(self, ran: _Ran) -> None:
         """Note a call that has run, if it has made anything."""
@@ -290,7 +282,7 @@ class Recorder(TorchDispatchMode):
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
-            # Autograd detaches what it saves, and so does `pack`: that is no operator of the program.
+            # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED:
@@ -311,7 +303,7 @@ class Recorder(TorchDispatchMode):
         """Refuse the operator if it does not replay to the same bits (Rule 9); else let its results die."""
         if not op.replayable:
             return
-        with self._aside(), unmoved(generators_in(given)):
+        with self.aside(), unmoved(generators_in(given)):
             reason = difference(op, self.known.tensors, self.known.parameters)
         if reason is not None:
             self._ops[-1] = replace(op, refusal=reason)
@@ -319,16 +311,26 @@ class Recorder(TorchDispatchMode):
             self.known.tensors.release(op.outputs)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Neither the recorder nor the watch of Python's calls notes what runs here, and no pack hook is called."""
-        told, was_aside, self._is_aside = sys.getprofile(), self._is_aside, True
+    def _noting(self) -> Iterator[None]:
+        """The recorder's own work: no Python call of it is watched, and from a call that it cannot record it stops."""
+        told = sys.getprofile()
         sys.setprofile(None)
+        try:
+            yield
+        except Unrecordable as reason:
+            self.failure = str(reason)
+        finally:
+            sys.setprofile(told)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The recorder notes no operator that runs here, and no pack hook is called."""
+        was_aside, self._is_aside = self._is_aside, True
         try:
             with torch.autograd.graph.saved_tensors_hooks(_same, _same):
                 yield
         finally:
             self._is_aside = was_aside
-            sys.setprofile(told)
 
     def _bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
         """By value, what made the tensors that are written to, if no one has read any of them yet (Rule 4)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -60,6 +60,14 @@ class Listener(Protocol):
         """The Function has returned, or raised."""
 
 
+class _Code(NamedTuple):
+    """A code object that has been looked at: what it reads, and whether it is that of a collective."""
+
+    code: types.CodeType
+    places: Mapping[str, Place]
+    is_collective: bool
+
+
 class Watch:
     """Watches from `start` to `stop`, and tells `listener`. Calls of other threads are none of the block's.
 
@@ -74,7 +82,8 @@ class Watch:
         self.marks: Guards = {}
         self.unguarded: str | None = None
         self._listener: Listener | None = listener
-        self._read_by: dict[types.CodeType, dict[str, Place]] = {}
+        self._codes: dict[int, _Code] = {}  # by identity
+        self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
         self._applying: types.FrameType | None = None  # of the outermost Function that runs
@@ -100,17 +109,18 @@ class Watch:
             if event == "return" and frame is self._importing:
                 self._importing = None
         elif event == "call":
-            module = str(frame.f_globals.get("__name__"))
-            if frame.f_code.co_name == "<module>":
-                self._importing = frame
-            elif module == _DISTRIBUTED and frame.f_code.co_name in _COLLECTIVES and self._listener is not None:
+            known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
+            if known is None:
+                known = self._codes[id(frame.f_code)] = self._look_at(frame)
+            if self._running is not None and known.places:
+                self._running.reads(known.places)
+            if known.is_collective and self._listener is not None:
                 self._listener.note_collective()
-            elif not is_library(module) or module in _READABLE_LIBRARIES:
-                self._note_frame(frame)
         elif event == "c_call":
             if frame.f_code is _APPLY and called.__name__ == "apply":
                 self._note_function(frame)
-            self._note_call(frame, called)
+            elif called not in self._harmless:
+                self._note_call(frame, called)
         elif frame is self._applying:
             self._raised = self._raised or event == "c_exception"
             if event == "return":
@@ -126,11 +136,14 @@ class Watch:
                 self._applying, self._raised = frame, False
                 self.add(self._running.places)
 
-    def _note_frame(self, frame: types.FrameType) -> None:
-        if frame.f_code not in self._read_by:
-            self._read_by[frame.f_code] = self._note_globals(frame)
-        if self._running is not None:
-            self._running.reads(self._read_by[frame.f_code])
+    def _look_at(self, frame: types.FrameType) -> _Code:
+        module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        places: Mapping[str, Place] = {}
+        if name == "<module>":
+            self._importing = frame
+        elif not is_library(module) or module in _READABLE_LIBRARIES:
+            places = self._note_globals(frame)
+        return _Code(frame.f_code, places, module == _DISTRIBUTED and name in _COLLECTIVES)
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
@@ -142,6 +155,8 @@ class Watch:
             source = owner.__module__ if isinstance(owner, type) else source
             if source in _RANDOM or (source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
+            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
+                self._harmless.add(called)  # of a bound method, each call makes another object
 
     def _note_globals(self, frame: types.FrameType) -> dict[str, Place]:
         code = frame.f_code

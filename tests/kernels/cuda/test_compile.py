@@ -1,6 +1,7 @@
 """Every kernel compiles for every architecture, without a warning, a spill or a header that NVRTC lacks.
 
-`pytest -rP` on this file shows the registers and the shared memory of each.
+The first, the last and the H200's are compiled always, for each takes 40 s of CPU time; `--all-architectures` compiles
+for the rest. `pytest -rP` on this file shows the registers and the shared memory of each.
 """
 
 import os
@@ -14,6 +15,7 @@ from emulator_build import list_kernels
 from ds_adacc.kernels.cuda.modules import FOLDER, HEADER, SOURCES, compile_cubin, compile_options, read
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+ALWAYS = (75, 90, 120)
 _USAGE = re.compile(
     r"entry function '(?P<kernel>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -34,11 +36,20 @@ def compiled(source, architecture):
         nvrtc.destroyProgram(program)
 
 
+def pytest_generate_tests(metafunc):
+    if "architecture" in metafunc.fixturenames:
+        metafunc.parametrize("architecture", architectures(metafunc.config))
+
+
+def architectures(config):
+    return ARCHITECTURES if config.getoption("--all-architectures") else ALWAYS
+
+
 @pytest.fixture(scope="module")
-def builds():
+def builds(request):
     """What `compiled` returns for each source and architecture, made by all cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wanted = [(source, architecture) for source in SOURCES for architecture in ARCHITECTURES]
+        wanted = [(source, architecture) for source in SOURCES for architecture in architectures(request.config)]
         yield {each: pool.submit(compiled, *each) for each in wanted}
         pool.shutdown(cancel_futures=True)
 
@@ -55,7 +66,6 @@ def usage(log):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiles_without_warnings_or_spills(builds, source, architecture):
     cubin, log = builds[source, architecture].result()
     table = usage(log)
