@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ds_adacc.record.functions import changes, place_of
+from ds_adacc.record.functions import FunctionCall, autocast_now, changes, place_of
 from ds_adacc.record.geometry import same_bits
 from ds_adacc.record.guards import Guards
 from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.ran import Ran
 from ds_adacc.record.recording import COLLECTIVE
 from ds_adacc.record.schema import (
     OPAQUE,
@@ -29,7 +30,7 @@ class Application:
     """A call of `cls.apply` on `args`. What it calls inside is no part of the program, but tells why not to replay it.
 
     `states`: of the random generators, before. `packed`: what autograd has saved, with the generators' states then.
-    `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data.
+    `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data. `reads_data`: Python has read data.
     `places`: what its forward reads besides its arguments; `marks`: what was there before it ran.
     """
 
@@ -42,6 +43,7 @@ class Application:
         self.packed: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
         self.refusal: str | None = None
         self.is_dynamic = False
+        self.reads_data = False
         self.places: dict[str, Place] = {}
         self.marks: Guards = {}
         self._made: set[int] = set()
@@ -71,6 +73,7 @@ class Application:
         elif refusal_of(func, False) == OPAQUE:
             self.refuse(f"it calls {func}, which is no plain operator")
         elif reveals_data(func, given, outputs):
+            self.reads_data = True
             self.refuse("reads data into Python")
         self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
         if not all(map(self._is_own, read)):
@@ -83,10 +86,10 @@ class Application:
     def refuse(self, reason: str) -> None:
         self.refusal = self.refusal or reason
 
-    def end(self, made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Look at what has become of its arguments and of state. Returns the tensors written to, one for each storage.
+    def settle(self, results: Sequence[Any]) -> list[torch.Tensor]:
+        """The call has ended: look at what has become of its arguments and of state.
 
-        `made`: what it returned and saved.
+        Returns the tensors that it has written to, one for each storage.
         """
         for tensor, version, bits in self._before:
             if tensor._version != version or not same_bits(bits, tensor.detach().clone()):
@@ -95,9 +98,27 @@ class Application:
         changed = changes(self.marks, marks_of(self.places))
         if changed is not None:
             self.refuse(f"it keeps state: {changed} changes")
-        if not all(map(self._is_own, made)):
+        made = (*results, *(tensor for tensor, _ in self.packed))
+        if not all(self._is_own(each) for each in made if isinstance(each, torch.Tensor)):
             self.refuse("it hands on a tensor that is not among its arguments")
         return list(self._written.values())
+
+    def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
+        """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
+        saved = [tensor for tensor, _ in self.packed]
+        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
+        return Ran(
+            func=FunctionCall(self.cls, len(saved), self.places, self.marks),
+            args=encode(self.args),
+            kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
+            given=(self.args, {}),
+            outputs=(*results, *saved),
+            states=self.states,
+            written=written,
+            refusal=self.refusal,
+            dynamic=self.is_dynamic,
+            saved=len(saved),
+        )
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._given or storage_of(tensor) in self._made

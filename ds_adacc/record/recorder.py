@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ from ds_adacc.record.application import Application
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
-from ds_adacc.record.functions import FunctionCall, as_tuple, attributes, autocast_now, why_not_one
+from ds_adacc.record.functions import as_tuple, attributes, why_not_one
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.ran import Ran
 from ds_adacc.record.recording import (
     COLLECTIVE,
     COMPILED,
@@ -45,28 +46,6 @@ from ds_adacc.record.schema import (
 from ds_adacc.record.verify import difference, unsure
 
 _OVERWRITTEN = "what it makes is overwritten in place"
-
-
-@dataclass
-class _Ran:
-    """A call that has run and may be an operator of the program.
-
-    `args` and `kwargs` are encoded; `given` are the real ones. `outputs`: what it returned and, the last
-    `saved` of them, what an `autograd.Function` saved. `written`: the tensors that it has written to in place.
-    `dynamic`: its shapes depend on data.
-    `states`: the random generators' from before.
-    """
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    given: tuple[Any, Any]
-    outputs: Sequence[Any]
-    states: Sequence[torch.Tensor]
-    written: Sequence[torch.Tensor]
-    refusal: str | None
-    dynamic: bool
-    saved: int = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -184,7 +163,18 @@ class Recorder(TorchDispatchMode):
         with self._noting(), self.aside(), torch.no_grad():
             results = as_tuple(result)
             index = len(self._ops)
-            self._note(self._applied(running, results, raised))
+            written = running.settle(results)
+            if raised:
+                running.refuse("it has raised an error")
+            if written and not self._bases(written):
+                running.refuse("it writes to an argument in place")
+            if self._tainted:
+                running.refuse("may hold a number read from data")
+            if running.reads_data:
+                self.note_read()
+            if self._has_collective:
+                running.refusal = COLLECTIVE
+            self._note(running.ran(results, written, self._encode))
             at, fresh = (len(self._ops), self._fresh) if len(self._ops) == index else (index, False)
             for tensor, states in running.packed:
                 self._save(tensor, states, at, fresh)
@@ -211,7 +201,7 @@ class Recorder(TorchDispatchMode):
 
     # -- bookkeeping
 
-    def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> _Ran:
+    def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> Ran:
         """A call of the dispatcher's."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
@@ -220,24 +210,7 @@ class Recorder(TorchDispatchMode):
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        return _Ran(func, *encoded, given, outputs, states, written, refusal, has_dynamic_shape(func, given))
-
-    def _applied(self, running: Application, results: tuple[Any, ...], raised: bool) -> _Ran:
-        """A call of a Function."""
-        own = tuple(tensor for tensor, _ in running.packed)
-        written = running.end([tensor for tensor in (*results, *own) if isinstance(tensor, torch.Tensor)])
-        if written and not self._bases(written):
-            running.refuse("it writes to an argument in place")
-        if raised:
-            running.refuse("it has raised an error")
-        refusal = COLLECTIVE if self._has_collective else running.refusal
-        refusal = refusal or ("may hold a number read from data" if self._tainted else None)
-        func = FunctionCall(running.cls, len(own), running.places, running.marks)
-        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in running.args)
-        kwargs = (("needs_input_grad", needs), ("autocast", autocast_now()))
-        args = self._encode(running.args)
-        outputs, given = (*results, *own), (running.args, {})
-        return _Ran(func, args, kwargs, given, outputs, running.states, written, refusal, running.is_dynamic, len(own))
+        return Ran(func, *encoded, given, outputs, states, written, refusal, has_dynamic_shape(func, given))
 
     def _note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
         """Note what the context of a Function holds: no hook is told of that."""
@@ -266,7 +239,7 @@ class Recorder(TorchDispatchMode):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
 
-    def _note(self, ran: _Ran) -> None:
+    def _note(self, ran: Ran) -> None:
         """Note a call that has run, if it has made anything."""
         index = len(self._ops)
         bases = self._bases(ran.written)
@@ -357,7 +330,7 @@ class Recorder(TorchDispatchMode):
         if self._turn is None:
             self._turn = len(self._positions)
 
-    def _made(self, ran: _Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
+    def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
         """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
 
         Of what a Function saves, None also if it is (part of) a value.

@@ -99,7 +99,7 @@ def test_an_empty_part_may_be_overwritten():
 
 
 def test_a_buffer_that_autograd_saves_before_any_operator_reads_it():
-    class Scaled(nn.Module):
+    class Scaled(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.register_buffer("scale", torch.ones(4))
@@ -107,5 +107,5 @@ def test_a_buffer_that_autograd_saves_before_any_operator_reads_it():
         def forward(self, x):
             return x * self.scale
 
-    recording = record(Scaled(), (torch.randn(3, 4, requires_grad=True),), {})
+    recording = captured(Scaled(), torch.randn(3, 4, requires_grad=True)).recording
     assert [value.origin for value in recording.values] == ["input", "buffer", "made"]
