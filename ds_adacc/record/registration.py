@@ -25,6 +25,8 @@ _LIKE = {
     "gelu": "gelu",
     "relu": "relu",
     "linear": "linear",
+    "rope": "mul",
+    "rotary": "mul",
 }
 _PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names
 
@@ -46,8 +48,8 @@ def register_function(cls: Function, replay: str = "auto", roles: Mapping[str, s
     not inherit any of it.
 
     Whoever registers a Function also says that its backward only computes gradients, without collectives and without
-    effects: it is run once more, on copies, to measure its memory. Raises TypeError for what is no Function, and
-    ValueError for an unknown name.
+    effects: it is run more often, on copies, to measure its memory and the errors of codecs. Raises TypeError for what
+    is no Function, and ValueError for an unknown name.
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
         raise TypeError(f"register_function takes a subclass of torch.autograd.Function; got {cls!r}")

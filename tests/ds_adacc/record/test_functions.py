@@ -517,3 +517,40 @@ def test_what_is_registered():
 def test_registering_what_is_wrong(wrong, message):
     with pytest.raises((TypeError, ValueError), match=message):
         register_function(**wrong)
+
+
+@pytest.mark.parametrize("rope", [opaque.Rope, opaque.RopeInPlace])
+def test_a_block_of_functions_has_the_choices_of_a_plain_one(rope):
+    recording = check(opaque.Block(rope=rope), torch.randn(2, 16, 64, requires_grad=True))
+    assert not recording.remarks_on_functions
+    rebuildable = block_graph(recording).rebuildable_ops
+    owned = [recording.values[index] for index in recording.saved if recording.values[index].owned]
+    rebuilt = sum(value.nbytes for value in owned if value.producer in rebuildable)
+    assert rebuilt >= 0.9 * sum(value.nbytes for value in owned)
+
+
+class TellsData(Plain):
+    """Returns a number that it has read: the block may take another turn."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return Plain.forward(ctx, x), bool(x.sum() > 0)
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * 3
+
+
+def test_a_number_that_a_function_reads_may_decide_what_follows():
+    class Turns(nn.Module):
+        def forward(self, x):
+            y, is_positive = TellsData.apply(x.tanh())
+            return y.sin() if is_positive else y * y
+
+    block, x = Turns(), torch.full((4, 8), 0.5, requires_grad=True)
+    recording = check(block, x)
+    assert function_of(recording).refusal == "reads data into Python"
+    other = torch.full((4, 8), -0.5, requires_grad=True)
+    expected = zoo.gradients(block, (other,), {})
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(expected, zoo.gradients(block, (other,), {}, run))
