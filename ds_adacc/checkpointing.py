@@ -234,7 +234,7 @@ def _serving() -> Runtime | None:
 @torch._disable_dynamo
 def _warn_of_graph_around(name: str) -> None:
     if (runtime := _serving()) is not None:
-        runtime.warn_of_graph_around(name)
+        runtime.warnings.compiled_around(name)
 
 
 @torch._disable_dynamo

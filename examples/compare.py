@@ -2,9 +2,10 @@
 
 python examples/compare.py [--steps N] [--rounds N] [options of train.py]
 
-Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Memory, time
-and losses come from different runs (measure.py, train.py). On a CPU each process has one thread, and two run at once.
-Writes the table, the picture, and every run's config, log and result to runs/compare/, in place of what was there.
+Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Losses and
+memory come from one run of each strategy, times from steps of all taken in turns (measure.py). On a CPU each process
+has one thread, and two run at once. Writes the table, the picture, and every run's config, log and result to
+runs/compare/, in place of what was there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from origin import origin
 from picture import draw
-from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone, train
+from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
 from timing import Ratio
 
 OUT = ROOT / "runs" / "compare"
@@ -35,7 +36,8 @@ BASE, RIVAL = "none", "full_checkpointing"
 # function of the model as it is.
 MODEL = ["--layers", "12", "--width", "192", "--heads", "6", "--context", "128", "--key-bias", "40"]
 
-MEMORY_ATTEMPTS = 4
+ATTEMPTS = 4  # to meet a share of memory
+MARGIN = 0.02  # of a share that is left free: a plan's peak may be so much above the planned one
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ FRONTIER = ("adacc_half", "adacc", BASE)  # Adacc under three budgets: with all 
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The measured peak of a strategy, and the config that was measured.
+class Run:
+    """A strategy's run: what measure.py found, and the config that was measured.
 
     `is_smallest` says that nothing fits the share of memory asked for, so the budget is the smallest that is feasible.
     """
@@ -118,29 +120,34 @@ def configured(strategy: Strategy, budget: int | None) -> Path:
     return file
 
 
-def fit(share: int, measured: Callable[[int], Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool]:
-    """Measure under budgets until the *measured* peak is at most `share` bytes, or nothing smaller fits.
+def fit(
+    share: int, outside: int, measured: Callable[[int, int | None], Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], bool]:
+    """Run under budgets until the *measured* peak is at most `share` bytes, or nothing smaller fits.
 
-    The budget covers the activations of the blocks. What else the peak has (logits, their gradient) is taken off the
-    budget once it is seen. Returns what was measured last, and whether its budget is the smallest one.
+    `measured` runs under a budget, and ends a run that takes more bytes than its second argument. A budget covers the
+    activations of the blocks; `outside` is what else the peak has (logits, their gradient). Returns what was measured
+    last, and whether its budget is the smallest one.
     """
-    budget, is_smallest = share, False
-    for _ in range(MEMORY_ATTEMPTS):
-        found = measured(budget)
+    budget, is_smallest = int((1 - MARGIN) * share) - outside, False
+    for _ in range(ATTEMPTS):
+        found = measured(budget, None if is_smallest else share)
         if "smallest_bytes" in found:
             budget, is_smallest = found["smallest_bytes"], True
         elif is_smallest or found["peak_bytes"] <= share:
             return found, is_smallest
         else:
             budget -= found["peak_bytes"] - share
-    raise RuntimeError(f"no budget with a measured peak of at most {share} bytes in {MEMORY_ATTEMPTS} attempts")
+    raise RuntimeError(f"no budget with a measured peak of at most {share} bytes in {ATTEMPTS} attempts")
 
 
 class Comparison:
     """The runs of all strategies, with the same options."""
 
-    def __init__(self, options: Sequence[str], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, options: Sequence[str], steps: int, rounds: int, pool: ThreadPoolExecutor) -> None:
         self.options = options
+        self.steps = steps
+        self.rounds = rounds
         self.pool = pool
         self.started = time.monotonic()
         # All runs plan with the same measurements of operators and codecs, which the first run makes.
@@ -149,90 +156,84 @@ class Comparison:
     def tell(self, what: str) -> None:
         print(f"{time.monotonic() - self.started:5.0f} s  {what}", flush=True)
 
-    def measure(
-        self, what: str, configs: Sequence[Path], malloc: Mapping[str, str], result: Path, steps: int
-    ) -> dict[str, Any]:
-        """What measure.py finds in so many steady steps of each config."""
-        arguments = [what, str(result), *map(str, configs), "--steps", str(steps), *self.options]
-        return alone("examples/measure.py", arguments, malloc | self.cache, result)
+    def measure(self, what: str, malloc: Mapping[str, str], result: Path, *arguments: object) -> dict[str, Any]:
+        """What measure.py finds with these arguments."""
+        command = [what, str(result), *map(str, arguments), *self.options]
+        return alone("examples/measure.py", command, malloc | self.cache, result)
 
-    def set_up(self) -> None:
-        """Let DeepSpeed build its operator, for most of a minute once, and ds_adacc measure its choices."""
+    def set_up(self) -> int:
+        """Let DeepSpeed build its operator, for most of a minute once, and ds_adacc measure its choices.
+
+        Returns the peak of the blocks' activations without checkpointing, in bytes.
+        """
         self.tell("set-up: DeepSpeed builds an operator, ds_adacc measures operators and codecs")
         config = configured(Strategy("setup", "", "adacc"), None)
-        self.measure("time", [config], KEEPING_MALLOC, OUT / "setup.result.json", steps=2)
+        found = self.measure("time", KEEPING_MALLOC, OUT / "setup.result.json", config, "--steps", 2)
+        return found["setup"]["planned_without_bytes"]
 
-    def memory(self, strategy: Strategy, rival: int | None = None) -> Memory:
-        """The peak of a strategy; `rival` is what the rival was measured to take, in bytes."""
+    def run(self, strategy: Strategy, rival: int | None = None, outside: int = 0) -> Run:
+        """A strategy's run; `rival` is what the rival was measured to take, and `outside` what no budget covers."""
 
-        def measured(budget: int | None) -> Mapping[str, Any]:
-            config = configured(strategy, budget)
-            result = OUT / f"{strategy.name}.memory.json"
-            found = self.measure("memory", [config], EXACT_MALLOC, result, steps=3)
+        def measured(budget: int | None, at_most: int | None) -> Mapping[str, Any]:
+            arguments = [configured(strategy, budget), "--steps", self.steps]
+            arguments += [] if at_most is None else ["--at-most", at_most]
+            found = self.measure("run", EXACT_MALLOC, OUT / f"{strategy.name}.run.json", *arguments)
             size = mebibytes(found.get("peak_bytes"))
-            self.tell(f"memory of {strategy.name}: {size}, budget {mebibytes(budget)}")
+            self.tell(f"run of {strategy.name}: {size}, budget {mebibytes(budget)}")
             return found
 
         if strategy.share is None:
-            found, is_smallest = measured(None), False
+            found, is_smallest = measured(None, None), False
         else:
-            found, is_smallest = fit(int(strategy.share * rival), measured)
-        return Memory(OUT / f"{strategy.name}.json", found, is_smallest)
+            found, is_smallest = fit(int(strategy.share * rival), outside, measured)
+        return Run(OUT / f"{strategy.name}.json", found, is_smallest)
 
-    def memories(self) -> dict[str, Memory]:
-        """The peak of every strategy. The rival comes first: it sets the budgets."""
+    def runs(self, without: int) -> dict[str, Run]:
+        """The run of every strategy. The base and the rival come first: they set the budgets.
+
+        `without`: the peak of the blocks' activations without checkpointing, in bytes.
+        """
         first = [each for each in STRATEGIES if each.name in (BASE, RIVAL)]
         others = [each for each in STRATEGIES if each not in first]
-        found = dict(zip((each.name for each in first), self.pool.map(self.memory, first), strict=True))
-        rival = found[RIVAL].found["peak_bytes"]
-        rest = self.pool.map(lambda strategy: self.memory(strategy, rival), others)
+        found = dict(zip((each.name for each in first), self.pool.map(self.run, first), strict=True))
+        rival, outside = found[RIVAL].found["peak_bytes"], found[BASE].found["peak_bytes"] - without
+        rest = self.pool.map(lambda strategy: self.run(strategy, rival, outside), others)
         return found | dict(zip((each.name for each in others), rest, strict=True))
 
-    def times(self, configs: Sequence[Path], rounds: int) -> dict[str, Any]:
+    def times(self, configs: Sequence[Path]) -> dict[str, Any]:
         """The steps of these strategies, taken in turns with those of the first."""
-        found = self.measure("time", configs, KEEPING_MALLOC, OUT / f"{configs[-1].stem}.time.json", steps=rounds)
+        result = OUT / f"{configs[-1].stem}.time.json"
+        found = self.measure("time", KEEPING_MALLOC, result, *configs, "--steps", self.rounds)
         self.tell(f"time of {', '.join(config.stem for config in configs[1:])}")
         return found
 
-    def losses(self, config: Path, steps: int) -> list[dict[str, Any]]:
-        """The metrics of a training run."""
-        options = [*self.options, "--steps", str(steps)]
-        metrics = train(config, options, self.cache, OUT / f"{config.stem}.metrics.jsonl")
-        self.tell(f"training of {config.stem}: validation loss {metrics[-1]['validation_loss']:.4f}")
-        return metrics
 
-
-def rows_of(
-    memories: Mapping[str, Memory],
-    times: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[Row]:
+def rows_of(runs: Mapping[str, Run], times: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row a strategy. Each of `times` is one process, whose steps are compared with those of its own base."""
     rows = []
     for strategy in STRATEGIES:
-        memory = memories[strategy.name]
+        run = runs[strategy.name]
         process = next(each for each in times if strategy.name in each)
         mine, base = process[strategy.name], process[BASE]
         ratios = {
             clock: Ratio.of([s[clock] for s in mine["seconds"]], [s[clock] for s in base["seconds"]])
             for clock in ("computing", "wall")
         }
-        *steps, end = curves[strategy.name]
         rows.append(
             Row(
                 name=strategy.name,
-                label=label_of(strategy, memory.is_smallest),
+                label=label_of(strategy, run.is_smallest),
                 time=ratios["computing"],
                 wall=ratios["wall"],
                 step_seconds=statistics.median(s["computing"] for s in mine["seconds"]),
-                peak_bytes=memory.found["peak_bytes"],
-                peak=memory.found["peak_bytes"] / memories[BASE].found["peak_bytes"],
-                first_steps_peak_bytes=memory.found["first_steps_peak_bytes"],
-                planned_peak_bytes=memory.found["planned_peak_bytes"],
-                held_bytes=memory.found["held_bytes"],
+                peak_bytes=run.found["peak_bytes"],
+                peak=run.found["peak_bytes"] / runs[BASE].found["peak_bytes"],
+                first_steps_peak_bytes=run.found["first_steps_peak_bytes"],
+                planned_peak_bytes=run.found["planned_peak_bytes"],
+                held_bytes=run.found["held_bytes"],
                 gradient_error=mine["gradient_error"],
-                validation_loss=finite(end["validation_loss"]),
-                losses=[finite(step["loss"]) for step in steps],
+                validation_loss=finite(run.found["validation_loss"]),
+                losses=[finite(loss) for loss in run.found["losses"]],
             )
         )
     return rows
@@ -313,17 +314,11 @@ def main() -> None:
     OUT.mkdir(parents=True)
     # On a GPU, a second process would take part of its time.
     with ThreadPoolExecutor(1 if torch.cuda.is_available() else 2) as pool:
-        comparison = Comparison([*MODEL, *options], pool)
-        comparison.set_up()
-        memories = comparison.memories()
-        configs = {name: memory.config for name, memory in memories.items()}
-        base, *others = configs.values()
-        times = [pool.submit(comparison.times, [base, *part], args.rounds) for part in (others[::2], others[1::2])]
-        curves = {name: pool.submit(comparison.losses, config, args.steps) for name, config in configs.items()}
-        rows = rows_of(
-            memories, [each.result() for each in times], {name: each.result() for name, each in curves.items()}
-        )
-    save(rows, next(iter(memories.values())).found["device"])
+        comparison = Comparison([*MODEL, *options], args.steps, args.rounds, pool)
+        runs = comparison.runs(comparison.set_up())
+        base, *others = (run.config for run in runs.values())
+        times = list(pool.map(comparison.times, ([base, *others[::2]], [base, *others[1::2]])))
+    save(rows_of(runs, times), next(iter(runs.values())).found["device"])
 
 
 if __name__ == "__main__":

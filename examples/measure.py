@@ -1,10 +1,10 @@
-"""Measure strategies on the GPT of train.py: the peak memory of one, or the time of several that take turns.
+"""Measure strategies on the GPT of train.py: a run of one, with its peak memory, or the time of several in turns.
 
-deepspeed --num_gpus 1 examples/measure.py memory RESULT CONFIG [options of train.py]
+deepspeed --num_gpus 1 examples/measure.py run RESULT CONFIG [options of train.py]
 deepspeed --num_gpus 1 examples/measure.py time RESULT CONFIG CONFIG... [options of train.py]
 
 A strategy is a ds_config; the first one of `time` is the base of the gradient errors. RESULT is a JSON file to write.
-Both measure steady steps: those in which a plan is in force, and nothing is recorded, tried or tracked.
+Memory and time are those of steady steps: a plan is in force, and nothing is recorded, tried or tracked.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from train import (
     device_name,
     read_texts,
     train_step,
+    validate,
 )
 
 import ds_adacc
@@ -45,7 +46,8 @@ class Training:
     def __init__(self, config: str, args: argparse.Namespace) -> None:
         model = build_model(args, deepspeed_checkpoint(config))
         self.engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
-        self.data = batches(self.engine, read_texts(args.data)[0], args.context, args.seed)
+        training, self.validation = read_texts(args.data)
+        self.data = batches(self.engine, training, args.context, args.seed)
         self.adacc = getattr(self.engine, "adacc", None)
 
     @property
@@ -66,8 +68,8 @@ class Training:
         while not self.is_steady:
             self.step()
 
-    def step_peak(self, memory: PeakMemory) -> int:
-        """A step; returns the peak of its forward and backward in bytes, without gradients and the optimizer's part.
+    def measured_step(self, memory: PeakMemory) -> tuple[float, int]:
+        """A step; returns its loss, and the peak of its forward and backward in bytes.
 
         The gradients are there before the level is taken: every strategy holds the same ones. What the optimizer takes
         is no activation.
@@ -76,10 +78,11 @@ class Training:
             parameter.grad = torch.zeros_like(parameter)
         tokens, targets = next(self.data)
         memory.start()
-        self.engine.backward(self.engine(tokens, targets))
+        loss = self.engine(tokens, targets)
+        self.engine.backward(loss)
         peak = memory.peak_bytes()
         self.engine.step()
-        return peak
+        return loss.item(), peak
 
     def gradient(self, batch: Batch) -> Tensor:
         """The gradient of all parameters in a step on this batch, as one vector of float64."""
@@ -98,18 +101,32 @@ class Training:
         }
 
 
-def measure_memory(config: str, args: argparse.Namespace) -> dict[str, object]:
-    """The peaks in bytes of some steady steps and of all steps before them; or the smallest budget that would fit."""
+def measure_run(config: str, args: argparse.Namespace) -> dict[str, object]:
+    """The losses of a run, and the peaks in bytes of its steady steps and of all others.
+
+    If a steady step takes more than `args.at_most` bytes, the run ends there, and its peak is all that is returned. If
+    no plan fits the budget, the smallest one that would is all.
+    """
     training = Training(config, args)
     memory = PeakMemory(training.engine.device)
-    before, steady = [], []
+    losses, steady, others = [], [], []
     try:
-        while len(steady) < args.steps:
-            is_steady = len(before) >= WARM_UP_STEPS and training.is_steady
-            (steady if is_steady else before).append(training.step_peak(memory))
+        while len(losses) < args.steps or not steady:
+            is_steady = len(losses) >= WARM_UP_STEPS and training.is_steady
+            loss, peak = training.measured_step(memory)
+            losses.append(loss)
+            (steady if is_steady else others).append(peak)
+            if is_steady and args.at_most is not None and peak > args.at_most:
+                return {"peak_bytes": peak}
     except planner.InfeasibleBudget as error:
         return {"infeasible": True, "smallest_bytes": error.smallest}
-    return {"peak_bytes": max(steady), "first_steps_peak_bytes": max(before), **training.about()}
+    return {
+        "losses": losses,
+        "validation_loss": validate(training.engine, training.validation, args.context),
+        "peak_bytes": max(steady),
+        "first_steps_peak_bytes": max(others),
+        **training.about(),
+    }
 
 
 def measure_time(configs: list[str], args: argparse.Namespace) -> dict[str, object]:
@@ -150,15 +167,16 @@ def gradient_error(training: Training, weights: dict[str, Tensor], batch: Batch,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "time"))
+    parser.add_argument("what", choices=("run", "time"))
     parser.add_argument("result", type=Path)
     parser.add_argument("configs", nargs="+")
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=3, help="steady steps to measure (default: 3)")
+    parser.add_argument("--steps", type=int, default=3, help="of a run, or steady ones to time (default: 3)")
+    parser.add_argument("--at-most", type=int, help="bytes: end a run whose steady steps take more")
     add_model_options(parser)
     args = parser.parse_args()
     deepspeed.init_distributed()
-    found = measure_memory(args.configs[0], args) if args.what == "memory" else measure_time(args.configs, args)
+    found = measure_run(args.configs[0], args) if args.what == "run" else measure_time(args.configs, args)
     device = torch.device(deepspeed.accelerator.get_accelerator().current_device_name())
     args.result.write_text(json.dumps({"device": device_name(device), **found}, indent=1) + "\n")
 

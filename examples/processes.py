@@ -40,15 +40,6 @@ def free_port() -> Iterator[str]:
             buffer.unlink()
 
 
-def train(config: Path, options: Sequence[str], extra: Mapping[str, str], metrics: Path) -> list[dict[str, Any]]:
-    """The metrics of a run of train.py under DeepSpeed's launcher."""
-    with free_port() as port:
-        command = [f"{BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/train.py"]
-        command += ["--deepspeed", "--deepspeed_config", str(config), "--metrics", str(metrics), *options]
-        run(command, extra, metrics.with_suffix(".log"))
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
-
-
 def alone(script: str, arguments: Sequence[str], extra: Mapping[str, str], result: Path) -> Any:
     """What a script of this source tree writes to the JSON file `result`, as the only rank, without a launcher."""
     with free_port() as port:

@@ -144,6 +144,10 @@ class Agreement:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
         self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in digests}
 
+    def block_key(self, block: Block, digest: str) -> BlockKey:
+        """By what a block is known to the approvals, whatever the sizes of its inputs. `digest`: its type at these."""
+        return self.origin(digest), self.forward_order.index(block, digest)
+
     def origin(self, digest: str) -> str:
         """The block type whose policies this one runs: another size of it if they were adopted, else itself."""
         return self.origins.get(digest, digest)

@@ -3,11 +3,12 @@
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
 Plans are made and changed between two steps.
 
-* `runtime`: records a call that is new, and runs any other call under its policy;
+* `runtime`: records a call that is new, and runs any other call under its policy; `warnings`: what users are told;
+* `learner`: what is learnt from a recorded call;
 * `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
 * `step_controller`: what happens between steps, in a fixed order;
 * `trials`: which gradient errors are measured in a call; `review`: what follows from them when the step has ended;
-* `binder`: puts a policy in force for one block, with the codecs that the policy names;
+* `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.
 
 Rules:

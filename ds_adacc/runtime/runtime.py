@@ -19,7 +19,6 @@ from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
@@ -27,21 +26,20 @@ from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.record.capture import Capture, capture
+from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
-from ds_adacc.record.guards import Guards, unreadable
-from ds_adacc.record.recording import Recording
+from ds_adacc.record.guards import Guards
 from ds_adacc.record.saved import unpack
 from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
-from ds_adacc.record.sizes import Sizes
-from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
+from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.step_controller import ControllerState, StepController
+from ds_adacc.runtime.warnings import Warnings
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,10 @@ class Runtime:
         self.calls = 0
         self.recordings = 0
         self._inside = False
-        self._warned: set[tuple[str, str]] = set()
-        self._log = get_logger()
+        self.warnings = Warnings()
+        self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
-            self._log.warning(
+            get_logger().warning(
                 'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '
                 'use "auto", or set "max_gradient_error"',
                 config.codecs,
@@ -121,7 +119,7 @@ class Runtime:
         if reason is not None:
             if not self.recordings:
                 refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-            self._fall_back(block, reason)
+            self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors)
@@ -129,7 +127,7 @@ class Runtime:
         tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
         reason = refusal(tensors)
         if reason is not None:
-            self._fall_back(block, reason)
+            self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         training = getattr(owner, "training", None)
         signature = (key, describe(tensors), ambient(tensors), training)
@@ -142,7 +140,7 @@ class Runtime:
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)
                 if reason is not None:
-                    self._fall_back(block, reason)
+                    self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
                 return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._again(block, record, tensors, function, args, kwargs)
@@ -165,9 +163,9 @@ class Runtime:
         known, recording = predicted
         record = like.at_other_sizes(state)
         record.block_type = known.recording.digest
-        self.controller.bind(block, record, recording)
+        self.controller.bindings.bind(block, record, self.controller.step, self.controller.device, recording)
         block.add(signature, record)
-        self.controller.limit_adopted()
+        self.controller.bindings.limit_adopted()
         return record
 
     def _again(
@@ -225,7 +223,7 @@ class Runtime:
         if observer is not None:
             index = self.agreement.forward_order.index(block, record.block_type)
             ticket = observer.begin(record, block, index)
-        told = self._warn_of_divergence
+        told = self.warnings.diverged
         if record.is_predicted:
             told = functools.partial(self._doubt_prediction, block, record)
         call = Call(record.bound, inputs, told, noted)
@@ -252,21 +250,21 @@ class Runtime:
         state = {**captured.watch.marks, **state}
         block.places.update(captured.watch.places)
         if captured.recording is None:
-            self._fall_back(block, captured.reason)
+            self.warnings.fallen_back(block, captured.reason)
             block.add(signature, Record())
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()
         record.state = state
-        recording = self._learn(block, signature, record, captured)
-        known = self._known_type(recording, captured, block.relative(signature, state), without_sizes(signature)[1])
+        recording = self._learner.recording(block, signature, record, captured)
+        known = self._learner.block_type(recording, captured, block, signature, record)
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.block_type not in step.verified
-        self._note_outliers(record, known, captured.tensors, anew=is_verified_anew)
-        self.controller.bind(block, record, recording)
+        self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
+        self.controller.bindings.bind(block, record, step, self.controller.device, recording)
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
@@ -281,52 +279,6 @@ class Runtime:
         call.close()
         return output if probe is None else probe.watch(output)
 
-    # -- records
-
-    def _learn(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
-        """The recording; nothing of it is replayed if it depends on what no guard watches."""
-        earlier = block.latest(signature)
-        if earlier is not None and earlier.bound is not None:
-            record.succeed(earlier)
-            if record.doubt and not earlier.doubt:
-                self._warn_of_doubt(block, record.doubt)
-        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
-        if unwatched is not None:
-            record.doubt = unwatched
-            self._warn_of_doubt(block, unwatched)
-        return captured.recording.doubted(record.doubt)
-
-    def _known_type(self, recording: Recording, captured: Capture, relative: Record | None, sizes: Sizes) -> KnownType:
-        """The block type of a recording. `relative`: the block's record at other input sizes, if it has one."""
-        digest, open_types = recording.digest, self.controller.other_sizes.open_types
-        # Constants that are computed from the sizes make it another program at each size.
-        is_like = relative is not None and relative.bound.recording.constants == recording.constants
-        like = relative.block_type if is_like else None
-        if digest not in self.agreement.block_types:
-            self.controller.step.close()  # measuring operators would be counted as the step's own
-            profile = open_types.profile(like, sizes, recording) or self.profiler.profile(recording, captured)
-            known = self.agreement.add(digest, recording, profile)
-            open_types.learn(digest, like, sizes, recording, profile)
-            if like is not None and open_types.of(like) is open_types.of(digest):
-                self.controller.other_sizes.adopt(known, like)
-            self.controller.trials.admit(known, recording, captured)
-        if is_like:
-            open_types.confirm(digest, recording.constants)
-        known = self.agreement.block_types[digest]
-        known.narrow([self.codecs.on_offer(value, recording) for value in recording.values])
-        return known
-
-    def _note_outliers(self, record: Record, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
-        """Find the outlier channels in the data. Channels that the record has already stay, unless `anew` is true."""
-        for index in known.outlier_values:
-            if index in record.outliers and not anew:
-                record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
-                continue
-            order, count = self.codecs.outliers(tensors[index], known.recording.values[index])
-            record.outliers[index] = order, count
-            if known.agreed is None:
-                known.note_outliers(index, int(count))
-
     def _is_to_verify(self, record: Record) -> bool:
         """Whether to record this call again. A tracking step does so for the first call of each block type.
 
@@ -335,62 +287,11 @@ class Runtime:
         step = self.controller.step
         return step.is_tracking and record.bound is not None and record.block_type not in step.verified
 
-    # -- warnings, each once
-
-    def _fall_back(self, block: Block, reason: str) -> None:
-        """Rule 2."""
-        name = block.name.split(" ")[-1]
-        self._warn_once((name, reason), "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
-
-    def _warn_of_doubt(self, block: Block, unwatched: str) -> None:
-        self._warn_once(
-            (block.name.split(" ")[-1], unwatched),
-            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
-            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
-            block.name,
-            unwatched,
-        )
-
-    def _warn_of_divergence(self, bound: BoundPolicy, position: int) -> None:
-        name = bound.recording.name
-        self._warn_once(
-            (name, "diverged"),
-            "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
-            "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
-            "this; if memory runs out, lower adacc.memory_budget",
-            name,
-            position,
-            len(bound.instructions),
-        )
-
     def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         block.drop(record)
         self.controller.other_sizes.open_types.doubt(record.block_type)
-        name = bound.recording.name
-        self._warn_once(
-            (name, "mispredicted"),
-            "block %s: from saved tensor %d of %d on, a call differs from what was predicted for the sizes of its "
-            "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
-            name,
-            position,
-            len(bound.instructions),
-        )
-
-    @torch._disable_dynamo
-    def warn_of_graph_around(self, name: str) -> None:
-        """Warn that torch.compile compiles a graph around the forward of a block of this name."""
-        self._warn_once(
-            (name, "compiled around"),
-            "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
-            "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
-            name,
-        )
-
-    def _warn_once(self, what: tuple[str, str], text: str, *args: object) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            self._log.warning(text, *args)
+        self.warnings.mispredicted(bound, position)
 
     # -- checkpoints
 

@@ -19,36 +19,32 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import AgreementState
-from ds_adacc.plan.approvals import is_lossy
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.other_sizes import OtherSizes
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.review import conclude_trials, rectify
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
-
-_MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgotten is predicted again when it comes back
 
 
 @dataclass(frozen=True)
@@ -103,11 +99,15 @@ class StepController:
         self.trials = Trials(coordinator.agreement, binder)
         self._coordinator = coordinator
         self._binder = binder
+        self.bindings = self._bindings()
         self._calibration = Calibration()
         self._waiting: set[LiveSet] = set()  # have run, and have no plan
         self._planned: set[LiveSet] = set()  # have run, and have a plan
         self._is_resumed = False
         self._log = get_logger()
+
+    def _bindings(self) -> Bindings:
+        return Bindings(self.blocks, self.agreement, self.other_sizes, self.trials, self._binder)
 
     # -- while a step runs
 
@@ -172,8 +172,7 @@ class StepController:
             self.step.close()
             self.step = self._next_step()
             if {ended, self.step.purpose} & {Purpose.TRY, Purpose.TRACK}:
-                for digest in self.agreement.block_types:
-                    self.rebind(digest)
+                self.rebind(self.agreement.block_types)
 
     def _next_step(self) -> Step:
         purpose = self.next_purpose()
@@ -261,68 +260,15 @@ class StepController:
         plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
         self.plan, self.seen, self._planned = plan, None, set()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
-        self._forget(self.other_sizes.drop_adopted(all_but=plan.policies))  # they are adopted anew from this plan
-        for block_type in plan.block_types:
-            self.rebind(block_type.name)
-        self._keep_block_types()
+        self.bindings.forget_adopted(all_but=plan.policies)
+        self.rebind(block_type.name for block_type in plan.block_types)
+        self.bindings.keep_block_types()
         self.journal.write("plan", **told(plan, self.agreement, self.schedule.ended))
         return plan
 
-    def rebind(self, digest: str) -> None:
-        """Put the block type's policies in force for its blocks, with the outlier channels last found."""
-        for block, record in self.blocks.records():
-            if record.block_type == digest:
-                self.bind(block, record)
-
-    def bind(self, block: Block, record: Record, recording: Recording | None = None) -> None:
-        """Bind the record to the policy of this block, or put the policy on trial.
-
-        A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
-        """
-        index = self.agreement.forward_order.index(block, record.block_type)
-        known = self.agreement.block_types[record.block_type]
-        policy, inputs = known.policy(index), self.agreement.inputs
-        is_tried_again = self.step.is_tracking and self.agreement.is_lossy(block, record.block_type)
-        is_permitted = known.agreed is None or self.agreement.permits(record.block_type, index)
-        on_trial = is_tried_again or not is_permitted
-        key = self.agreement.origin(record.block_type), index
-        is_rejected = self.agreement.approvals.is_rejected(key, policy)
-        record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, index)
-        if on_trial or self.step.recomputes or (known.agreed is None and self.trials.are_unknown(known)):
-            # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
-            policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
-        self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, self.device)
-
-    def _trial_of_origin(self, record: Record, index: int | None) -> Trial | None:
-        """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
-
-        Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
-        """
-        origin = self.agreement.origin(record.block_type)
-        if origin == record.block_type or self.agreement.permits(origin, index):
-            return None
-        policy = self.agreement.block_types[origin].policy(index)
-        known = self.agreement.block_types[record.block_type]
-        if is_lossy(known.policy(index), known.profile) or self.agreement.approvals.is_rejected(
-            (origin, index), policy
-        ):
-            return None
-        return Trial(policy)
-
-    def limit_adopted(self) -> None:
-        """Forget the block types at predicted input sizes that were met longest ago, if there are many."""
-        self._forget(self.other_sizes.drop_adopted(most=_MOST_ADOPTED))
-
-    def _forget(self, block_types: Collection[str]) -> None:
-        if block_types:
-            for block in self.blocks.all():
-                block.forget(block_types)
-            self._keep_block_types()
-
-    def _keep_block_types(self) -> None:
-        """Forget the block types of which no block has a record, but for those from which others are predicted."""
-        kept = {record.block_type for _, record in self.blocks.records()}
-        self.agreement.keep(kept | self.other_sizes.open_types.recorded)
+    def rebind(self, block_types: Iterable[str]) -> None:
+        """Put the policies of these block types in force for their blocks, as this step needs them."""
+        self.bindings.rebind(block_types, self.step, self.device)
 
     # -- requests from other modules
 
@@ -334,8 +280,7 @@ class StepController:
         if placement == self.agreement.inputs:
             return
         self.agreement.inputs = placement
-        for digest in self.agreement.block_types:
-            self.rebind(digest)
+        self.rebind(self.agreement.block_types)
         if self.plan is not None:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
             self._waiting, self._planned = self._waiting | self._planned | in_force, set()
@@ -384,6 +329,7 @@ class StepController:
         indices = [block["indices"] for block in blocks]
         self.agreement.restore(state.agreement, self.blocks.every(), indices)
         self.other_sizes = OtherSizes(self.agreement)
+        self.bindings = self._bindings()
         self._calibration = Calibration(state.corrected, state.reason)
         self.plan, self.seen, self.review = state.plan, state.seen, None
         self.has_run_a_plan = state.has_run_a_plan

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
@@ -119,8 +119,9 @@ class Trials:
     def are_pending(self, blocks: Registry) -> bool:
         """Whether a policy waits for a step of trials before it may run."""
         waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and not r.trial.has_begun]
-        approvals = self._agreement.approvals
-        return any(approvals.error(self._key(block, record), record.trial.policy) is None for block, record in waiting)
+        agreement = self._agreement
+        keys = ((agreement.block_key(block, record.block_type), record.trial.policy) for block, record in waiting)
+        return any(agreement.approvals.error(*key) is None for key in keys)
 
     def are_unfinished(self, blocks: Registry) -> bool:
         """Whether a call was to measure a policy, but its backward did not come: a step was broken off, for example."""
@@ -131,14 +132,11 @@ class Trials:
         """The errors of the policies that were measured in the step, by block."""
         found: dict[BlockKey, PolicyError] = {}
         for block, record in blocks.records():
-            result, key = None if record.trial is None else record.trial.result, self._key(block, record)
+            result = None if record.trial is None else record.trial.result
+            key = self._agreement.block_key(block, record.block_type)
             if result is not None and (key not in found or found[key].error < result.error):
                 found[key] = result
         return found
-
-    def _key(self, block: Block, record: Record) -> BlockKey:
-        index = self._agreement.forward_order.index(block, record.block_type)
-        return self._agreement.origin(record.block_type), index
 
 
 def _lossy(profile: planner.Profile) -> bool:

@@ -87,7 +87,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     @functools.wraps(original, updated=())  # with the original's attributes dynamo would bypass the runtime
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not by_itself:
-            runtime.warn_of_graph_around(class_name(module))
+            runtime.warnings.compiled_around(class_name(module))
         return run(self, args, kwargs)
 
     forward.covered = (own,)  # type: ignore[attr-defined]

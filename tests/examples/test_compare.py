@@ -4,43 +4,43 @@ import json
 
 import compare
 import pytest
-from compare import Memory, Ratio, Row
+from compare import Ratio, Row, Run
 
 MEBIBYTE = 2**20
 
 
 def measured(overhead, smallest=0):
     """A stand-in for a run: its peak is the budget and what else there is; nothing fits below `smallest`."""
-    budgets = []
+    asked = []
 
-    def found(budget):
-        budgets.append(budget)
+    def found(budget, at_most):
+        asked.append((budget, at_most))
         return {"smallest_bytes": smallest} if budget < smallest else {"peak_bytes": budget + overhead}
 
-    return budgets, found
+    return asked, found
 
 
-def test_a_measured_peak_within_the_share_is_taken_at_once():
-    budgets, found = measured(overhead=-1)
-    assert compare.fit(100, found) == ({"peak_bytes": 99}, False)
-    assert budgets == [100]
+def test_the_first_budget_leaves_a_margin_and_what_no_budget_covers():
+    asked, found = measured(overhead=20)
+    assert compare.fit(1000, 20, found) == ({"peak_bytes": 980}, False)
+    assert asked == [(960, 1000)]
 
 
-def test_what_the_budget_does_not_cover_is_taken_off():
-    budgets, found = measured(overhead=8)
-    assert compare.fit(100, found) == ({"peak_bytes": 100}, False)
-    assert budgets == [100, 92]
+def test_what_a_run_takes_too_much_is_taken_off():
+    asked, found = measured(overhead=58)
+    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1000}, False)
+    assert asked == [(980, 1000), (942, 1000)]
 
 
-def test_where_nothing_fits_the_smallest_budget_is_measured():
-    budgets, found = measured(overhead=8, smallest=120)
-    assert compare.fit(100, found) == ({"peak_bytes": 128}, True)
-    assert budgets == [100, 120]
+def test_where_nothing_fits_the_smallest_budget_is_measured_whatever_it_takes():
+    asked, found = measured(overhead=8, smallest=1200)
+    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1208}, True)
+    assert asked == [(980, 1000), (1200, None)]
 
 
 def test_a_peak_that_does_not_fall_is_an_error():
     with pytest.raises(RuntimeError, match="at most 100 bytes in 4 attempts"):
-        compare.fit(100, lambda budget: {"peak_bytes": 101})
+        compare.fit(100, 0, lambda budget, at_most: {"peak_bytes": 101})
 
 
 def test_a_config_has_the_changes_and_the_budget(tmp_path, monkeypatch):
@@ -55,14 +55,16 @@ def test_a_config_has_the_changes_and_the_budget(tmp_path, monkeypatch):
     }
 
 
-def memory_of(peak, is_smallest=False):
+def run_of(peak, is_smallest=False):
     found = {
+        "losses": [5.5, 4.5],
+        "validation_loss": 4.25,
         "peak_bytes": peak,
         "first_steps_peak_bytes": 2 * peak,
         "planned_peak_bytes": None,
         "held_bytes": peak // 2,
     }
-    return Memory(None, found, is_smallest)
+    return Run(None, found, is_smallest)
 
 
 def time_of(computing, error):
@@ -72,12 +74,11 @@ def time_of(computing, error):
 def rows(error=0.03):
     """Two processes, of which the second met a slower machine; one strategy takes 1.1 times what its base does."""
     names = [each.name for each in compare.STRATEGIES]
-    memories = {name: memory_of(200 * MEBIBYTE) for name in names}
-    memories["adacc_half"] = memory_of(50 * MEBIBYTE, is_smallest=True)
+    runs = {name: run_of(200 * MEBIBYTE) for name in names}
+    runs["adacc_half"] = run_of(50 * MEBIBYTE, is_smallest=True)
     first = {name: time_of([1.0, 2.0], 0.0) for name in names if name != "adacc_half"}
     second = {"none": time_of([2.0, 4.0], 0.0), "adacc_half": time_of([2.2, 4.4], error)}
-    curve = [{"step": 1, "loss": 5.5}, {"step": 2, "loss": 4.5}, {"validation_loss": 4.25}]
-    return compare.rows_of(memories, [first, second], dict.fromkeys(names, curve))
+    return compare.rows_of(runs, [first, second])
 
 
 def test_ratios_are_to_the_base_of_the_same_process():

@@ -25,8 +25,8 @@ def lossless(tmp_path):
     return write
 
 
-def measure(tmp_path, what, *configs):
-    arguments = [what, str(tmp_path / "result.json"), *map(str, configs), *OPTIONS]
+def measure(tmp_path, what, *arguments):
+    arguments = [what, str(tmp_path / "result.json"), *map(str, arguments), *OPTIONS]
     return processes.alone("examples/measure.py", arguments, processes.EXACT_MALLOC, tmp_path / "result.json")
 
 
@@ -43,15 +43,22 @@ def test_strategies_without_a_lossy_codec_have_the_exact_gradient(tmp_path, loss
     assert found["none"]["held_bytes"] is None and found["lossless"]["held_bytes"] > 0
 
 
-def test_the_peak_is_that_of_the_activations(tmp_path, lossless):
-    found = measure(tmp_path, "memory", lossless(0.6))
+def test_a_run_has_its_losses_and_the_peak_of_the_activations(tmp_path, lossless):
+    found = measure(tmp_path, "run", lossless(0.6), "--at-most", 2**30)
+    # Until the first steady step, however few steps were asked for.
+    assert len(found["losses"]) > 2 and 4 < found["validation_loss"] < 6
     assert found["planned_peak_bytes"] <= 0.6 * found["planned_without_bytes"]
     # Logits and what operators allocate for themselves come on top of the plan; gradients do not.
     assert abs(found["peak_bytes"] - found["planned_peak_bytes"]) < 4 * 2**20
     assert found["first_steps_peak_bytes"] > 0
 
 
+def test_a_run_that_takes_too_much_ends_at_its_first_steady_step(tmp_path, lossless):
+    found = measure(tmp_path, "run", lossless(0.6), "--at-most", 2**10)
+    assert set(found) == {"device", "peak_bytes"} and found["peak_bytes"] > 2**10
+
+
 def test_a_budget_that_nothing_fits_names_the_smallest(tmp_path, lossless):
-    found = measure(tmp_path, "memory", lossless(2**20))
+    found = measure(tmp_path, "run", lossless(2**20))
     assert found["infeasible"] is True
     assert found["smallest_bytes"] > 2**20

@@ -1,0 +1,100 @@
+"""Which policy each record of a block runs now: the planned one, or full recomputation while that is on trial."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.execute.block import Block, Record, Trial
+from ds_adacc.execute.blocks import Registry
+from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.approvals import is_lossy
+from ds_adacc.plan.other_sizes import OtherSizes
+from ds_adacc.record.recording import Recording
+from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.step import Step
+from ds_adacc.runtime.trials import Trials
+
+_MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgotten is predicted again when it comes back
+
+
+class Bindings:
+    """Binds the records of the blocks, and forgets the records that no plan needs."""
+
+    def __init__(
+        self, blocks: Registry, agreement: Agreement, other_sizes: OtherSizes, trials: Trials, binder: Binder
+    ) -> None:
+        self._blocks = blocks
+        self._agreement = agreement
+        self._other_sizes = other_sizes
+        self._trials = trials
+        self._binder = binder
+
+    def rebind(self, block_types: Iterable[str], step: Step, device: torch.device | None) -> None:
+        """Bind all records of these block types anew, with the outlier channels last found."""
+        changed = set(block_types)
+        for block, record in self._blocks.records():
+            if record.block_type in changed:
+                self.bind(block, record, step, device)
+
+    def bind(
+        self,
+        block: Block,
+        record: Record,
+        step: Step,
+        device: torch.device | None,
+        recording: Recording | None = None,
+    ) -> None:
+        """Bind the record to the policy of this block, or put the policy on trial.
+
+        A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
+        """
+        agreement = self._agreement
+        origin, index = key = agreement.block_key(block, record.block_type)
+        known = agreement.block_types[record.block_type]
+        policy, inputs = known.policy(index), agreement.inputs
+        is_tried_again = step.is_tracking and agreement.is_lossy(block, record.block_type)
+        is_permitted = known.agreed is None or agreement.permits(record.block_type, index)
+        on_trial = is_tried_again or not is_permitted
+        is_rejected = agreement.approvals.is_rejected(key, policy)
+        record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, origin, index)
+        if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
+            # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
+            policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
+        self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, device)
+
+    def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
+        """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
+
+        Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
+        """
+        agreement = self._agreement
+        if origin == record.block_type or agreement.permits(origin, index):
+            return None
+        policy = agreement.block_types[origin].policy(index)
+        known = agreement.block_types[record.block_type]
+        if is_lossy(known.policy(index), known.profile) or agreement.approvals.is_rejected((origin, index), policy):
+            return None
+        return Trial(policy)
+
+    def limit_adopted(self) -> None:
+        """Forget the block types at predicted input sizes that were met longest ago, if there are many."""
+        self._forget(self._other_sizes.drop_adopted(most=_MOST_ADOPTED))
+
+    def forget_adopted(self, all_but: Collection[str]) -> None:
+        """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""
+        self._forget(self._other_sizes.drop_adopted(all_but=all_but))
+
+    def _forget(self, block_types: Collection[str]) -> None:
+        if block_types:
+            for block in self._blocks.all():
+                block.forget(block_types)
+            self.keep_block_types()
+
+    def keep_block_types(self) -> None:
+        """Forget the block types of which no block has a record, but for those from which others are predicted."""
+        kept = {record.block_type for _, record in self._blocks.records()}
+        self._agreement.keep(kept | self._other_sizes.open_types.recorded)

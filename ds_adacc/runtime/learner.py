@@ -1,0 +1,75 @@
+"""What is learnt from a recorded call: what of it may be replayed, its block type, and where its outliers are."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from ds_adacc.execute.block import Block, Record
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.profiler import Profiler
+from ds_adacc.record.capture import Capture
+from ds_adacc.record.guards import unreadable
+from ds_adacc.record.recording import Recording
+from ds_adacc.record.signature import without_sizes
+from ds_adacc.record.tensors import RecordedTensors
+from ds_adacc.runtime.step_controller import StepController
+from ds_adacc.runtime.warnings import Warnings
+
+
+class Learner:
+    """Learns from recorded calls for a runtime."""
+
+    def __init__(self, controller: StepController, profiler: Profiler, codecs: CodecMaker, warnings: Warnings) -> None:
+        self._controller = controller
+        self._profiler = profiler
+        self._codecs = codecs
+        self._warnings = warnings
+
+    def recording(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
+        """The recording; nothing of it is replayed if it depends on what no guard watches."""
+        earlier = block.latest(signature)
+        if earlier is not None and earlier.bound is not None:
+            record.succeed(earlier)
+            if record.doubt and not earlier.doubt:
+                self._warnings.doubtful(block, record.doubt)
+        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        if unwatched is not None:
+            record.doubt = unwatched
+            self._warnings.doubtful(block, unwatched)
+        return captured.recording.doubted(record.doubt)
+
+    def block_type(
+        self, recording: Recording, captured: Capture, block: Block, signature: Hashable, record: Record
+    ) -> KnownType:
+        """The block type of a recording, measured if it is new."""
+        agreement, digest = self._controller.agreement, recording.digest
+        open_types, sizes = self._controller.other_sizes.open_types, without_sizes(signature)[1]
+        relative = block.relative(signature, record.state)  # at other input sizes
+        # Constants that are computed from the sizes make it another program at each size.
+        is_like = relative is not None and relative.bound.recording.constants == recording.constants
+        like = relative.block_type if is_like else None
+        if digest not in agreement.block_types:
+            self._controller.step.close()  # measuring operators would be counted as the step's own
+            profile = open_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
+            known = agreement.add(digest, recording, profile)
+            open_types.learn(digest, like, sizes, recording, profile)
+            if like is not None and open_types.of(like) is open_types.of(digest):
+                self._controller.other_sizes.adopt(known, like)
+            self._controller.trials.admit(known, recording, captured)
+        if is_like:
+            open_types.confirm(digest, recording.constants)
+        known = agreement.block_types[digest]
+        known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
+        return known
+
+    def outliers(self, record: Record, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
+        """Find the outlier channels in the data. Channels that the record has already stay, unless `anew` is true."""
+        for index in known.outlier_values:
+            if index in record.outliers and not anew:
+                record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
+                continue
+            order, count = self._codecs.outliers(tensors[index], known.recording.values[index])
+            record.outliers[index] = order, count
+            if known.agreed is None:
+                known.note_outliers(index, int(count))

@@ -1,0 +1,72 @@
+"""What users are told of calls that do not run as planned, each thing once."""
+
+from __future__ import annotations
+
+import torch
+
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.log import get_logger
+
+
+class Warnings:
+    """Warns of each thing once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+        self._log = get_logger()
+
+    def fallen_back(self, block: Block, reason: str) -> None:
+        """A call ran as if there were no ds_adacc (Rule 2)."""
+        key = block.name.split(" ")[-1], reason
+        self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    def doubtful(self, block: Block, unwatched: str) -> None:
+        """The block depends on what no guard watches."""
+        self._tell(
+            (block.name.split(" ")[-1], unwatched),
+            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
+            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            block.name,
+            unwatched,
+        )
+
+    def diverged(self, bound: BoundPolicy, position: int) -> None:
+        """A call saved something else than the recorded one."""
+        name = bound.recording.name
+        self._tell(
+            (name, "diverged"),
+            "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
+            "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
+            "this; if memory runs out, lower adacc.memory_budget",
+            name,
+            position,
+            len(bound.instructions),
+        )
+
+    def mispredicted(self, bound: BoundPolicy, position: int) -> None:
+        """A call saved something else than was predicted for the sizes of its inputs."""
+        name = bound.recording.name
+        self._tell(
+            (name, "mispredicted"),
+            "block %s: from saved tensor %d of %d on, a call differs from what was predicted for the sizes of its "
+            "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
+            name,
+            position,
+            len(bound.instructions),
+        )
+
+    @torch._disable_dynamo
+    def compiled_around(self, name: str) -> None:
+        """torch.compile compiles a graph around the forward of a block of this name."""
+        self._tell(
+            (name, "compiled around"),
+            "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
+            "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
+            name,
+        )
+
+    def _tell(self, what: tuple[str, str], text: str, *args: object) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._log.warning(text, *args)
