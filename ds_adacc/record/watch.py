@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 
 from ds_adacc.record.content import is_library
 from ds_adacc.record.guards import Guards, guards_of_values
@@ -239,3 +240,9 @@ def _source(value: Any) -> str | None:
 
 def _is_ours(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"
+
+
+# Python also calls these while compiled code is traced for the first time: Dynamo must not compile them.
+for _each in (*vars(Watch).values(), marks_of, _source, _is_ours):
+    if isinstance(_each, types.FunctionType):
+        skip_code(_each.__code__)
