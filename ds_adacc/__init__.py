@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ds_adacc import checkpointing
     from ds_adacc.engine.api import attach, initialize
+    from ds_adacc.record.registration import register_function
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attach", "checkpointing", "initialize"]
+__all__ = ["__version__", "attach", "checkpointing", "initialize", "register_function"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from ds_adacc.engine.api import initialize
 
         return initialize
+    if name == "register_function":
+        from ds_adacc.record.registration import register_function
+
+        return register_function
     if name == "checkpointing":
         return importlib.import_module("ds_adacc.checkpointing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

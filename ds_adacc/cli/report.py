@@ -162,7 +162,8 @@ def _in_force(plan: events.PlanMade, is_full: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"The plan from step {plan.step} on")]
     if is_full:
         for decision in plan.block_types:
-            parts += [Text(f"  {heading(decision)}"), decision_tables(decision), Text()]
+            parts += [Text(f"  {heading(decision)}"), decision_tables(decision)]
+            parts += [*(Text(f"  {remark}") for remark in decision.remarks), Text()]
     elif plan.block_types:
         parts += [brief_tables(plan.block_types), Text()]
     if plan.baselines:

@@ -35,7 +35,7 @@ def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> p
 
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
     # Written to before anyone reads it, a value counts with the one that takes its place.
-    absorbed = {op.written for op in recording.ops}
+    absorbed = {index for op in recording.ops for index in op.written}
     return tuple(
         planner.Value(
             name=value.name,

@@ -23,7 +23,9 @@ from ds_adacc.planner import HOPELESS
 from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.recording import Recording
+from ds_adacc.record.registration import computes_only
 from ds_adacc.record.saved import Slot
+from ds_adacc.record.schema import tensors_in
 from ds_adacc.record.signature import flatten
 
 Measure = Callable[[BoundPolicy], float]
@@ -49,6 +51,8 @@ class Probe:
         self.states: dict[int, torch.Tensor] = {}
         self._to_note = states_at(recording.draws)
         self._generators = recording.generators
+        # The backward of a Function may write to its gradient and to what it has saved, as Liger-Kernel's do.
+        self._copies = any(op.is_function for op in recording.ops)
         self._note(-1)
         self._study = study
         self._name = recording.name
@@ -95,6 +99,14 @@ class Probe:
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
         own = [slot.slot for slot in self.slots]
+        self._hold(own)
+        try:
+            self._learn(edge, gradient, own)
+        finally:
+            for slot, held in zip(self.slots, own, strict=True):
+                slot.slot = held
+
+    def _learn(self, edge: GradientEdge, gradient: torch.Tensor, own: Sequence[Slot]) -> None:
         gradients = self._backward(edge, gradient)
         if not all(map(_is_finite, gradients)):  # as in a step that a loss scaler skips
             gradient = _random_like(gradient)
@@ -106,7 +118,7 @@ class Probe:
             call = Call(bound, self._inputs, noted=self.states)
             try:
                 # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
-                exact = [slot.unpack() for slot in self.slots]
+                exact = [slot.unpack() for slot in own]
                 exact.reverse()
                 self._hold([call.pack(exact.pop()) for _ in self.slots])
                 call.close()
@@ -125,17 +137,31 @@ class Probe:
                 )
 
     def _hold(self, slots: Iterable[Slot]) -> None:
+        """Let backward take its tensors from these slots, and leave them as they are."""
         for slot, held in zip(self.slots, slots, strict=True):
-            slot.slot = held
+            slot.slot = _Copying(held) if self._copies else held
 
     def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
         starts = [*self._of_inputs, *self._of_parameters]
+        gradient = gradient.clone() if self._copies else gradient
         return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
 
     def _error(self, gradients: Gradients, exact: Gradients) -> float:
         inputs = len(self._of_inputs)
         parts = (slice(None, inputs), slice(inputs, None))
         return max(relative_error(gradients[part], exact[part]) for part in parts)
+
+
+class _Copying:
+    """A slot that gives a copy at each time."""
+
+    __slots__ = ("_slot",)
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def unpack(self) -> torch.Tensor:
+        return self._slot.unpack().clone()
 
 
 class _Arrival(torch.autograd.Function):
@@ -177,9 +203,15 @@ def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -
     flatten(output, ends)
     for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
-        if is_function and node.name() not in _KNOWN:
+        if is_function and node.name() not in _KNOWN and not _computes_only(node):
             return f"its backward runs {node.name()}, which may hold a collective"
     return None
+
+
+def _computes_only(node: torch.autograd.graph.Node) -> bool:
+    """Whether it is of a Function whose backward may be run by itself, all of whose tensors the pack hook has seen."""
+    cls = getattr(node, "_forward_cls", None)
+    return cls is not None and computes_only(cls) and not any(tensors_in(list(vars(node).values())))
 
 
 def relative_error(gradients: Gradients, exact: Gradients) -> float:

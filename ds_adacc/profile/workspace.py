@@ -10,7 +10,9 @@ import torch
 from ds_adacc.profile.block_graph import GradientLifetimes, Workspace, block_graph
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.recording import ParameterRef, RecordedOp, Recording, ValueRef
+from ds_adacc.record.registration import computes_only
 from ds_adacc.record.replay import replay, run, view_of
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -52,11 +54,12 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
 def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
     """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
 
-    Both are 0 for an operator that is never replayed, writes in place, or has no derivative. Memory that stays
-    allocated (a library's own) does not count.
+    Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
+    `autograd.Function` whose backward may do more than compute gradients. Memory that stays allocated (a library's own)
+    does not count.
     """
     try:
-        starts, ends = _apart(op, inputs, gradients) if op.replayable and op.base is None else ([], [])
+        starts, ends = _apart(op, inputs, gradients) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
         ones, given = [torch.ones_like(end) for end in ends], []
@@ -74,6 +77,11 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
     return Backward(max((trace.peak or 0) - max(trace.left or 0, gradients.made(op)), 0), seconds)
 
 
+def _may_run(op: RecordedOp) -> bool:
+    is_known = not isinstance(op.func, FunctionCall) or computes_only(op.func.cls)
+    return op.replayable and not op.bases and is_known
+
+
 def _apart(
     op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -85,10 +93,13 @@ def _apart(
         if ref not in leaves:
             is_value = isinstance(ref, ValueRef)
             required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
-            leaves[ref] = view_of(ref, inputs.__getitem__, parameters).detach().requires_grad_(required)
+            tensor = view_of(ref, inputs.__getitem__, parameters).detach()
+            # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
+            tensor = tensor.clone() if isinstance(op.func, FunctionCall) else tensor
+            leaves[ref] = tensor.requires_grad_(required)
         return leaves[ref]
 
-    with torch.enable_grad(), torch._C._DisableAutocast():
+    with torch.enable_grad():
         outputs = run(op, leaf)
     ends = [o for i, o in zip(op.outputs, outputs, strict=False) if i in gradients.required and o.requires_grad]
     return [tensor for tensor in leaves.values() if tensor.requires_grad], ends

@@ -12,9 +12,13 @@ The files, in the order in which a call meets them:
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `guards`: the state of all that, as flat marks. Other marks, another program.
 * `content`: what one Python object holds, or why that cannot be read.
-* `watch`: what Python itself reads while the block is recorded: globals, random numbers, a tensor's data.
+* `watch`: what Python itself does while the block is recorded: it reads globals, random numbers, a tensor's data; it
+  applies Functions and calls collectives.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
+* `known`: which value or parameter a tensor is, by where it lies in memory.
+* `functions`: a call of an `autograd.Function` as an operator; `application`: what such a call does inside.
+* `registration`: what the user tells of a Function; which operator of ATen one is like, by its name.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `geometry`: where a view lies in memory, and whether two tensors have the same bits.
 * `parameters`: the block's parameters by index.
@@ -24,6 +28,7 @@ The files, in the order in which a call meets them:
 * `labels`: what the user would call a value: the module and the tensor.
 * `roles`: which layer a value belongs to, read off the operators.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
+* `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `replay`: runs one recorded operator again; backward uses it too.
 * `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
@@ -45,8 +50,8 @@ Rules of this room, cited where they are obeyed:
 5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
    parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
 6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-   part in a collective, those that torch runs compiled, and those that are not plain ATen calls. They give other bits,
-   have effects, or wait for other ranks.
+   part in a collective, those that torch runs compiled, and higher-order operators. They give other bits, have effects,
+   or wait for other ranks.
 7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read data,
    the next call may take another branch and save other tensors.
 8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
@@ -67,4 +72,11 @@ Rules of this room, cited where they are obeyed:
     hook around it. Each replay proves this again: it must leave the generator in the state that the later call noted.
     The states are values of the recording, which the plan retains if it replays the draw. They are never part of the
     plan: each call on each rank has its own.
+15. A call of an `autograd.Function` is one operator, with all that it calls inside: its kernels may write by address,
+    unseen by the dispatcher. It makes what it returns and what it saves for backward. Its replay runs its forward on a
+    context of its own, below autograd, but under the autocast of forward, and in verifying on memory filled with a
+    pattern. Looking on tells why it must not be replayed: a collective, data read into Python, state that it changes,
+    other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
+    Python is guarded (Rule 8), and must be the same when it is replayed. A Function that takes objects may depend on
+    anything: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of `apply`.
 """

@@ -10,7 +10,8 @@ import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
 from ds_adacc.record.closure import Closure
-from ds_adacc.record.recorder import Recorder, Unrecordable
+from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.saved import Slot, keep, unpack
@@ -86,7 +87,7 @@ class _RecordingHook:
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule 1)."""
     recorder = Recorder(name, inputs, found)
-    hook, watch = _RecordingHook(recorder), Watch(recorder.note_read)
+    hook, watch = _RecordingHook(recorder), Watch(recorder)
     watch.start()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
@@ -97,11 +98,11 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
         recording = without_inaccessible(_sound(recorder.recording()))
-        recorder.tensors.complete(recording)
-        recording = recorder.labels.give(assign_roles(recording, recorder.tensors))
+        recorder.known.tensors.complete(recording)
+        recording = recorder.labels.give(assign_roles(recording, recorder.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, inputs, recording, reason, recorder.tensors, recorder.saved, slots, watch)
+    return Capture(output, inputs, recording, reason, recorder.known.tensors, recorder.saved, slots, watch)
 
 
 def _sound(recording: Recording) -> Recording:

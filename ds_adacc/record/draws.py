@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,13 +35,13 @@ class Draws:
         self._known: dict[tuple[torch.Generator, int], ValueRef] = {}
         self._pending: list[RecordedOp] = []
         self._position = -1
-        self._marked = self.states()
+        self._marked: Sequence[torch.Tensor] = self.states()
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """The states of the generators now."""
         return tuple(generator.get_state() for generator in self._generators)
 
-    def of(self, given: tuple[Any, Any], before: tuple[torch.Tensor, ...]) -> tuple[Draw | None, str | None]:
+    def of(self, given: tuple[Any, Any], before: Sequence[torch.Tensor]) -> tuple[Draw | None, str | None]:
         """The draw of an operator that has just run, or why its numbers cannot be drawn again; (None, None): no draw.
 
         `given`: its arguments. `before`: the states before it ran.
@@ -66,10 +66,10 @@ class Draws:
         """Note an operator that has drawn. The next call of the pack hook must find its generator where it left it."""
         self._pending.append(op)
 
-    def mark(self) -> None:
+    def mark(self, states: Sequence[torch.Tensor]) -> None:
         """Note the states at a call of the pack hook."""
         self._position += 1
-        self._marked = self.states()
+        self._marked = states
         for op in self._pending:
             draw = op.draw
             found = self._marked[self._generators.index(draw.generator)]

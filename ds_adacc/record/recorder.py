@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,13 +11,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.record.application import Application
 from ds_adacc.record.closure import Closure
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
+from ds_adacc.record.functions import as_tuple, attributes, why_not_one
 from ds_adacc.record.generators import unmoved
-from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.geometry import Geometry
+from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.parameters import Parameters
+from ds_adacc.record.ran import Ran
 from ds_adacc.record.recording import (
     COLLECTIVE,
     COMPILED,
@@ -26,10 +29,10 @@ from ds_adacc.record.recording import (
     ParameterRef,
     Position,
     RecordedOp,
-    RecordedValue,
     Recording,
     ValueRef,
 )
+from ds_adacc.record.registration import registration_of
 from ds_adacc.record.schema import (
     MASKS,
     OPAQUE,
@@ -43,22 +46,17 @@ from ds_adacc.record.schema import (
     with_dtype,
     written_tensors,
 )
-from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.verify import difference, unsure
 
 _OVERWRITTEN = "what it makes is overwritten in place"
 
 
-class Unrecordable(Exception):
-    """The block cannot be recorded; the message says why."""
-
-
 class Recorder(TorchDispatchMode):
-    """The dispatch mode and pack hook of one recorded forward.
+    """The dispatch mode and pack hook of one recorded forward, and what the watch tells of Python's calls.
 
-    `tensors` are the values seen, by index, and `saved` what autograd saves, in order. Each operator is verified as
-    soon as it has run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot
-    record it only passes calls on; `failure` says why.
+    `known` has the values seen, and `saved` what autograd saves, in order. Each operator is verified as soon as it has
+    run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot record it only
+    passes calls on; `failure` says why.
 
     torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
     it may be compiled anew for the same arguments, so nothing of it is replayed (Rule 6).
@@ -74,27 +72,23 @@ class Recorder(TorchDispatchMode):
     def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Closure) -> None:
         super().__init__()
         self.name = name
-        self.inputs = inputs
         self.labels = Labels(inputs, found)
         self.failure: str | None = None
-        self.tensors = RecordedTensors()
         self.saved: list[torch.Tensor] = []
-        self.parameters: list[torch.Tensor] = []
-        self.buffers: list[tuple[weakref.ref[Any], str]] = []
+        self.known = Known(inputs, found)
         self._closure = found
-        self._values: list[RecordedValue] = []
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
-        self._roots: dict[int, list[int]] = {}
         self._turn: int | None = None
         self._masks: set[int] = set()
         self._tainted = False
         self._is_aside = False  # while it runs operators of its own
         self._fresh = False
+        self._has_collective = False  # of the call that is under way
+        self._running: Application | None = None
+        self._remarks: dict[str, None] = {}
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
-        self._draws = Draws(found.generators(), self._values, self.tensors)
-        for position, tensor in enumerate(inputs):
-            self._external(tensor, "input", position)
+        self._draws = Draws(found.generators(), self.known.values, self.known.tensors)
 
     # -- what torch calls
 
@@ -108,14 +102,20 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.failure is not None or self._is_aside:
             return func(*args, **kwargs)
+        if self._running is not None:
+            result = func(*args, **kwargs)
+            with self._noting():
+                self._running.note(func, (args, kwargs), result)
+            return result
         encoded = states = None
         with self._noting():
             encoded = self._arguments(func, args, kwargs)
             states = self._draws.states()
+        self._has_collective = False
         result = func(*args, **kwargs)
         if self.failure is None:
             with self._noting():
-                self._note(func, encoded, (args, kwargs), result, states)
+                self._note(self._ran(func, encoded, (args, kwargs), result, states))
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -123,23 +123,65 @@ class Recorder(TorchDispatchMode):
         with torch.no_grad(), self.aside():
             tensor = tensor.detach()
         self.saved.append(tensor)
-        if self.failure is None:
-            with self._noting():
-                self._note_compiled()
-                self._draws.mark()
-                plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
-                ref = self._refer(tensor) if plannable else None
-                self._positions.append(Position(ref, len(self._ops), self._fresh))
-                if isinstance(ref, ValueRef):
-                    self._seen.add(ref.index)
-                    with self.aside():
-                        self.tensors.hold(ref.index)
+        if self._running is not None:  # the Function's outputs are not known yet
+            self._running.packed.append((tensor, self._draws.states()))
+        elif self.failure is None:
+            with self._noting(), self.aside():
+                self._save(tensor, self._draws.states(), len(self._ops), self._fresh)
         return tensor
 
     def note_read(self) -> None:
         """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
         self._tainted = True
         self._doubt_from_here()
+        if self._running is not None:
+            self._running.refuse("reads data into Python")
+
+    def note_collective(self) -> None:
+        """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""
+        self._has_collective = True
+
+    def function_begins(
+        self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Application | None:
+        """An `autograd.Function` is applied; None if its operators are to be recorded one by one (Rule 15)."""
+        if self.failure is not None or self._is_aside or in_compiled_code():
+            return None
+        reason = why_not_one(cls, args, kwargs)
+        if reason is not None:
+            self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
+            return None
+        with self._noting(), self.aside(), torch.no_grad():
+            self._running, self._has_collective = Application(cls, args, self._draws.states()), False
+            if registration_of(cls).replay == "never":
+                self._running.refuse("it is registered as never to be replayed")
+        return self._running
+
+    def function_ends(self, result: Any, raised: bool) -> None:
+        """The Function has returned, or raised an error."""
+        running, self._running = self._running, None
+        assert running is not None
+        if self.failure is not None:
+            return
+        with self._noting(), self.aside(), torch.no_grad():
+            results = as_tuple(result)
+            index = len(self._ops)
+            written = running.settle(results)
+            if raised:
+                running.refuse("it has raised an error")
+            if written and not self._bases(written):
+                running.refuse("it writes to an argument in place")
+            if self._tainted:
+                running.refuse("may hold a number read from data")
+            if running.reads_data:
+                self.note_read()
+            if self._has_collective:
+                running.refusal = COLLECTIVE
+            self._note(running.ran(results, written, self._encode))
+            at, fresh = (len(self._ops), self._fresh) if len(self._ops) == index else (index, False)
+            for tensor, states in running.packed:
+                self._save(tensor, states, at, fresh)
+            self._note_attributes(running, results)
 
     # -- the result
 
@@ -147,51 +189,85 @@ class Recorder(TorchDispatchMode):
         """The block's program. Raises `Unrecordable` with the reason if there is none."""
         if self.failure is not None:
             raise Unrecordable(self.failure)
-        met = {id(parameter) for parameter in self.parameters}
+        known = self.known
+        met = {id(parameter) for parameter in known.parameters}
         others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
         recording = Recording(
             self.name,
-            tuple(self._values),
+            tuple(known.values),
             tuple(self._ops),
             tuple(self._positions),
-            Parameters((*self.parameters, *others), self._closure.tensors),
-            tuple(self.buffers),
+            Parameters((*known.parameters, *others), self._closure.tensors),
+            tuple(known.buffers),
+            tuple(self._remarks),
         )
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self._draws.refusals()})
 
     # -- bookkeeping
 
-    def _note(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> None:
-        """Note an operator that has run. `states` are the generators' from before."""
+    def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> Ran:
+        """A call of the dispatcher's."""
         outputs = result if isinstance(result, tuple | list) else (result,)
-        index = len(self._ops)
         written = written_tensors(func, given)
-        base, fresh = self._base(written)
-        refusal = COMPILED if self._note_compiled() else refusal_of(func, self._tainted, base is not None)
+        refusal = refusal_of(func, self._tainted, bool(self._bases(written)))
+        refusal = COMPILED if self._note_compiled() else COLLECTIVE if self._has_collective else refusal
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        draw, unknown = self._draws.of(given, states)
-        op = RecordedOp(index, func, *encoded, (), refusal or unknown, draw, base, fresh)
-        dynamic = has_dynamic_shape(func, given)
-        if dynamic:
+        return Ran(func, *encoded, given, outputs, states, written, refusal, has_dynamic_shape(func, given))
+
+    def _note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
+        """Note what the context of a Function holds: no hook is told of that."""
+        held = {}
+        for tensor in tensors_in(attributes(results, running.cls)):
+            if not isinstance(self.known.find(tensor), ParameterRef):
+                held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
+                self.known.pin(tensor)
+        if held:
+            self._remark(
+                f"{running.cls.__name__}: holds {sum(held.values())} bytes in attributes of ctx, whatever the plan"
+            )
+
+    def _remark(self, remark: str) -> None:
+        if remark:
+            self._remarks[remark] = None
+
+    def _save(self, tensor: torch.Tensor, states: Sequence[torch.Tensor], ops_done: int, fresh: bool) -> None:
+        """Note a call of the pack hook; `states` are the random generators' then."""
+        self._note_compiled()
+        self._draws.mark(states)
+        plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
+        ref = self._refer(tensor) if plannable else None
+        self._positions.append(Position(ref, ops_done, fresh))
+        if isinstance(ref, ValueRef):
+            self._seen.add(ref.index)
+            self.known.tensors.hold(ref.index)
+
+    def _note(self, ran: Ran) -> None:
+        """Note a call that has run, if it has made anything."""
+        index = len(self._ops)
+        bases = self._bases(ran.written)
+        draw, unknown = self._draws.of(ran.given, ran.states)
+        refusal, (written, makers) = ran.refusal or unknown, (tuple(bases), tuple(bases.values()))
+        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written)
+        if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
-        dynamic = dynamic or any(self._values[value].dynamic for value in op.reads)
+        dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
         rewritten: list[int] = []
-        for tensor in written:
-            rewritten += self._overwrite(tensor, op, len(outputs) + len(rewritten))
-        known = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
-        made = [self._made(tensor, op, position, dynamic, known) for position, tensor in enumerate(outputs)]
+        for tensor in ran.written:
+            rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
+        made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves: that is no operator of the program.
-            self._fresh = self._fresh and func is torch.ops.aten.detach.default
+            self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return  # Rule 3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED:
-            op = by_look(op, outputs[0])
-        op = with_dtype(op, outputs[0])
+            op = by_look(op, ran.outputs[0])
+        op = with_dtype(op, ran.outputs[0])
         if dynamic and op.refusal in (None, UNINITIALISED):
             op = replace(op, refusal="its shape depends on data")
-        if base is not None:
+        for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         self._fresh = True
         self._seen.update(op.reads)
@@ -199,18 +275,18 @@ class Recorder(TorchDispatchMode):
         self._ops.append(replace(op, outputs=(*made, *rewritten)))
         if draw is not None:
             self._draws.add(self._ops[-1])
-        self._verify(self._ops[-1], given)
+        self._verify(self._ops[-1], ran.given)
 
     def _verify(self, op: RecordedOp, given: tuple[Any, Any]) -> None:
         """Refuse the operator if it does not replay to the same bits (Rule 9); else let its results die."""
         if not op.replayable:
             return
         with self.aside(), unmoved(generators_in(given)):
-            reason = difference(op, self.tensors, self.parameters)
+            reason = difference(op, self.known.tensors, self.known.parameters)
         if reason is not None:
             self._ops[-1] = replace(op, refusal=reason)
         elif op.draw is None:  # a draw may still turn out not to be replayable
-            self.tensors.release(op.outputs)
+            self.known.tensors.release(op.outputs)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -226,21 +302,26 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """The recorder notes no operator that runs here."""
-        self._is_aside = True
+        """The recorder notes no operator that runs here, and no pack hook is called."""
+        was_aside, self._is_aside = self._is_aside, True
         try:
-            yield
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+                yield
         finally:
-            self._is_aside = False
+            self._is_aside = was_aside
 
-    def _base(self, written: Sequence[torch.Tensor]) -> tuple[RecordedOp, int] | tuple[None, None]:
-        """What made the tensor that is written to, if no one has read it yet, and which value it is (Rule 4)."""
-        values = self._roots.get(written[0].untyped_storage()._cdata, []) if len(written) == 1 else []
-        if len(values) == 1 and values[0] not in self._seen and self._values[values[0]].producer is not None:
-            base = self._ops[self._values[values[0]].producer]
-            if base.refusal in (None, UNINITIALISED):
-                return base, values[0]
-        return None, None
+    def _bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
+        """By value, what made the tensors that are written to, if no one has read any of them yet (Rule 4)."""
+        bases = {}
+        for tensor in written:
+            values = self.known.in_storage(tensor)
+            producer = self.known.values[values[0]].producer if len(values) == 1 else None
+            if producer is None or self._ops[producer].refusal not in (None, UNINITIALISED):
+                return {}
+            if values[0] in self._seen or values[0] in bases:
+                return {}
+            bases[values[0]] = self._ops[producer]
+        return bases
 
     def _note_compiled(self) -> bool:
         """Whether compiled code runs now."""
@@ -254,122 +335,38 @@ class Recorder(TorchDispatchMode):
         if self._turn is None:
             self._turn = len(self._positions)
 
-    def _made(self, tensor: Any, op: RecordedOp, output: int, dynamic: bool, known: set[int]) -> int | None:
-        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3)."""
+    def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
+        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
+
+        Of what a Function saves, None also if it is (part of) a value.
+        """
+        tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):
             return None
-        self._admit(tensor)
-        if tensor.untyped_storage()._cdata in known:
+        admit(tensor)
+        if storage_of(tensor) in given:
             return None
-        index = len(self._values)
-        name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
-        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), op.index, output, dynamic=dynamic))
-        return index
-
-    def _external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
-        self._admit(tensor)
-        known = self._find(tensor)
-        if known is not None:
-            return known
-        index = len(self._values)
-        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
-        self._add(
-            tensor, RecordedValue(index, f"{origin}.{source}", origin, Geometry.of(tensor), source=source, **facts)
-        )
-        return index
-
-    def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
-        self._values.append(replace(value, device=tensor.device.type))
-        with torch.no_grad(), self.aside():
-            self.tensors.append(tensor.detach())
-        self._roots.setdefault(tensor.untyped_storage()._cdata, []).append(value.index)
-
-    def _admit(self, tensor: torch.Tensor) -> None:
-        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-            raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
-        if tensor.layout != torch.strided:
-            raise Unrecordable(f"it handles a tensor of layout {tensor.layout}")
-
-    def _find(self, tensor: torch.Tensor) -> int | None:
-        """The current value that holds all of `tensor`'s bytes."""
-        start, stop = span(tensor)
-        for index in reversed(self._roots.get(tensor.untyped_storage()._cdata, ())):
-            low, high = self.tensors.span(index)
-            if low <= start and stop <= high:
-                return index
-        return None
+        if is_saved and self.known.find(tensor) is not None:
+            return None
+        return self.known.made(tensor, op, output, dynamic)
 
     def _refer(self, tensor: torch.Tensor) -> ValueRef | ParameterRef:
-        self._admit(tensor)
-        index = self._find(tensor)
-        if index is None:
-            parameter = self._parameter(tensor)
-            if parameter is not None:
-                origin = self.parameters[parameter].data_ptr()
-                return ParameterRef(parameter, Geometry.of(tensor, origin))
-            index = self._captured(tensor)
-        return ValueRef(index, Geometry.of(tensor, self.tensors.span(index)[0]))
+        found = self.known.find(tensor)
+        if found is not None:
+            return found
+        return self._made_unseen(tensor) if in_compiled_code() else self.known.captured(tensor)
 
-    def _parameter(self, tensor: torch.Tensor) -> int | None:
-        """Which parameter `tensor` is part of, by its address (Rule 5)."""
-        start, stop = span(tensor)
-        for index, parameter in enumerate(self.parameters):
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                return index
-        for parameter in self._closure.parameters:
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                self.parameters.append(parameter)
-                return len(self.parameters) - 1
-        return None
-
-    def _captured(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()._cdata
-        for owner, name, buffer in self._closure.buffers():
-            if buffer.layout == torch.strided and buffer.untyped_storage()._cdata == storage:
-                self.buffers.append((weakref.ref(owner), name))
-                return self._external(buffer, "buffer", len(self.buffers) - 1)
-        if in_compiled_code():
-            return self._made_unseen(tensor)
-        return self._external(tensor, "captured", len(self._values))
-
-    def _made_unseen(self, tensor: torch.Tensor) -> int:
+    def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
-        op, index = len(self._ops), len(self._values)
+        index = len(self._ops)
+        op = RecordedOp(index, KERNEL, (), (), (len(self.known.values),), COMPILED)
         self.labels.note()
-        self._ops.append(RecordedOp(op, KERNEL, (), (), (index,), COMPILED))
-        self._add(tensor, RecordedValue(index, f"{KERNEL}{op}", "made", Geometry.of(tensor), op))
-        return index
-
-    def _overwrite(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
-        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
-
-        They count as outputs of `op`, from number `output` on.
-        """
-        storage = tensor.untyped_storage()._cdata
-        old = self._roots.pop(storage, [])
-        if not old:
-            raise Unrecordable(f"{op.name} writes to a parameter in place")
-        new = []
-        for index in old:
-            value = self._values[index]
-            self._values[index] = replace(value, overwritten=True)
-            new.append(len(self._values))
-            name = f"{op.short_name}{op.index}"
-            facts = {"output": output + len(new) - 1, "dynamic": value.dynamic}
-            self._add(
-                self.tensors.hold(index),
-                RecordedValue(new[-1], name, "made", value.geometry, op.index, **facts),
-            )
-        return new
+        self._ops.append(op)
+        return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
-            return (
-                (),
-                (),
-            )  # never replayed, and its arguments (subgraphs, process groups) must not be kept alive
+            return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self._encode(value)) for name, value in kwargs.items())
         return with_constants(func, (self._encode(args), named))
 
@@ -379,3 +376,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(tree, tuple | list):
             return type(tree)(self._encode(item) for item in tree)
         return tree
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

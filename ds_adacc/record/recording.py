@@ -14,6 +14,7 @@ import torch
 from ds_adacc.record.geometry import Geometry
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
+FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
@@ -53,6 +54,7 @@ class RecordedValue:
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
     that is an `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
+    `pinned`: the program holds it until backward, whatever the plan.
     """
 
     index: int
@@ -72,6 +74,7 @@ class RecordedValue:
     device: str = "cpu"
     is_parameter: bool = False
     label: str = ""
+    pinned: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +86,8 @@ class RecordedValue:
 
         An input without gradient (a mask) stays with the caller anyway. A CUDA generator's state is in host memory.
         """
+        if self.pinned:
+            return False
         if self.origin == "generator":
             return self.device == "cpu"
         return self.origin == "made" or (self.origin == "input" and self.requires_grad)
@@ -107,8 +112,8 @@ class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
 
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
-    `base`: the operator that made the value `written`, to which this one writes in place before anyone has read it
-    (Rule 4). The two are replayed together. The value after the write is the last of `outputs`.
+    `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
+    (Rule 4). All are replayed together. The values after the write are the last of `outputs`.
     """
 
     index: int
@@ -118,8 +123,8 @@ class RecordedOp:
     outputs: tuple[int | None, ...]
     refusal: str | None = None
     draw: Draw | None = None
-    base: RecordedOp | None = None
-    written: int | None = None
+    bases: tuple[RecordedOp, ...] = ()
+    written: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -132,6 +137,11 @@ class RecordedOp:
     @property
     def replayable(self) -> bool:
         return self.refusal is None
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a call of an `autograd.Function` (Rule 15)."""
+        return self.name.startswith(f"{FUNCTION}.")
 
     @property
     def is_collective(self) -> bool:
@@ -149,7 +159,7 @@ class RecordedOp:
     @property
     def parts(self) -> tuple[RecordedOp, ...]:
         """The operators that a replay runs, in order: those that made what this one writes to, and this one."""
-        return (self,) if self.base is None else (*self.base.parts, self)
+        return (*(part for base in self.bases for part in base.parts), self)
 
     @property
     def draws(self) -> tuple[Draw, ...]:
@@ -159,7 +169,7 @@ class RecordedOp:
     @property
     def sources(self) -> tuple[ValueRef | ParameterRef, ...]:
         """What a replay reads: the references of all its parts but those to what they make, and generators' states."""
-        written = {part.written for part in self.parts}
+        written = {index for part in self.parts for index in part.written}
         read = (ref for part in self.parts for ref in part.references)
         kept = (ref for ref in read if not (isinstance(ref, ValueRef) and ref.index in written))
         return (*kept, *(state for draw in self.draws for state in (draw.before, draw.after)))
@@ -187,7 +197,8 @@ class Position:
 class Recording:
     """One block's program. Its only tensors are parameters (Rule 12).
 
-    `buffers`: the owner of each, which the recording does not keep alive, and the name.
+    `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
+    know of its Functions.
     """
 
     name: str
@@ -196,6 +207,7 @@ class Recording:
     positions: tuple[Position, ...]
     parameters: Sequence[torch.Tensor] = field(repr=False)
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
+    remarks: tuple[str, ...] = ()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -218,6 +230,12 @@ class Recording:
         return any(op.refusal == COMPILED for op in self.ops)
 
     @property
+    def remarks_on_functions(self) -> tuple[str, ...]:
+        """What the user should know of the block's `autograd.Function`s, each thing once."""
+        refused = (f"{op.short_name}: never replayed: {op.refusal}" for op in self.ops if op.is_function and op.refusal)
+        return tuple(dict.fromkeys((*refused, *self.remarks)))
+
+    @property
     def saved(self) -> frozenset[int]:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
@@ -233,7 +251,9 @@ class Recording:
     def of_block(self, other: Recording) -> Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
         numbers = iter(other.constants)
-        ops = with_arguments(self.ops, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in self.ops])
+        # A Function may be another class in each block.
+        own = [replace(op, func=its.func) for op, its in zip(self.ops, other.ops, strict=True)]
+        ops = with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
@@ -345,6 +365,6 @@ def with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any
     """The operators with other arguments."""
     changed: list[RecordedOp] = []
     for op, (args, kwargs) in zip(ops, arguments, strict=True):
-        base = None if op.base is None else replace(changed[op.base.index], refusal=op.base.refusal)
-        changed.append(replace(op, args=args, kwargs=kwargs, base=base))
+        bases = tuple(replace(changed[base.index], refusal=base.refusal) for base in op.bases)
+        changed.append(replace(op, args=args, kwargs=kwargs, bases=bases))
     return tuple(changed)

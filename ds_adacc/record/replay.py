@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.generators import drawing_again
 from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
@@ -33,32 +35,35 @@ def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Inde
 
     Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
     """
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad():
         return run(op, lambda ref: view_of(ref, root, parameters))
 
 
 def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
-    if op.base is None:
+    if not op.bases:
         return _call(op, tensor_of)
-    # Rule 4: it writes to what its base makes for this replay alone.
-    fresh = run(op.base, tensor_of)[op.base.outputs.index(op.written)]
+    # Rule 4: it writes to what its bases make for this replay alone.
+    pairs = zip(op.written, op.bases, strict=True)
+    fresh = {index: run(base, tensor_of)[base.outputs.index(index)] for index, base in pairs}
 
     def inner(ref: ValueRef | ParameterRef) -> torch.Tensor:
-        is_fresh = type(ref) is ValueRef and ref.index == op.written
-        return ref.geometry.view(fresh) if is_fresh else tensor_of(ref)
+        is_fresh = type(ref) is ValueRef and ref.index in fresh
+        return ref.geometry.view(fresh[ref.index]) if is_fresh else tensor_of(ref)
 
-    return (*_call(op, inner), fresh)
+    return (*_call(op, inner), *fresh.values())
 
 
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     args = _resolve(op.args, tensor_of)
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
-    if op.draw is None:
+    with ExitStack() as ambience:
+        if not isinstance(op.func, FunctionCall):  # it casts as it has in forward
+            ambience.enter_context(torch._C._DisableAutocast())
+        if op.draw is not None:
+            states = tensor_of(op.draw.before), tensor_of(op.draw.after)
+            ambience.enter_context(drawing_again(op.draw.generator, *states))
         result = op.func(*args, **kwargs)
-    else:
-        with drawing_again(op.draw.generator, tensor_of(op.draw.before), tensor_of(op.draw.after)):
-            result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 

@@ -10,8 +10,10 @@ import torch
 
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.record.compiled import KERNEL
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.record.registration import like, roles_told
 from ds_adacc.record.tensors import RecordedTensors
 
 _MATMUL = ("mm", "addmm", "linear", "_linear")
@@ -29,16 +31,20 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
     A value that has died shows nothing. No codec is on offer for it.
     """
     readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
+    told: dict[int, str] = {}  # what a Function reads goes before what another one makes
     for op in recording.ops:
         for slot, ref in enumerate(op.references):
             if isinstance(ref, ValueRef):
                 readers.setdefault(ref.index, []).append((op, slot, ref.geometry))
+        of_read, of_made = roles_told(op)
+        told.update({index: role for index, role in of_made.items() if index not in told})
+        told.update(of_read)
     values = []
     for value in recording.values:
         tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
         two_valued = value.index in recording.saved and _is_mask(value, recording, tensor)
-        role = "dropout_mask" if two_valued else _role(value, recording, uses)
+        role = "dropout_mask" if two_valued else told.get(value.index) or _role(value, recording, uses)
         finite = tensor is not None and not value.overwritten and _is_finite(tensor)
         channels = _channels(value, [g for _, _, g in uses])
         values.append(replace(value, role=role, two_valued=two_valued, finite=finite, channels=channels))
@@ -47,14 +53,14 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
 
 def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedOp, int, Geometry]]) -> str:
     producer = recording.ops[value.producer] if value.producer is not None else None
-    made_by = producer.short_name if producer else ""
+    made_by = _like(producer) if producer else ""
     for op, slot, geometry in uses:
         part = _attention_part(op, slot, geometry, value, recording)
         if part:
             return part
     if made_by in _SOFTMAX:
         return "softmax"
-    if any(op.short_name in _SOFTMAX for op, _, _ in uses):
+    if any(_like(op) in _SOFTMAX for op, _, _ in uses):
         return "score"
     if producer and (_ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
         return "statistic"
@@ -64,22 +70,27 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         return "attention"
     if value.origin == "input":
         return "block_input"
-    if made_by in _NORM or any(op.short_name in _NORM for op, _, _ in uses):
+    if made_by in _NORM or any(_like(op) in _NORM for op, _, _ in uses):
         return "layernorm"
-    if any(op.short_name in _ACTIVATION for op, _, _ in uses):
+    if any(_like(op) in _ACTIVATION for op, _, _ in uses):
         return "gelu"
-    if any(op.short_name in _MATMUL for op, _, _ in uses):
+    if any(_like(op) in _MATMUL for op, _, _ in uses):
         return "linear"
     return "other"
+
+
+def _like(op: RecordedOp) -> str:
+    """The name of the operator of ATen whose values have the same roles."""
+    return (isinstance(op.func, FunctionCall) and like(op.func.cls)) or op.short_name
 
 
 def _attention_part(
     op: RecordedOp, slot: int, geometry: Geometry, value: RecordedValue, recording: Recording
 ) -> str | None:
     """Query, key or value, if `op` is attention and reads it there."""
-    if _ATTENTION in op.short_name and slot < 3:
+    if _ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
         return ("query", "key", "value")[slot]
-    if op.short_name in _BATCHED and value.producer is not None:
+    if _like(op) in _BATCHED and value.producer is not None:
         product = recording.values[op.outputs[0]] if op.outputs and op.outputs[0] is not None else None
         if product is not None and _leads_to_softmax(product, recording):
             return ("query", "key")[min(slot, 1)]
@@ -93,7 +104,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
-            if op.short_name in _SOFTMAX:
+            if _like(op) in _SOFTMAX:
                 return True
             if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
                 return False
@@ -110,7 +121,7 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
         if producer is None:
             return False
         maker = recording.ops[producer]
-        if maker.short_name in _SOFTMAX:
+        if _like(maker) in _SOFTMAX:
             return True
         factor = maker.reads[0] if maker.reads else None
     return False
@@ -148,7 +159,7 @@ def _is_random(value: RecordedValue, recording: Recording) -> bool:
         if value.producer is None:
             return False
         op = recording.ops[value.producer]
-        if op.short_name in _RANDOM:
+        if _like(op) in _RANDOM:
             return True
         if not op.reads or len(list(op.references)) > 1:
             return False

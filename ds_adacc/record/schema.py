@@ -14,6 +14,9 @@ OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+_OF_TORCH = ("aten", "prims")
+# Parts of the names of collectives that other packages define as operators.
+_COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -88,7 +91,9 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
-    if func.namespace in _COLLECTIVES or func._schema.name.startswith("deepspeed::inference_all_reduce"):
+    if func.namespace in _COLLECTIVES:
+        return COLLECTIVE
+    if func.namespace not in _OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
         return COLLECTIVE
     if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"
@@ -119,7 +124,8 @@ def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
 
     The default may be another one in backward.
     """
-    names = {argument.name for argument in op.func._schema.arguments} if op.refusal is None else set()
+    schema = getattr(op.func, "_schema", None)
+    names = {argument.name for argument in schema.arguments} if schema is not None and op.refusal is None else set()
     given = dict(op.kwargs)
     if "dtype" not in names or given.get("dtype") is not None or any(True for _ in op.references):
         return op

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
+from ds_adacc.record.functions import FunctionCall
 from ds_adacc.record.geometry import same_bits
 from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay
 from ds_adacc.record.tensors import RecordedTensors
+from ds_adacc.record.uninitialised import PATTERNS, Filled, differs_only_where_unwritten
 
 
 def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[torch.Tensor]) -> str | None:
@@ -17,16 +20,35 @@ def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[to
 
     What it has read and made is still alive.
     """
+    made = [None if index is None else tensors[index] for index in op.outputs]
+
+    def replays() -> Sequence[Any]:
+        return replay(op, tensors.__getitem__, parameters)
+
     try:
-        outputs = replay(op, tensors.__getitem__, parameters)
+        if not isinstance(op.func, FunctionCall):
+            agrees = all(map(_same, made, replays()))
+        else:  # Rule 15
+            with Filled(PATTERNS[0]):
+                first = replays()
+            agrees = all(map(_same, made, first)) or _agrees_where_written(made, first, replays)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         return f"its replay fails: {type(error).__name__}: {error}"
-    for index, output in zip(op.outputs, outputs, strict=False):
-        if index is not None and not same_bits(output, tensors[index]):
-            return "its replay gives other bits"
-    return None
+    return None if agrees else "its replay gives other bits"
+
+
+def _same(made: torch.Tensor | None, output: Any) -> bool:
+    return made is None or same_bits(output, made)
+
+
+def _agrees_where_written(
+    made: Sequence[torch.Tensor | None], first: Sequence[Any], replays: Callable[[], Sequence[Any]]
+) -> bool:
+    with Filled(PATTERNS[1]):
+        outputs = zip(made, first, replays(), strict=False)
+    return all(real is None or differs_only_where_unwritten(real, filled) for real, *filled in outputs)
 
 
 def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> dict[int, str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 
 from ds_adacc.record.content import is_library
 from ds_adacc.record.guards import Guards, guards_of_values
@@ -21,13 +22,55 @@ _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "to
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
+_DISTRIBUTED = "torch.distributed.distributed_c10d"
+_COLLECTIVES = frozenset(
+    {"all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "barrier"}
+    | {"all_gather_into_tensor", "_all_gather_base", "all_to_all_single", "reduce_scatter_tensor"}
+    | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
+    | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
+)
 _WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
-Place = tuple[dict[str, Any], str]  # the namespace of a Python module, and the name in it
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+
+Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
+
+
+class Running(Protocol):
+    """A call of an `autograd.Function` that is an operator of the program. `places`: what is known that it reads."""
+
+    places: dict[str, Place]
+
+    def reads(self, places: Mapping[str, Place]) -> None:
+        """A function begins inside, which reads these places."""
+
+
+class Listener(Protocol):
+    """What a watch tells of."""
+
+    def note_read(self) -> None:
+        """Python is about to read a tensor's data."""
+
+    def note_collective(self) -> None:
+        """Python calls a collective, perhaps inside an operator of the user's."""
+
+    def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Running | None:
+        """`cls.apply` is called. None: the listener does not want to know when it ends, but of those inside."""
+
+    def function_ends(self, result: Any, raised: bool) -> None:
+        """The Function has returned, or raised."""
+
+
+class _Code(NamedTuple):
+    """A code object that has been looked at: what it reads, and whether it is that of a collective."""
+
+    code: types.CodeType
+    places: Mapping[str, Place]
+    is_collective: bool
 
 
 class Watch:
-    """Watches from `start` to `stop`. `on_read` is called when Python is about to read a tensor's data.
+    """Watches from `start` to `stop`, and tells `listener`. Calls of other threads are none of the block's.
 
     `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
     function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
@@ -35,15 +78,18 @@ class Watch:
     Python allows one function that is told of calls: `is_possible` is False if there is another one.
     """
 
-    def __init__(self, on_read: Callable[[], None]) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.places: dict[str, Place] = {}
         self.marks: Guards = {}
         self.unguarded: str | None = None
-        self._on_read: Callable[[], None] | None = on_read
-        self._codes: dict[int, types.CodeType] = {}  # that have been looked at, by their identity
+        self._listener: Listener | None = listener
+        self._codes: dict[int, _Code] = {}  # by identity
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
+        self._applying: types.FrameType | None = None  # of the outermost Function that runs
+        self._running: Running | None = None
+        self._raised = False
 
     @staticmethod
     def is_possible() -> bool:
@@ -57,25 +103,48 @@ class Watch:
 
     def stop(self) -> None:
         sys.setprofile(None)
-        self._on_read = self._importing = None
+        self._listener = self._importing = self._applying = self._running = None
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
             if event == "return" and frame is self._importing:
                 self._importing = None
         elif event == "call":
-            if id(frame.f_code) not in self._codes:  # to hash a code object is slow
-                self._codes[id(frame.f_code)] = frame.f_code
-                self._note_code(frame)
-        elif event == "c_call" and called not in self._harmless:
-            self._note_call(frame, called)
+            known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
+            if known is None:
+                known = self._codes[id(frame.f_code)] = self._look_at(frame)
+            if self._running is not None and known.places:
+                self._running.reads(known.places)
+            if known.is_collective and self._listener is not None:
+                self._listener.note_collective()
+        elif event == "c_call":
+            if frame.f_code is _APPLY and called.__name__ == "apply":
+                self._note_function(frame)
+            elif called not in self._harmless:
+                self._note_call(frame, called)
+        elif frame is self._applying:
+            self._raised = self._raised or event == "c_exception"
+            if event == "return":
+                self._applying = self._running = None
+                self._listener.function_ends(called, self._raised)
 
-    def _note_code(self, frame: types.FrameType) -> None:
-        module = str(frame.f_globals.get("__name__"))
-        if frame.f_code.co_name == "<module>":
+    def _note_function(self, frame: types.FrameType) -> None:
+        """A Function is applied. Those that are applied within another one are part of it."""
+        if self._applying is None and self._listener is not None:
+            given = frame.f_locals
+            self._running = self._listener.function_begins(given["cls"], given["args"], given["kwargs"])
+            if self._running is not None:
+                self._applying, self._raised = frame, False
+                self.add(self._running.places)
+
+    def _look_at(self, frame: types.FrameType) -> _Code:
+        module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        places: Mapping[str, Place] = {}
+        if name == "<module>":
             self._importing = frame
         elif not is_library(module) or module in _READABLE_LIBRARIES:
-            self._note_globals(frame)
+            places = self._note_globals(frame)
+        return _Code(frame.f_code, places, module == _DISTRIBUTED and name in _COLLECTIVES)
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
@@ -90,7 +159,7 @@ class Watch:
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
 
-    def _note_globals(self, frame: types.FrameType) -> None:
+    def _note_globals(self, frame: types.FrameType) -> dict[str, Place]:
         code = frame.f_code
         names = dict.fromkeys((*code.co_names, *(each for each in code.co_consts if type(each) is str)))
         found: dict[str, Place] = {}
@@ -100,7 +169,12 @@ class Watch:
                 self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
             elif name in sys.modules and name in code.co_varnames:  # imported by the function itself
                 self._note_members(sys.modules[name], names, code, found)
-        new = {name: place for name, place in found.items() if name not in self.places}
+        self.add(found)
+        return found
+
+    def add(self, places: Mapping[str, Place]) -> None:
+        """Guard these places too."""
+        new = {name: place for name, place in places.items() if name not in self.places}
         self.places.update(new)
         self.marks.update(marks_of(new))
 
@@ -145,8 +219,8 @@ class Watch:
         self.unguarded = self.unguarded or f"{what} in {code.co_name}"
 
     def _data_is_read(self) -> None:
-        if self._on_read is not None:
-            self._on_read()
+        if self._listener is not None:
+            self._listener.note_read()
 
 
 def marks_of(places: Mapping[str, Place]) -> Guards:
@@ -166,3 +240,9 @@ def _source(value: Any) -> str | None:
 
 def _is_ours(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"
+
+
+# Python also calls these while compiled code is traced for the first time: Dynamo must not compile them.
+for _each in (*vars(Watch).values(), marks_of, _source, _is_ours):
+    if isinstance(_each, types.FunctionType):
+        skip_code(_each.__code__)

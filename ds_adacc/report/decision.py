@@ -41,13 +41,17 @@ class UsedPolicy:
 
 @dataclass(frozen=True)
 class Decision:
-    """Of the block type `name`: so many calls held at once, of so many operators each."""
+    """Of the block type `name`: so many calls held at once, of so many operators each.
+
+    `remarks`: which `autograd.Function`s are never replayed, and what they hold whatever the plan.
+    """
 
     name: str
     calls: int
     operators: int
     values: tuple[DecidedValue, ...]
     policies: tuple[UsedPolicy, ...]
+    remarks: tuple[str, ...] = ()
 
 
 def decision_of(
@@ -67,7 +71,7 @@ def decision_of(
         UsedPolicy(_blocks(policy, chosen), policy.held_bytes(profile), planner.simulate(profile, policy).seconds)
         for policy in policies
     )
-    return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used)
+    return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used, recording.remarks_on_functions)
 
 
 def span(names: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ def brief_tables(decisions: Sequence[Decision]) -> RenderableType:
         parts += [Text(f"  {heading(replace(decision, name=name))}"), decision_tables(short, left_out)]
     if others:
         parts += [Text(), _listed(others)]
+    parts += [Text(f"  {remark}") for remark in dict.fromkeys(r for each in decisions for r in each.remarks)]
     if not is_whole:
         parts.append(Text(f"  {_EVERYTHING}"))
     return Group(*parts)

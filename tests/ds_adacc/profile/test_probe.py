@@ -202,6 +202,57 @@ def test_what_must_not_run_ahead_of_training_is_refused():
     assert refused(block, args, kwargs) == "a hook on a parameter or an input waits for its gradient"
 
 
+class Overwriting(torch.autograd.Function):
+    """A SiLU whose backward writes to what it has saved and to its gradient, as Liger-Kernel's do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        x.copy_(s * (1 + x * (1 - s)))
+        return grad.mul_(x)
+
+
+class OverwritingSilu(Overwriting):
+    """By its name it only computes."""
+
+
+def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return OverwritingSilu.apply(self.fc(x).sin())
+
+    block, args = Block(), (torch.randn(8, 64, requires_grad=True),)
+    expected, errors = zoo.gradients(block, args, {}), []
+    found = captured(block, args, {})
+    assert refusal(found.output, found.inputs, found.recording) is None
+    policy, codecs = lossy(found.recording, found.tensors)
+    assert codecs
+
+    def study(measure):
+        errors.extend(measure(bind(found.recording, policy, codecs)) for _ in range(2))
+
+    zoo.assert_same_bits(
+        expected, zoo.gradients(block, args, {}, lambda x: probed(block, (x,), {}, found.recording, study))
+    )
+    assert 0 < errors[0] == errors[1] < 1
+
+
+def test_a_function_that_is_not_known_is_refused():
+    block = nn.Module()
+    block.forward = Overwriting.apply
+    assert "its backward runs OverwritingBackward" in refused(block, (torch.randn(4, 4, requires_grad=True),), {})
+
+
 def test_a_lossy_codec_that_gives_nan_is_hopeless():
     block, args, kwargs = zoo.example("gpt")
     found = captured(block, args, kwargs)

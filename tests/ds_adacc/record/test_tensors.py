@@ -96,3 +96,16 @@ def test_an_empty_part_may_be_overwritten():
 
     found = captured(block, torch.randn(3, 1, requires_grad=True))
     assert torch.equal(found.output, torch.zeros(3, 1))
+
+
+def test_a_buffer_that_autograd_saves_before_any_operator_reads_it():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            return x * self.scale
+
+    recording = captured(Scaled(), torch.randn(3, 4, requires_grad=True)).recording
+    assert [value.origin for value in recording.values] == ["input", "buffer", "made"]

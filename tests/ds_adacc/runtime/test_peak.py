@@ -6,12 +6,14 @@ outside. It has no noise; the allowance is for what is not the blocks': the loss
 
 import gc
 
+import opaque
 import pytest
 import torch
 import zoo
-from stack import ALLOWANCE, WIDTH, Model
+from stack import ALLOWANCE, TIME, WIDTH, Model
 from storages import Storages
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -46,6 +48,15 @@ def test_measured_peak_is_within_the_budget(model, codecs, budget):
     plan = runtime.controller.plan
     assert plan.peak <= plan.budget
     assert model.peak(runtime.checkpoint) <= plan.budget + ALLOWANCE
+
+
+def test_blocks_of_functions_need_no_more_than_full_checkpointing():
+    model = Model(lambda: opaque.Block(WIDTH, 4, rope=opaque.RopeInPlace, time=TIME))
+    full = model.peak(lambda block, x: checkpoint(block, x, use_reentrant=False))
+    budget = smallest(model, "none")
+    assert budget <= full <= 0.3 * model.peak(lambda block, x: block(x))
+    runtime = planned(model, "none", budget)
+    assert model.peak(runtime.checkpoint) <= budget + ALLOWANCE
 
 
 def test_predicted_peak_without_checkpointing_is_what_is_measured(model):

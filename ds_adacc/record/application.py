@@ -1,0 +1,124 @@
+"""What a call of an `autograd.Function` does, seen from its beginning to its end while a block is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.record.functions import FunctionCall, autocast_now, changes, place_of
+from ds_adacc.record.geometry import same_bits
+from ds_adacc.record.guards import Guards
+from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.ran import Ran
+from ds_adacc.record.recording import COLLECTIVE
+from ds_adacc.record.schema import (
+    OPAQUE,
+    has_dynamic_shape,
+    refusal_of,
+    reveals_data,
+    tensors_in,
+    written_tensors,
+)
+from ds_adacc.record.watch import Place, marks_of
+
+_LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
+
+
+class Application:
+    """A call of `cls.apply` on `args`. What it calls inside is no part of the program, but tells why not to replay it.
+
+    `states`: of the random generators, before. `packed`: what autograd has saved, with the generators' states then.
+    `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data. `reads_data`: Python has read data.
+    `places`: what its forward reads besides its arguments; `marks`: what was there before it ran.
+    """
+
+    def __init__(
+        self, cls: type[torch.autograd.Function], args: tuple[Any, ...], states: Sequence[torch.Tensor]
+    ) -> None:
+        self.cls = cls
+        self.args = args
+        self.states = states
+        self.packed: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+        self.refusal: str | None = None
+        self.is_dynamic = False
+        self.reads_data = False
+        self.places: dict[str, Place] = {}
+        self.marks: Guards = {}
+        self._made: set[int] = set()
+        self._written: dict[int, torch.Tensor] = {}
+        given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
+        for tensor in given:
+            admit(tensor)
+        self._given = {storage_of(tensor) for tensor in given}
+        self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
+        self.reads(place_of(cls))
+
+    def reads(self, places: Mapping[str, Place]) -> None:
+        """Note a function that begins inside, and what it reads."""
+        new = {name: place for name, place in places.items() if name not in self.places}
+        self.places.update(new)
+        self.marks.update(marks_of(new))
+
+    def note(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
+        """Note an operator that has run inside."""
+        read, outputs = list(tensors_in(given)), list(tensors_in(result))
+        for tensor in (*read, *outputs):
+            admit(tensor)
+        if func in _LIFT:
+            self._made.update(map(storage_of, read))
+        if refusal_of(func, False) == COLLECTIVE:
+            self.refusal = COLLECTIVE
+        elif refusal_of(func, False) == OPAQUE:
+            self.refuse(f"it calls {func}, which is no plain operator")
+        elif reveals_data(func, given, outputs):
+            self.reads_data = True
+            self.refuse("reads data into Python")
+        self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
+        if not all(map(self._is_own, read)):
+            self.refuse("it reads a tensor that is not among its arguments")
+        for tensor in written_tensors(func, given):
+            if storage_of(tensor) not in self._made:
+                self._written.setdefault(storage_of(tensor), tensor)
+        self._made.update({*map(storage_of, outputs)} - {*map(storage_of, read)})
+
+    def refuse(self, reason: str) -> None:
+        self.refusal = self.refusal or reason
+
+    def settle(self, results: Sequence[Any]) -> list[torch.Tensor]:
+        """The call has ended: look at what has become of its arguments and of state.
+
+        Returns the tensors that it has written to, one for each storage.
+        """
+        for tensor, version, bits in self._before:
+            if tensor._version != version or not same_bits(bits, tensor.detach().clone()):
+                self._written.setdefault(storage_of(tensor), tensor)
+        self._before.clear()
+        changed = changes(self.marks, marks_of(self.places))
+        if changed is not None:
+            self.refuse(f"it keeps state: {changed} changes")
+        made = (*results, *(tensor for tensor, _ in self.packed))
+        if not all(self._is_own(each) for each in made if isinstance(each, torch.Tensor)):
+            self.refuse("it hands on a tensor that is not among its arguments")
+        return list(self._written.values())
+
+    def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
+        """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
+        saved = [tensor for tensor, _ in self.packed]
+        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
+        return Ran(
+            func=FunctionCall(self.cls, len(saved), self.places, self.marks),
+            args=encode(self.args),
+            kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
+            given=(self.args, {}),
+            outputs=(*results, *saved),
+            states=self.states,
+            written=written,
+            refusal=self.refusal,
+            dynamic=self.is_dynamic,
+            saved=len(saved),
+        )
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        return storage_of(tensor) in self._given or storage_of(tensor) in self._made

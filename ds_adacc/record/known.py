@@ -1,0 +1,149 @@
+"""Which value or parameter of a block a tensor is, while the block is recorded: found by where it lies in memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ds_adacc.record.closure import Closure
+from ds_adacc.record.geometry import Geometry, span
+from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.record.tensors import RecordedTensors
+
+
+class Unrecordable(Exception):
+    """The block cannot be recorded; the message says why."""
+
+
+class Known:
+    """The values, parameters and buffers that a recorded block was seen to use so far, and `tensors` by value."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], closure: Closure) -> None:
+        self.values: list[RecordedValue] = []
+        self.tensors = RecordedTensors()
+        self.parameters: list[torch.Tensor] = []
+        self.buffers: list[tuple[weakref.ref[Any], str]] = []
+        self._closure = closure
+        self._roots: dict[int, list[int]] = {}
+        for position, tensor in enumerate(inputs):
+            self.external(tensor, "input", position)
+
+    def find(self, tensor: torch.Tensor) -> ValueRef | ParameterRef | None:
+        """What the tensor is a view of: a value, a parameter or a buffer of the block. None if it is none of these."""
+        admit(tensor)
+        index = self._value(tensor)
+        if index is None:
+            parameter = self._parameter(tensor)
+            if parameter is not None:
+                return ParameterRef(parameter, Geometry.of(tensor, self.parameters[parameter].data_ptr()))
+            index = self._buffer(tensor)
+        return None if index is None else self._view(tensor, index)
+
+    def captured(self, tensor: torch.Tensor) -> ValueRef:
+        """A tensor that neither belongs to the block nor was made by it."""
+        return self._view(tensor, self.external(tensor, "captured", len(self.values)))
+
+    def in_storage(self, tensor: torch.Tensor) -> Sequence[int]:
+        """The current values in the tensor's storage."""
+        return self._roots.get(storage_of(tensor), ())
+
+    def external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
+        """The value of a tensor that no operator of the block made."""
+        admit(tensor)
+        known = self._value(tensor)
+        if known is not None:
+            return known
+        index = len(self.values)
+        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
+        name, geometry = f"{origin}.{source}", Geometry.of(tensor)
+        self._add(tensor, RecordedValue(index, name, origin, geometry, source=source, **facts))
+        return index
+
+    def made(self, tensor: torch.Tensor, op: RecordedOp, output: int, dynamic: bool = False) -> int:
+        """A new value: output number `output` of `op`."""
+        admit(tensor)
+        name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
+        facts = {"producer": op.index, "output": output, "dynamic": dynamic}
+        index = len(self.values)
+        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), **facts))
+        return index
+
+    def overwritten(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
+        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
+
+        They count as outputs of `op`, from number `output` on.
+        """
+        old = self._roots.pop(storage_of(tensor), [])
+        if not old:
+            raise Unrecordable(f"{op.name} writes to a parameter in place")
+        new = []
+        for index in old:
+            value = self.values[index]
+            self.values[index] = replace(value, overwritten=True)
+            new.append(len(self.values))
+            facts = {"producer": op.index, "output": output + len(new) - 1, "dynamic": value.dynamic}
+            after = RecordedValue(new[-1], f"{op.short_name}{op.index}", "made", value.geometry, **facts)
+            self._add(self.tensors.hold(index), after)
+        return new
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
+        for index in self.in_storage(tensor):
+            self.values[index] = replace(self.values[index], pinned=True)
+
+    def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
+        self.values.append(replace(value, device=tensor.device.type))
+        with torch.no_grad():
+            self.tensors.append(tensor.detach())
+        self._roots.setdefault(storage_of(tensor), []).append(value.index)
+
+    def _view(self, tensor: torch.Tensor, index: int) -> ValueRef:
+        return ValueRef(index, Geometry.of(tensor, self.tensors.span(index)[0]))
+
+    def _value(self, tensor: torch.Tensor) -> int | None:
+        """The current value that holds all of the tensor's bytes."""
+        start, stop = span(tensor)
+        for index in reversed(self.in_storage(tensor)):
+            low, high = self.tensors.span(index)
+            if low <= start and stop <= high:
+                return index
+        return None
+
+    def _parameter(self, tensor: torch.Tensor) -> int | None:
+        """Which parameter `tensor` is part of, by its address (Rule 5)."""
+        start, stop = span(tensor)
+        for index, parameter in enumerate(self.parameters):
+            low, high = span(parameter)
+            if low <= start and stop <= high and start < stop:
+                return index
+        for parameter in self._closure.parameters:
+            low, high = span(parameter)
+            if low <= start and stop <= high and start < stop:
+                self.parameters.append(parameter)
+                return len(self.parameters) - 1
+        return None
+
+    def _buffer(self, tensor: torch.Tensor) -> int | None:
+        storage = storage_of(tensor)
+        for owner, name, buffer in self._closure.buffers():
+            if buffer.layout == torch.strided and storage_of(buffer) == storage:
+                self.buffers.append((weakref.ref(owner), name))
+                return self.external(buffer, "buffer", len(self.buffers) - 1)
+        return None
+
+
+def admit(tensor: torch.Tensor) -> None:
+    """Raises `Unrecordable` for a tensor of another kind than blocks are recorded with."""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+        raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise Unrecordable(f"it handles a tensor of layout {tensor.layout}")
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of the tensor's storage, while that is alive."""
+    return tensor.untyped_storage()._cdata

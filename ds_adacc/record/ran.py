@@ -1,0 +1,30 @@
+"""A call that has run while a block is recorded, and may be an operator of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Ran:
+    """`args` and `kwargs` are encoded; `given` are the real ones.
+
+    `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
+    generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
+    data.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    given: tuple[Any, Any]
+    outputs: Sequence[Any]
+    states: Sequence[torch.Tensor]
+    written: Sequence[torch.Tensor]
+    refusal: str | None
+    dynamic: bool
+    saved: int = 0

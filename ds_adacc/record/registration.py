@@ -1,0 +1,105 @@
+"""What the user tells of an `autograd.Function` that cannot be read off it: whether to replay it, and roles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from ds_adacc.config.presets import ROLES
+from ds_adacc.record.functions import FunctionCall
+from ds_adacc.record.recording import RecordedOp, ValueRef
+
+_REPLAY = ("auto", "never")
+# By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
+_LIKE = {
+    "norm": "rms_norm",
+    "attention": "scaled_dot_product",
+    "attn": "scaled_dot_product",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "linear": "linear",
+    "rope": "mul",
+    "rotary": "mul",
+}
+_PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names
+
+Function = TypeVar("Function", bound=type[torch.autograd.Function])
+
+
+@dataclass(frozen=True)
+class Registration:
+    replay: str = "auto"
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+def register_function(cls: Function, replay: str = "auto", roles: Mapping[str, str] | None = None) -> Function:
+    """Tell ds_adacc of an `autograd.Function` what it cannot find out, before the first forward. Returns `cls`.
+
+    `replay`: "auto" recomputes what the Function makes where that is proven to give the same bits; "never" does not,
+    for a Function with effects that cannot be seen. `roles`: by name of an argument of forward, or by "output",
+    "output 1", ... for what it returns, the role that decides which codecs are on offer for that tensor. Subclasses do
+    not inherit any of it.
+
+    Whoever registers a Function also says that its backward only computes gradients, without collectives and without
+    effects: it is run more often, on copies, to measure its memory and the errors of codecs. Raises TypeError for what
+    is no Function, and ValueError for an unknown name.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.autograd.Function)):
+        raise TypeError(f"register_function takes a subclass of torch.autograd.Function; got {cls!r}")
+    if replay not in _REPLAY:
+        raise ValueError(f"replay must be one of {', '.join(map(repr, _REPLAY))}; got {replay!r}")
+    roles = dict(roles or {})
+    for name, role in roles.items():
+        if role not in ROLES:
+            raise ValueError(f"{role!r} is no role; the roles are {', '.join(ROLES)}")
+        word, _, number = name.partition(" ")
+        if name not in arguments_of(cls) and not (word == "output" and (name == word or number.isdecimal())):
+            raise ValueError(f"forward of {cls.__name__} has no argument {name!r}, and it is no output either")
+    setattr(cls, _PLACE, Registration(replay, roles))
+    return cls
+
+
+def registration_of(cls: type[torch.autograd.Function]) -> Registration:
+    """What was told of the class itself."""
+    return vars(cls).get(_PLACE) or Registration()
+
+
+def like(cls: type[torch.autograd.Function]) -> str | None:
+    """The operator of ATen that the Function is like, by its name."""
+    name = cls.__name__.lower().replace("_", "")
+    return next((operator for part, operator in _LIKE.items() if part in name), None)
+
+
+def computes_only(cls: type[torch.autograd.Function]) -> bool:
+    """Whether its backward may be run by itself. That of a parallel Linear may hold a collective."""
+    return _PLACE in vars(cls) or like(cls) not in (None, "linear")
+
+
+def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:
+    """The names of what `apply` takes."""
+    names = tuple(inspect.signature(cls.forward).parameters)
+    has_own_context = cls.setup_context is not torch.autograd.Function.setup_context
+    return names if has_own_context else names[1:]
+
+
+def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
+    """By value, the roles of what the operator reads, and of what it makes."""
+    if not isinstance(op.func, FunctionCall):
+        return {}, {}
+    roles = registration_of(op.func.cls).roles
+    read = {ref.index: roles[name] for name, ref in _references(op) if name in roles}
+    outputs = (("output" if number == 0 else f"output {number}", index) for number, index in enumerate(op.outputs))
+    return read, {index: roles[name] for name, index in outputs if index is not None and name in roles}
+
+
+def _references(op: RecordedOp) -> Iterator[tuple[str, ValueRef]]:
+    for name, given in zip(arguments_of(op.func.cls), op.args, strict=False):
+        if isinstance(given, ValueRef):
+            yield name, given

@@ -1,0 +1,48 @@
+"""Tell memory that nobody has written to from what a kernel made: fill fresh memory with a pattern, and look for it.
+
+The kernel of a Function may return memory that it does not write: flash-attn's random state, without dropout. It has
+other bits at each run, and backward does not read it. A replay on filled memory also proves that the kernel writes
+all of the rest: otherwise it might find there what the first run has left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PATTERNS = (0xA5, 0x5A)
+
+
+class Filled(TorchDispatchMode):
+    """Fills the memory that `empty` and its like return with bytes of this pattern."""
+
+    def __init__(self, pattern: int) -> None:
+        super().__init__()
+        self._pattern = pattern
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and "empty" in str(func) and made.device.type != "meta":
+            _bytes_of_storage(made).fill_(self._pattern)
+        return made
+
+
+def differs_only_where_unwritten(real: torch.Tensor, filled: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether the tensor and its replays, one for each pattern, have the same bits but where nothing was written."""
+    if any(real.shape != each.shape or real.dtype != each.dtype for each in filled):
+        return False
+    exact, *replays = (_bytes(tensor) for tensor in (real, *filled))
+    same = (replays[0] == exact) & (replays[1] == exact)
+    unwritten = (replays[0] == PATTERNS[0]) & (replays[1] == PATTERNS[1])
+    return bool((same | unwritten).all())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
