@@ -15,7 +15,7 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.record.guards import Guards, moved
 from ds_adacc.record.recording import Recording
-from ds_adacc.record.signature import without_sizes
+from ds_adacc.record.signature import differ_in_sizes
 from ds_adacc.record.watch import Place
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
@@ -151,12 +151,9 @@ class Block:
 
     def relative(self, signature: Hashable, state: Guards) -> Record | None:
         """The last used record whose signature differs from this one, but only in sizes and strides."""
-        opened, sizes = without_sizes(signature)
         for known, record in self._records:
-            if record.bound is not None and record.holds(state):
-                others = without_sizes(known)
-                if others[0] == opened and others[1] != sizes:
-                    return record
+            if record.bound is not None and record.holds(state) and differ_in_sizes(known, signature):
+                return record
         return None
 
     def forget(self, block_types: Collection[str]) -> None:

@@ -68,24 +68,40 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
-def without_sizes(signature: Any) -> tuple[Hashable, tuple[int, ...]]:
-    """A call's signature (`Runtime.run`) apart from the sizes of its tensors, and these sizes.
+def sizes_of(signature: Any) -> tuple[int, ...]:
+    """The sizes of the tensors among a call's arguments, and the distances of those that share a storage."""
+    _, (parts, sharing), *_ = signature
+    return (*(length for look in parts for length in look.shape), *(distance for *_, distance in sharing))
 
-    Calls that differ in sizes only may run one program at other sizes (`sizes.py`). Strides are left out: whether they
-    are as predicted is checked with the tensors at hand. Tensors inside objects count too, as those of a cache of keys.
+
+def differ_in_sizes(one: Any, other: Any) -> bool:
+    """Whether two calls' signatures (`Runtime.run`) differ in nothing but sizes and strides, and do differ in sizes.
+
+    Such calls may run one program at two sizes (`sizes.py`). Whether strides are as predicted is checked with the
+    tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by itself.
     """
+    mine, its = sizes_of(one), sizes_of(other)
+    if mine == its:
+        return False
+    inner: tuple[list[int], list[int]] = [], []
+    if _without_sizes(one, inner[0]) != _without_sizes(other, inner[1]):
+        return False
+    follow = set(zip(mine, its, strict=True))
+    return all(a == b or (a, b) in follow for a, b in zip(*inner, strict=True))
+
+
+def _without_sizes(signature: Any, inner: list[int]) -> Hashable:
+    """The signature apart from sizes. Those of tensors inside objects are appended to `inner`."""
     key, (parts, sharing), *rest = signature
-    sizes: list[int] = []
-    looks = _without_sizes((parts, key), sizes)
     pattern = tuple((number, earlier) for number, earlier, _ in sharing)
-    return (looks, pattern, *rest), (*sizes, *(distance for *_, distance in sharing))
+    return _opened(key, inner), _opened(parts, []), pattern, *rest
 
 
-def _without_sizes(key: Any, sizes: list[int]) -> Hashable:
+def _opened(key: Any, sizes: list[int]) -> Hashable:
     if isinstance(key, Look):
         sizes += key.shape
         return len(key.shape), key.dtype, key.device, key.requires_grad
-    return tuple([_without_sizes(item, sizes) for item in key]) if type(key) is tuple else key
+    return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:

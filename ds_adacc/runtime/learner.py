@@ -11,7 +11,7 @@ from ds_adacc.profile.profiler import Profiler
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.guards import unreadable
 from ds_adacc.record.recording import Recording
-from ds_adacc.record.signature import without_sizes
+from ds_adacc.record.signature import sizes_of
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
@@ -44,7 +44,7 @@ class Learner:
     ) -> KnownType:
         """The block type of a recording, measured if it is new."""
         agreement, digest = self._controller.agreement, recording.digest
-        open_types, sizes = self._controller.other_sizes.open_types, without_sizes(signature)[1]
+        open_types, sizes = self._controller.other_sizes.open_types, sizes_of(signature)
         relative = block.relative(signature, record.state)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.bound.recording.constants == recording.constants

@@ -30,7 +30,7 @@ from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import Closure, closure_of, with_modules
 from ds_adacc.record.guards import Guards
 from ds_adacc.record.saved import unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal, surroundings, without_sizes
+from ds_adacc.record.signature import ambient, describe, flatten, refusal, sizes_of, surroundings
 from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
@@ -154,7 +154,7 @@ class Runtime:
         self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
     ) -> Record | None:
         """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
-        like, (_, sizes) = block.relative(signature, state), without_sizes(signature)
+        like, sizes = block.relative(signature, state), sizes_of(signature)
         if like is None:
             return None
         predicted = self.controller.other_sizes.at_sizes(like.block_type, like.bound.recording, sizes, tensors)

@@ -44,6 +44,7 @@ DECISION = {
         },
     ],
     "policies": [{"blocks": "all blocks", "held_bytes": 35 * MIB, "added_seconds": 0.0026}],
+    "remarks": [],
 }
 BASELINES = [
     {"name": "full recomputation", "peak": 110 * MIB, "added_seconds": 0.3, "fits": False},

@@ -2,7 +2,7 @@
 
 import torch
 
-from ds_adacc.record.signature import flatten
+from ds_adacc.record.signature import ambient, describe, differ_in_sizes, flatten
 
 
 def test_keyword_arguments_in_any_order_are_one_call():
@@ -16,3 +16,29 @@ def test_keyword_arguments_in_any_order_are_one_call():
 def test_a_name_and_its_value_belong_together():
     one, two = ({"a": 1, "b": 2}, {"a": 2, "b": 1})
     assert flatten(one, []) != flatten(two, [])
+
+
+class Cache:
+    """Keys of earlier layers, as Hugging Face's decoders pass from layer to layer."""
+
+    def __init__(self, *lengths):
+        self.keys = [torch.zeros(2, 4, length, 16) for length in lengths]
+
+
+def signature(length, cache, hidden=32):
+    tensors = []
+    key = flatten(((torch.zeros(2, length, hidden),), {"cache": cache}), tensors)
+    return key, describe(tensors), ambient(tensors), True
+
+
+def test_calls_that_differ_in_sizes():
+    assert differ_in_sizes(signature(9, None), signature(12, None))
+    assert not differ_in_sizes(signature(9, None), signature(9, None)), "they do not differ"
+    assert not differ_in_sizes(signature(9, None), signature(12, "other")), "another argument differs too"
+
+
+def test_tensors_inside_objects_may_follow_the_arguments():
+    assert differ_in_sizes(signature(9, Cache(9)), signature(12, Cache(12)))
+    assert differ_in_sizes(signature(9, Cache(9)), signature(16, Cache(16))), "16 is a size of something else too"
+    assert not differ_in_sizes(signature(9, Cache(9)), signature(12, Cache(20))), "it follows no argument"
+    assert not differ_in_sizes(signature(9, Cache(9)), signature(12, Cache(12, 12))), "there is one more"

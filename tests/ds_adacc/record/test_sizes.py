@@ -8,7 +8,7 @@ from recorded import profile_of, record, under
 from ds_adacc import planner
 from ds_adacc.record.closure import closure_of
 from ds_adacc.record.formula import Formula, Variables, fit
-from ds_adacc.record.signature import ambient, describe, flatten, without_sizes
+from ds_adacc.record.signature import ambient, describe, flatten, sizes_of
 from ds_adacc.record.sizes import Example, OpenProgram, fits
 
 
@@ -54,7 +54,7 @@ def recorded(name, block, **sizes):
     key = flatten((args, kwargs), tensors)
     found = closure_of(block)
     tensors += [t for t in found.tensors if not isinstance(t, torch.nn.Parameter)]
-    _, numbers = without_sizes((key, describe(tensors), ambient(tensors), True))
+    numbers = sizes_of((key, describe(tensors), ambient(tensors), True))
     return Example(numbers, record(block, args, kwargs)), tensors
 
 
@@ -99,7 +99,7 @@ def test_a_wrong_guess_is_found_out_by_the_next_recording():
     examples = []
     for time in (6, 7, 12, 16, 20, 24):
         x = torch.randn(2, time, 8, requires_grad=True)
-        examples.append(Example(without_sizes((None, describe([x])))[1], record(block, (x,), {})))
+        examples.append(Example(sizes_of((None, describe([x]))), record(block, (x,), {})))
     program = OpenProgram(examples[0])
     for example in examples[1:3]:
         program.learn(example)

@@ -14,11 +14,15 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
+STEPS = 16
 SECTION = {"memory_budget": 0.6, "codecs": "none", "rectifier": {"enabled": False}, "solver": {"max_seconds": 2.0}}
 
 
 def whisper(lot):
-    """Sound of one length, text of any: the encoder's blocks see one size, the decoder's many."""
+    """Sound of one length, text of any: the encoder's blocks see one size, the decoder's many.
+
+    A cache of keys goes from layer to layer of the decoder, as it does in training unless `use_cache` is off.
+    """
     torch.manual_seed(0)
     config = hf.WhisperConfig(
         vocab_size=99,
@@ -108,7 +112,7 @@ def gradients(model, inputs, seed):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("make", "most"), [(whisper, 9), (t5, 14), (crops, 8), (subsets, 16)])
+@pytest.mark.parametrize(("make", "most"), [(whisper, 6), (t5, 12), (crops, 7), (subsets, 8)])
 def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     lot = random.Random(3)
     model, batch = make(lot)
@@ -118,7 +122,7 @@ def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
     adacc = Adacc(runtime.config, runtime, blocks)
-    for step in range(24):
+    for step in range(STEPS):
         torch.manual_seed(1000 + step)
         inputs = batch()
         zoo.assert_same_bits(gradients(plain, inputs, step), gradients(model, inputs, step))
