@@ -15,7 +15,7 @@ demo: $(READY)
 
 # Two processes, each with one thread; the tests of one file share what they have launched.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check
