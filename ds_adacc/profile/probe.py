@@ -161,7 +161,7 @@ class _Copying:
         self._slot = slot
 
     def unpack(self) -> torch.Tensor:
-        return self._slot.unpack().clone()
+        return self._slot.unpack().detach().clone()  # a parameter's copy has none of its attributes
 
 
 class _Arrival(torch.autograd.Function):
@@ -205,6 +205,8 @@ def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
         if is_function and node.name() not in _KNOWN and not _computes_only(node):
             return f"its backward runs {node.name()}, which may hold a collective"
+        if is_function and any(hasattr(parameter, "main_grad") for parameter in recording.parameters):
+            return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
     return None
 
 

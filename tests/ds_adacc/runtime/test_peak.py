@@ -54,7 +54,7 @@ def test_blocks_of_functions_need_no_more_than_full_checkpointing():
     model = Model(lambda: opaque.Block(WIDTH, 4, rope=opaque.RopeInPlace, time=TIME))
     full = model.peak(lambda block, x: checkpoint(block, x, use_reentrant=False))
     budget = smallest(model, "none")
-    assert budget <= full <= 0.3 * model.peak(lambda block, x: block(x))
+    assert budget <= full <= 0.32 * model.peak(lambda block, x: block(x))
     runtime = planned(model, "none", budget)
     assert model.peak(runtime.checkpoint) <= budget + ALLOWANCE
 
