@@ -222,16 +222,24 @@ class OverwritingSilu(Overwriting):
     """By its name it only computes."""
 
 
+class SiluBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return OverwritingSilu.apply(self.fc(x).sin())
+
+
+def test_a_function_beside_a_main_grad_is_refused_for_it_may_add_to_it():
+    block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
+    assert refused(block, args, {}) is None
+    block.fc.weight.main_grad = torch.zeros(64, 64)
+    assert refused(block, args, {}).endswith("SiluBackward, which may add to a parameter's main_grad")
+
+
 def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(64, 64)
-
-        def forward(self, x):
-            return OverwritingSilu.apply(self.fc(x).sin())
-
-    block, args = Block(), (torch.randn(8, 64, requires_grad=True),)
+    block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
     expected, errors = zoo.gradients(block, args, {}), []
     found = captured(block, args, {})
     assert refusal(found.output, found.inputs, found.recording) is None
