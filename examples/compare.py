@@ -104,11 +104,7 @@ class Row:
 
 
 def configured(strategy: Strategy, budget: int | None) -> Path:
-    """The strategy's config under a budget in bytes, as a file.
-
-    On one rank there is nothing to partition. ZeRO-1 would only add a copy of all gradients at the end of backward,
-    which is the peak of a step whose activations take less.
-    """
+    """The strategy's config under a budget in bytes, as a file. On one rank there is nothing to partition."""
     config = json.loads((ROOT / "ds_configs" / f"{strategy.config}.json").read_text())
     config["zero_optimization"] = {"stage": 0}
     if "adacc" in config:

@@ -37,7 +37,7 @@ from ds_adacc import planner
 from ds_adacc.runtime.step import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
-PATIENCE = 20  # steps after which a strategy that still tracks at every other step is taken to do so for good
+PATIENCE = 60  # steps without a steady one among them
 
 
 class Training:
@@ -46,27 +46,29 @@ class Training:
     def __init__(self, config: str, args: argparse.Namespace) -> None:
         model = build_model(args, deepspeed_checkpoint(config))
         self.engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
+        if deepspeed.comm.get_world_size() == 1 and self.engine.zero_optimization_stage() == 0:
+            # There is nothing to reduce. DeepSpeed would copy all gradients at the end of backward all the same, which
+            # is the peak of a step whose activations take less.
+            self.engine.enable_backward_allreduce = False
         training, self.validation = read_texts(args.data)
         self.data = batches(self.engine, training, args.context, args.seed)
         self.adacc = getattr(self.engine, "adacc", None)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next step is one of the many: it only trains. A strategy's tracking may be without an end."""
-        if self.adacc is None:
-            return True
-        purpose = self.adacc.runtime.controller.step.purpose
-        return purpose is Purpose.RUN or (purpose is Purpose.TRACK and self.engine.global_steps >= PATIENCE)
+        """Whether the next step is one of the many: it only trains."""
+        return self.adacc is None or self.adacc.runtime.controller.step.purpose is Purpose.RUN
 
     def step(self) -> float:
         return train_step(self.engine, self.data)
 
     def settle(self, least: int = 0) -> None:
-        """At least so many steps, and until the next one is steady."""
-        for _ in range(least):
+        """At least so many steps, and until the next one is steady. Raises RuntimeError if none ever is."""
+        for taken in range(least + PATIENCE):
+            if taken >= least and self.is_steady:
+                return
             self.step()
-        while not self.is_steady:
-            self.step()
+        raise RuntimeError(f"none of {PATIENCE} steps only trained; the log tells what the others did")
 
     def measured_step(self, memory: PeakMemory) -> tuple[float, int]:
         """A step; returns its loss, and the peak of its forward and backward in bytes.
@@ -112,6 +114,8 @@ def measure_run(config: str, args: argparse.Namespace) -> dict[str, object]:
     losses, steady, others = [], [], []
     try:
         while len(losses) < args.steps or not steady:
+            if len(losses) >= args.steps + PATIENCE:
+                raise RuntimeError(f"none of {len(losses)} steps only trained; the log tells what they did")
             is_steady = len(losses) >= WARM_UP_STEPS and training.is_steady
             loss, peak = training.measured_step(memory)
             losses.append(loss)
