@@ -68,7 +68,7 @@ class Training:
             if taken >= least and self.is_steady:
                 return
             self.step()
-        raise RuntimeError(f"none of {PATIENCE} steps only trained; the log tells what the others did")
+        raise never_steady(least + PATIENCE)
 
     def measured_step(self, memory: PeakMemory) -> tuple[float, int]:
         """A step; returns its loss, and the peak of its forward and backward in bytes.
@@ -103,6 +103,10 @@ class Training:
         }
 
 
+def never_steady(steps: int) -> RuntimeError:
+    return RuntimeError(f"none of {steps} steps only trained; the log tells what they did")
+
+
 def measure_run(config: str, args: argparse.Namespace) -> dict[str, object]:
     """The losses of a run, and the peaks in bytes of its steady steps and of all others.
 
@@ -115,7 +119,7 @@ def measure_run(config: str, args: argparse.Namespace) -> dict[str, object]:
     try:
         while len(losses) < args.steps or not steady:
             if len(losses) >= args.steps + PATIENCE:
-                raise RuntimeError(f"none of {len(losses)} steps only trained; the log tells what they did")
+                raise never_steady(len(losses))
             is_steady = len(losses) >= WARM_UP_STEPS and training.is_steady
             loss, peak = training.measured_step(memory)
             losses.append(loss)

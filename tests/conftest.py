@@ -36,6 +36,15 @@ def unmetered():
         gc.collect()
 
 
+@pytest.fixture
+def uncollected():
+    """Whatever is freed in the test is freed without the cyclic collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Profiles and journals of the tests, and of processes that they start, are not the user's."""

@@ -199,13 +199,14 @@ def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -
             return f"it calls {op.name}, a collective"
     if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
         return "a hook on a parameter or an input waits for its gradient"
+    has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
     ends: list[torch.Tensor] = []
     flatten(output, ends)
     for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
         if is_function and node.name() not in _KNOWN and not _computes_only(node):
             return f"its backward runs {node.name()}, which may hold a collective"
-        if is_function and any(hasattr(parameter, "main_grad") for parameter in recording.parameters):
+        if is_function and has_main_grad:
             return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
     return None
 

@@ -68,9 +68,10 @@ class Application:
             admit(tensor)
         if func in _LIFT:
             self._made.update(map(storage_of, read))
-        if refusal_of(func, False) == COLLECTIVE:
+        refusal = refusal_of(func, False)
+        if refusal == COLLECTIVE:
             self.refusal = COLLECTIVE
-        elif refusal_of(func, False) == OPAQUE:
+        elif refusal == OPAQUE:
             self.refuse(f"it calls {func}, which is no plain operator")
         elif reveals_data(func, given, outputs):
             self.reads_data = True

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.function import _is_setup_context_defined
 
 from ds_adacc.record.content import SCALARS, is_library
 from ds_adacc.record.guards import Guards, guards_of_values
@@ -64,7 +63,7 @@ class FunctionCall:
                 arg.detach().requires_grad_() if needed else arg
                 for arg, needed in zip(args, needs_input_grad, strict=True)
             )
-            if _is_setup_context_defined(self.cls.setup_context):
+            if has_setup_context(self.cls):
                 result = self.cls.forward(*given)
                 self.cls.setup_context(context, given, result)
             else:
@@ -73,6 +72,11 @@ class FunctionCall:
         if len(saved) != self.saved:
             raise RuntimeError(f"it saves {len(saved)} tensors in place of {self.saved}")
         return (*as_tuple(result), *saved)
+
+
+def has_setup_context(cls: type[torch.autograd.Function]) -> bool:
+    """Whether the Function sets up its context apart from forward, which then does not take the context."""
+    return cls.setup_context is not torch.autograd.Function.setup_context
 
 
 def why_not_one(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from ds_adacc.config.presets import ROLES
-from ds_adacc.record.functions import FunctionCall
+from ds_adacc.record.functions import FunctionCall, has_setup_context
 from ds_adacc.record.recording import RecordedOp, ValueRef
 
 _REPLAY = ("auto", "never")
@@ -85,8 +85,7 @@ def computes_only(cls: type[torch.autograd.Function]) -> bool:
 def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:
     """The names of what `apply` takes."""
     names = tuple(inspect.signature(cls.forward).parameters)
-    has_own_context = cls.setup_context is not torch.autograd.Function.setup_context
-    return names if has_own_context else names[1:]
+    return names if has_setup_context(cls) else names[1:]
 
 
 def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:

@@ -163,7 +163,7 @@ class Runtime:
         known, recording = predicted
         record = like.at_other_sizes(state)
         record.block_type = known.recording.digest
-        self.controller.bindings.bind(block, record, self.controller.step, self.controller.device, recording)
+        self.controller.bind(block, record, recording)
         block.add(signature, record)
         self.controller.bindings.limit_adopted()
         return record
@@ -264,7 +264,7 @@ class Runtime:
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.block_type not in step.verified
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
-        self.controller.bindings.bind(block, record, step, self.controller.device, recording)
+        self.controller.bind(block, record, recording)
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew

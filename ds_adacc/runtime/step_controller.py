@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
+from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
@@ -36,6 +37,7 @@ from ds_adacc.plan.other_sizes import OtherSizes
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
@@ -265,6 +267,10 @@ class StepController:
         self.bindings.keep_block_types()
         self.journal.write("plan", **told(plan, self.agreement, self.schedule.ended))
         return plan
+
+    def bind(self, block: Block, record: Record, recording: Recording) -> None:
+        """Put the policy of the block in force for a new record of it, as this step needs it."""
+        self.bindings.bind(block, record, self.step, self.device, recording)
 
     def rebind(self, block_types: Iterable[str]) -> None:
         """Put the policies of these block types in force for their blocks, as this step needs them."""

@@ -3,13 +3,10 @@
 import json
 
 import compare
+from tables import cells, table
 
 RESULTS = compare.ROOT / "benchmarks" / "results"
 LEFT_OUT = ("wall clock", "held")  # of the README's table
-
-
-def cells(line):
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def recorded():
@@ -19,11 +16,8 @@ def recorded():
 def test_the_readme_has_the_recorded_figures():
     header, _, *rows = map(cells, compare.markdown(list(map(compare.row_from, recorded()["rows"]))).splitlines())
     shown = [number for number, title in enumerate(header) if title not in LEFT_OUT]
-    readme = (compare.ROOT / "README.md").read_text().splitlines()
-    start = readme.index("| " + " | ".join(header[number] for number in shown) + " |")
-    assert [cells(line) for line in readme[start + 2 : start + 2 + len(rows)]] == [
-        [row[number] for number in shown] for row in rows
-    ]
+    readme = (compare.ROOT / "README.md").read_text()
+    assert table(readme, [header[number] for number in shown]) == [[row[number] for number in shown] for row in rows]
 
 
 def test_the_table_and_the_data_are_of_one_run():

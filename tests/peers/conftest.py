@@ -112,11 +112,3 @@ def peer(request, caplog, monkeypatch):
     monkeypatch.setattr(solver_process, "_ask", solved_here)
     yield Peer(request.param == "planned", caplog)
     checkpointing.use(None)
-
-
-@pytest.fixture
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()

@@ -1,7 +1,6 @@
 """Nothing outlives its model: its weights are freed as soon as it is deleted, without Python's cyclic collector."""
 
 import functools
-import gc
 import logging
 import weakref
 
@@ -15,14 +14,6 @@ from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 LOSSY = {"memory_budget": 0.8, "codecs": "paper", "solver": {"max_seconds": 30.0}}
-
-
-@pytest.fixture
-def uncollected():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 AS = {
