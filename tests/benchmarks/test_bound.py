@@ -5,6 +5,7 @@ import torch
 from injections import INJECTIONS, inject, kill_units
 from train import GPT
 
+from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
@@ -42,6 +43,17 @@ def test_the_gradient_keeps_the_bound(injection, codecs):
     found = max(errors(injection, codecs=codecs, memory_budget=0.4))
     assert found <= 2 * BOUND
     assert found > 0 or codecs == "paper"  # whose codecs may all be too coarse here
+
+
+@pytest.mark.parametrize("budget", [0.25, 0.6, 0.8])
+def test_under_other_budgets_too(budget):
+    assert max(errors("all", memory_budget=budget)) <= 2 * BOUND
+
+
+def test_at_the_smallest_budget_too():
+    with pytest.raises(planner.InfeasibleBudget) as refusal:
+        errors("all", memory_budget="100KiB")
+    assert 0 < max(errors("all", memory_budget=refusal.value.smallest)) <= 2 * BOUND
 
 
 def test_without_a_bound_the_gradient_does_not():

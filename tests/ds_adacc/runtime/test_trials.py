@@ -118,12 +118,12 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     assert not any(errors[tracked:])
 
 
-@pytest.mark.parametrize("name", ["bert", "eager", "swiglu", "experts"])
+@pytest.mark.parametrize("name", ["bert", "eager", "llama", "experts"])
 def test_other_blocks_keep_the_bound(name):
     makes = {
         "bert": lambda: zoo.BertBlock(WIDTH, HEADS),
         "eager": lambda: Eager(),
-        "swiglu": lambda: Gated(),
+        "llama": lambda: Llama(WIDTH, HEADS),
         "experts": lambda: Experts(),
     }
     training = Training(makes[name], budget=0.95 if name == "experts" else 0.5)
@@ -191,17 +191,11 @@ class Eager(nn.Module):
         return x + self.mlp(x)
 
 
-class Gated(nn.Module):
-    """RMSNorm and SwiGLU."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.RMSNorm(WIDTH)
-        self.up, self.gate, self.down = nn.Linear(WIDTH, 128), nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+class Llama(zoo.LlamaBlock):
+    """RMSNorm, SwiGLU and RoPE."""
 
     def forward(self, x):
-        y = self.norm(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        return super().forward(x, zoo.rope(TIME, WIDTH // HEADS))
 
 
 class Experts(nn.Module):
