@@ -101,7 +101,7 @@ class FlashAttnFunc(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and an MLP; `kind` names the operator, or is "function" for the Function around flash-attn's."""
+    """Pre-norm attention and an MLP; `kind` names the operator, or is "function" for flash-attn's Function."""
 
     def __init__(self, kind, dropout=False, width=16, heads=2):
         super().__init__()

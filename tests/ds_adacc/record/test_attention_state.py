@@ -1,4 +1,4 @@
-"""Fused attention returns its generator's state in memory that nobody writes without dropout: it is replayed all the same.
+"""Fused attention returns a random state, in memory that nobody writes without dropout: it is replayed all the same.
 
 The tests count the replays, so that a refusal cannot hide behind right gradients.
 """
