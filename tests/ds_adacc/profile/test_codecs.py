@@ -119,7 +119,7 @@ def test_the_link_is_timed_once_a_device(monkeypatch):
             return float(len(timed) << 26)
 
     monkeypatch.setattr(module, "Timer", Clock)
-    monkeypatch.setattr(module, "pinned", torch.empty_like)
+    monkeypatch.setattr(module, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     codecs = maker()
     assert [codecs.byte_seconds(CPU) for _ in range(2)] == [(1.0, 2.0)] * 2
     assert [tensor.nbytes for tensor in timed] == [64 << 20] * 2
