@@ -81,7 +81,7 @@ class CodecMaker:
     def _backend(self, device: torch.device) -> str:
         if device not in self._backends:
             backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
-            if reason:
+            if reason and not (device.type == "cpu" and torch.accelerator.is_available()):  # few values are on the host
                 get_logger().warning("codecs on %s run slower than they could: %s", device, reason)
             self._backends[device] = backend
         return self._backends[device]

@@ -131,7 +131,7 @@ class Runtime:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         training = getattr(owner, "training", None)
-        signature = (key, describe(tensors), ambient(tensors), training)
+        signature = (key, describe(tensors), ambient(), training)
         self.calls += 1
         self._inside = True
         try:
