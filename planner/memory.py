@@ -43,7 +43,7 @@ class BlockMemory:
         for index, (first, last) in enumerate(self._graph.forward_lives):
             if first <= number:
                 full = self._graph.values[index].nbytes
-                parts.append(full if number <= last else full * self._program.retained(index))
+                parts.append(full if number <= last else full * self._program.whole(index))
                 parts += [offer.nbytes * chosen for offer, chosen in self._program.compressions(index)]
             if first <= number <= last:
                 needs += [offer.workspace_bytes * chosen for offer, chosen in self._program.compressions(index)]

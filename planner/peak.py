@@ -28,15 +28,17 @@ def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
 def peak_bytes(problem: Problem, policies: Policies) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
-    In forward, what the calls hold adds up. Backward takes the calls one by one. In a known order, a call finds only
-    what the calls before it in forward hold. In an unknown order, any call may be the first, and find what all hold.
-    ValueError as in `simulations`.
+    In forward, what the calls hold adds up; what one of them offloads is copied while the next one runs. Backward takes
+    the calls one by one. In a known order, a call finds only what the calls before it in forward hold. In an unknown
+    order, any call may be the first, and find what all hold. ValueError as in `simulations`.
     """
     runs = simulations(problem, policies)
     if problem.order:
         calls = _calls(problem, runs)
-        before = [0, *accumulate(call.held for call in calls)]
-        forward = max(held + max(call.forward, default=0) for held, call in zip(before, calls, strict=False))
+        # What the calls before hold, and what the last of them still copies to the host.
+        held = accumulate(call.held for call in calls)
+        before = [0, *(total + call.fetched for total, call in zip(held, calls, strict=True))]
+        forward = max(there + max(call.forward, default=0) for there, call in zip(before, calls, strict=False))
         return max(forward, *(alive for _, alive in timeline_of(problem, runs)))
     return _unordered(problem, runs)
 
@@ -59,7 +61,7 @@ def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[
     """(number of the block in forward order, bytes alive) at each event of backward, after an entry for its start."""
     calls = _calls(problem, runs)
     before = sum(call.held for call in calls)
-    line = [(len(calls) - 1, before)]
+    line = [(len(calls) - 1, before + sum(call.fetched for call in calls[-2:]))]
     for number in reversed(range(len(calls))):
         before -= calls[number].held
         fetched = next((call.fetched for call in reversed(calls[:number]) if call.fetched), 0)

@@ -2,7 +2,7 @@
 
 In forward, an op makes its outputs. A value is alive until its last reader has run; an input, or a value that nothing
 reads, is alive to the end. From then on only what the policy stores of it is alive. A payload is made together with its
-value.
+value. An offloaded value is alive to the end, and beside the forward of the next call: it is being copied.
 
 In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
@@ -26,7 +26,8 @@ class Simulation:
 
     `held`: bytes between forward and backward. `forward` and `timeline`: bytes alive at each op of forward and at each
     event of backward, with the largest workspace of the codecs and operators at work. `seconds`: what replays, codecs
-    and transfers add. `fetched`: bytes that come back from the host while backward still runs the call after this one.
+    and transfers add. `fetched`: bytes that are copied to the host while forward runs the call after this one, and come
+    back while backward does.
     """
 
     held: int
@@ -140,8 +141,9 @@ def forward_timeline(profile: Profile, policy: Policy) -> tuple[int, ...]:
     workspace = [op.workspace_bytes for op in graph.ops]
     for index, (first, last) in enumerate(graph.forward_lives):
         payload = codecs[index].nbytes if index in codecs else 0
-        spans = [(first, last, graph.values[index].nbytes + payload)]
-        spans += [(last + 1, end, policy.stored_bytes(profile, index))]
+        whole = graph.values[index].nbytes
+        after = whole if policy.stores[index] == OFFLOAD else policy.stored_bytes(profile, index)
+        spans = [(first, last, whole + payload), (last + 1, end, after)]
         for begin, until, nbytes in spans:
             changes[begin] += nbytes
             changes[until + 1] -= nbytes

@@ -12,7 +12,7 @@ The files, in the order in which a tensor meets them:
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
 * `holders/`: what stands for a value until backward, one file for each choice.
-* `host_offload`: the copies to host memory and back, and when they start.
+* `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.
 
 Rules of this room, cited where they are obeyed:
 

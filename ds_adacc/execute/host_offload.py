@@ -1,60 +1,80 @@
 """Values that wait in host memory between forward and backward: the copies out and back, and when they start.
 
-The copies run while the blocks compute. Backward goes through the calls in reverse order: when it asks for a value of
-one call, the values of that call and of the call before it start to come back.
+The copies run while the blocks compute. A tensor that is copied out stays on the device while the next call runs; at
+the call after that it is dropped. Backward goes through the calls in reverse order: when it asks for a value of one
+call, the values of that call and of the call before it start to come back.
+
+The host never waits for a copy. Memory that a copy reads or writes is freed in the order of the stream on which it was
+allocated, after that stream has waited for the copy. So what is allocated is what the plan counts, at every moment.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
+
+from ds_adacc.execute.pinned_pool import Buffer, PinnedPool
 
 
 class Transfer(Protocol):
     """Copies to the host and back. Whatever a copy needs, host memory above all, is freed with its handle."""
 
-    def out(self, tensor: torch.Tensor) -> Any:
-        """Start the copy of a contiguous tensor to the host; returns a handle. The tensor may be dropped at once."""
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Make room in host memory for copies of these bytes at once."""
 
-    def settle(self, handle: Any) -> None:
-        """Block the calling thread until the copy to the host is done."""
+    def out(self, tensor: torch.Tensor) -> Any:
+        """Start the copy of a contiguous tensor to the host; returns a handle, which keeps the tensor."""
+
+    def drop(self, handle: Any) -> None:
+        """Let the handle's tensor go, as soon as the copy to the host is done. The host does not wait for that."""
 
     def back(self, handle: Any) -> None:
-        """Start the copy back to the device."""
+        """Start the copy back to the device, unless the tensor is still there."""
 
     def take(self, handle: Any) -> torch.Tensor:
-        """The tensor that came back, for use on the current stream. Each `take` needs its own `back` before."""
+        """The tensor, for use on the current stream. Each `take` needs its own `back` before."""
 
 
 class Fetched(Protocol):
     """An offloaded value's holder, as far as it is needed here."""
 
-    def settle(self) -> None: ...
+    def drop(self) -> None: ...
 
     def prefetch(self) -> None: ...
 
 
 class CudaHandle:
-    """A tensor's copy in pinned memory, and the copy on the device that is coming back, if any."""
+    """A tensor's copy in pinned memory; and the tensor on the device, before it is dropped or after it has come back.
 
-    __slots__ = ("copied", "fetched", "homeward", "host", "ready")
+    `tensor` was allocated on `stream`. `copied` is the event of the last copy between it and `host`, part of `memory`.
+    """
 
-    def __init__(self, host: torch.Tensor, copied: torch.cuda.Event, homeward: torch.cuda.Stream) -> None:
-        self.host = host
-        self.copied = copied
-        self.homeward = homeward
-        self.fetched: torch.Tensor | None = None
-        self.ready: torch.cuda.Event | None = None
+    __slots__ = ("__weakref__", "copied", "host", "memory", "pool", "stream", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, stream: torch.cuda.Stream, memory: torch.Tensor, pool: PinnedPool) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.stream = stream
+        self.memory = memory
+        self.host = memory[: tensor.nbytes].view(tensor.dtype)
+        self.pool = pool
+        self.copied: torch.cuda.Event | None = None
+
+    def let_go(self) -> None:
+        """Free the tensor in the order of its stream: whoever gets its memory runs after the copy."""
+        if self.tensor is not None and self.copied is not None:
+            self.stream.wait_event(self.copied)
+        self.tensor = None
 
     def __del__(self) -> None:
-        if self.fetched is not None:  # never taken: the copy may still be writing to it
-            self.fetched.record_stream(self.homeward)
+        self.let_go()  # never taken
+        self.pool.give(Buffer(self.memory, self.copied))
 
 
 class CudaTransfer:
-    """Copies on two streams of their own, one each way. Torch's allocator reuses pinned memory.
+    """Copies on two streams of their own, one each way.
 
     What comes back is allocated on the stream that asks for it, as the output of a replay would be. Memory of another
     stream's pool is reused only after the host has seen its last use, and the host runs far ahead of the device.
@@ -64,46 +84,43 @@ class CudaTransfer:
         self._device = device
         self._outward = torch.cuda.Stream(device)
         self._homeward = torch.cuda.Stream(device)
+        self._pool = PinnedPool()
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        self._pool.reserve(sizes)
 
     def out(self, tensor: torch.Tensor) -> CudaHandle:
-        host = pinned(tensor)
-        self._outward.wait_stream(torch.cuda.current_stream(self._device))
+        current, (memory, free) = torch.cuda.current_stream(self._device), self._pool.take(tensor.nbytes)
+        handle = CudaHandle(tensor, current, memory, self._pool)
+        self._outward.wait_stream(current)
+        if free is not None:
+            self._outward.wait_event(free)
         with torch.cuda.stream(self._outward):
-            host.copy_(tensor, non_blocking=True)
-            copied = self._outward.record_event()
-        tensor.record_stream(self._outward)
-        return CudaHandle(host, copied, self._homeward)
+            handle.host.copy_(tensor, non_blocking=True)
+            handle.copied = self._outward.record_event()
+        return handle
 
-    def settle(self, handle: CudaHandle) -> None:
-        handle.copied.synchronize()
+    def drop(self, handle: CudaHandle) -> None:
+        handle.let_go()
 
     def back(self, handle: CudaHandle) -> None:
-        current = torch.cuda.current_stream(self._device)  # Rule 9
-        handle.fetched = torch.empty_like(handle.host, device=self._device, pin_memory=False)
+        if handle.tensor is not None:
+            return
+        current = handle.stream = torch.cuda.current_stream(self._device)  # Rule 9
+        handle.tensor = torch.empty_like(handle.host, device=self._device, pin_memory=False)
         self._homeward.wait_stream(current)  # its memory may still be in use there
         self._homeward.wait_event(handle.copied)
         with torch.cuda.stream(self._homeward):
-            handle.fetched.copy_(handle.host, non_blocking=True)
-            handle.ready = self._homeward.record_event()
+            handle.tensor.copy_(handle.host, non_blocking=True)
+            handle.copied = self._homeward.record_event()
 
     def take(self, handle: CudaHandle) -> torch.Tensor:
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(handle.ready)
-        tensor, handle.fetched, handle.ready = handle.fetched, None, None
-        tensor.record_stream(current)  # nothing to record where it was allocated on this stream
+        current.wait_event(handle.copied)
+        tensor, handle.tensor = handle.tensor, None
+        if current != handle.stream:
+            tensor.record_stream(current)  # freed in the order of one stream, it may still be in use on another
         return tensor
-
-
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """An empty tensor like `tensor` in pinned host memory. Raises RuntimeError with the size if there is no room."""
-    try:
-        return torch.empty_like(tensor, device="cpu", pin_memory=True)
-    except RuntimeError as error:
-        text = (
-            f"cannot get {tensor.nbytes} bytes of pinned host memory to offload a value to: {error}; free host memory, "
-            "or set adacc.offload to false"
-        )
-        raise RuntimeError(text) from error
 
 
 class Offloads:
@@ -120,10 +137,10 @@ class Offloads:
     def add(self, holder: Fetched) -> None:
         self._holders.append(weakref.ref(holder))
 
-    def settle(self) -> None:
-        """Wait until all values are in host memory."""
+    def drop(self) -> None:
+        """Let all values go from the device that are still there."""
         for holder in self._alive():
-            holder.settle()
+            holder.drop()
 
     def expect(self) -> None:
         """Backward has come to this call: start to bring back its values, and then those of the call before it."""
@@ -145,20 +162,32 @@ class Offloads:
 
 
 class Prefetcher:
-    """Knows the last two calls that offload a value, by weak references. Each runtime has one.
-
-    The forward may run ahead of the copies by one call, not more: a value still takes device memory while it is copied.
-    """
+    """Knows the last two calls of blocks, by weak references, if they offload a value. Each runtime has one."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
-        self._last: list[weakref.ref[Offloads]] = []
+        self._last: weakref.ref[Offloads] | None = None
+        self._behind: list[weakref.ref[Offloads] | None] = [None, None]
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Make room in host memory for values of these bytes at once, before the step that offloads them."""
+        self._transfer.reserve(sizes)
 
     def register(self) -> Offloads:
-        """Register a call that offloads values. Waits for the copies of the call before the last."""
-        last = [reference() for reference in self._last]
-        if len(last) == 2 and last[0] is not None:
-            last[0].settle()
-        offloads = Offloads(self._transfer, last[-1] if last else None)
-        self._last = [*self._last[-1:], weakref.ref(offloads)]
+        """Register a call that offloads values."""
+        offloads = Offloads(self._transfer, None if self._last is None else self._last())
+        self._last = weakref.ref(offloads)
+        self._begin(self._last)
         return offloads
+
+    def pass_over(self) -> None:
+        """Note a call that offloads nothing."""
+        self._begin(None)
+
+    def _begin(self, offloads: weakref.ref[Offloads] | None) -> None:
+        """A call begins: the call before the last one gives up its tensors. Their copies had one call's time."""
+        before_last, last = self._behind
+        self._behind = [last, offloads]
+        known = None if before_last is None else before_last()
+        if known is not None:
+            known.drop()

@@ -21,8 +21,10 @@ Rules of this room, cited where they are obeyed:
 
 1. Everything is measured on the block's own recorded tensors: their data, shapes and strides decide both time and
    error.
-2. A time is the least of three runs after a warm-up: other work on the machine only adds. One backward step is timed
-   once, as its time only tells how much a copy can hide behind.
+2. A time on the CPU is the least of three runs after a warm-up: other work on the machine only adds. One backward step
+   is timed once there, as its time only tells how much a copy can hide behind, and nothing is copied. On a CUDA device
+   a time is the median of five runs. Before each, the device sleeps until the host has enqueued the run, and its cache
+   is overwritten.
 3. Measuring leaves training as it was: the random generators are put back, no `.grad` is written, and the captured
    graph stays usable for training's own backward. The loss curve must not depend on what was measured.
 4. Backward is not run ahead of training's own where it may call a collective or a hook: other ranks would not take
@@ -30,8 +32,9 @@ Rules of this room, cited where they are obeyed:
 5. What cannot be measured is not guessed: a lossy codec without a finite gradient error is not offered.
 6. A process can have one profiler. Beside one of the user's, workspaces are not seen and count as 0, so the profile
    serves this run only and is not put into the cache.
-7. A key of the cache holds everything that a measurement depends on, the kernels' sources among it. What else the cache
-   returns is checked against the block, since data may have decided sizes and roles.
+7. A key of the cache holds everything that a measurement depends on, the sources of the kernels and of this room among
+   it: who measures otherwise measures anew. What else the cache returns is checked against the block, since data may
+   have decided sizes and roles.
 8. The cache never stops a run: without a usable file, blocks are measured.
 9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
 """

@@ -29,6 +29,7 @@ SCHEMA_VERSION = 1
 _SCHEMA = "CREATE TABLE profiles (key TEXT PRIMARY KEY, description TEXT, saved TEXT, profile TEXT NOT NULL)"
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
 _SOURCES = (".py", ".cu", ".cuh")
+_ROOM = Path(__file__).parent
 _PROFILE = TypeAdapter(planner.Profile)
 
 # application_id, user_version and number of tables
@@ -60,10 +61,11 @@ def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.devi
     """A SHA-256, in hexadecimal, of everything that a measurement depends on (Rule 7).
 
     That is the `digest` of the block's recording, the names of the codecs in `offers` for each value, the device, the
-    versions of the packages, the kernels' sources, and those keys of the section that change what a codec does.
+    versions of the packages, the sources of the kernels and of this room, which says how things are measured, and those
+    keys of the section that change what a codec does.
     """
     measured = {key: getattr(section, key) for key in _MEASURED}
-    sources = _sources_digest(Path(kernels.__file__).parent)
+    sources = [_sources_digest(folder) for folder in (Path(kernels.__file__).parent, _ROOM)]
     parts = [digest, [list(names) for names in offers], device_name(device), versions(), sources, measured]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, codecs_for
 from ds_adacc.execute.bound_policy import rows
 from ds_adacc.execute.holders import Compressed
-from ds_adacc.execute.host_offload import pinned
+from ds_adacc.execute.pinned_pool import pinned
 from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
 from ds_adacc.log import get_logger
 from ds_adacc.profile.timer import Timer
@@ -73,7 +73,7 @@ class CodecMaker:
         """Seconds for each byte of a copy to the host, and of one back. Timed once for each device."""
         if device not in self._byte_seconds:
             timer, here = Timer(device), torch.empty(_SAMPLE, dtype=torch.uint8, device=device)
-            host = pinned(here)
+            host = pinned(here.nbytes)
             out = timer(lambda: host.copy_(here, non_blocking=True))
             self._byte_seconds[device] = out / _SAMPLE, timer(lambda: here.copy_(host, non_blocking=True)) / _SAMPLE
         return self._byte_seconds[device]
@@ -81,7 +81,7 @@ class CodecMaker:
     def _backend(self, device: torch.device) -> str:
         if device not in self._backends:
             backend, reason = choose_backend(device) if self._config.backend == "auto" else (self._config.backend, "")
-            if reason:
+            if reason and not (device.type == "cpu" and torch.accelerator.is_available()):  # few values are on the host
                 get_logger().warning("codecs on %s run slower than they could: %s", device, reason)
             self._backends[device] = backend
         return self._backends[device]

@@ -79,4 +79,8 @@ Rules of this room, cited where they are obeyed:
     other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
     Python is guarded (Rule 8), and must be the same when it is replayed. A Function that takes objects may depend on
     anything: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of `apply`.
+16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
+    dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
+    compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them on
+    the host, where they show nothing of the data (Rule 7).
 """

@@ -13,11 +13,13 @@ from ds_adacc.record.guards import Guards
 from ds_adacc.record.known import admit, storage_of
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.recording import COLLECTIVE
+from ds_adacc.record.registration import is_attention
 from ds_adacc.record.schema import (
     OPAQUE,
     has_dynamic_shape,
     refusal_of,
     reveals_data,
+    small_integers,
     tensors_in,
     written_tensors,
 )
@@ -107,18 +109,20 @@ class Application:
     def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
         """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
         saved = [tensor for tensor, _ in self.packed]
+        outputs = (*results, *saved)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(
             func=FunctionCall(self.cls, len(saved), self.places, self.marks),
             args=encode(self.args),
             kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
             given=(self.args, {}),
-            outputs=(*results, *saved),
+            outputs=outputs,
             states=self.states,
             written=written,
             refusal=self.refusal,
             dynamic=self.is_dynamic,
             saved=len(saved),
+            handed_on=small_integers(outputs) if is_attention(self.cls) else frozenset(),
         )
 
     def _is_own(self, tensor: torch.Tensor) -> bool:

@@ -72,6 +72,12 @@ class Known:
         self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), **facts))
         return index
 
+    def handed_on(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> None:
+        """A new value for a generator's state that `op` has returned (Rule 16). No operator counts as its producer."""
+        admit(tensor)
+        index, name = len(self.values), f"{op.short_name}{op.index}.{output}"
+        self._add(tensor, RecordedValue(index, name, "state", Geometry.of(tensor), source=index))
+
     def overwritten(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
         """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
 

@@ -95,6 +95,8 @@ class Labels:
         if value.origin == "buffer":
             owner, name = recording.buffers[value.source]
             return f"{_dotted(self._paths.get(id(owner()), ''), name)} buffer"
+        if value.origin == "state":
+            return f"{value.name} random state"
         return f"{value.origin} {value.source}"
 
 

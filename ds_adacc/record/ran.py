@@ -15,7 +15,7 @@ class Ran:
 
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
     generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
-    data.
+    data. `handed_on`: the numbers of the outputs that are generators' states (Rule 16).
     """
 
     func: Callable[..., Any]
@@ -28,3 +28,4 @@ class Ran:
     refusal: str | None
     dynamic: bool
     saved: int = 0
+    handed_on: frozenset[int] = frozenset()

@@ -37,6 +37,7 @@ from ds_adacc.record.schema import (
     MASKS,
     OPAQUE,
     by_look,
+    generator_states,
     generators_in,
     has_dynamic_shape,
     refusal_of,
@@ -214,7 +215,8 @@ class Recorder(TorchDispatchMode):
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
-        return Ran(func, *encoded, given, outputs, states, written, refusal, has_dynamic_shape(func, given))
+        dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
+        return Ran(func, *encoded, given, outputs, states, written, refusal, dynamic, handed_on=handed_on)
 
     def _note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
         """Note what the context of a Function holds: no hook is told of that."""
@@ -338,7 +340,7 @@ class Recorder(TorchDispatchMode):
     def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
         """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
 
-        Of what a Function saves, None also if it is (part of) a value.
+        Of what a Function saves, None also if it is (part of) a value. A generator's state is no output (Rule 16).
         """
         tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):
@@ -347,6 +349,9 @@ class Recorder(TorchDispatchMode):
         if storage_of(tensor) in given:
             return None
         if is_saved and self.known.find(tensor) is not None:
+            return None
+        if output in ran.handed_on:
+            self.known.handed_on(tensor, op, output)
             return None
         return self.known.made(tensor, op, output, dynamic)
 

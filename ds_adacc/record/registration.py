@@ -14,11 +14,12 @@ from ds_adacc.record.functions import FunctionCall, has_setup_context
 from ds_adacc.record.recording import RecordedOp, ValueRef
 
 _REPLAY = ("auto", "never")
+_ATTENTION = "scaled_dot_product"
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
 _LIKE = {
     "norm": "rms_norm",
-    "attention": "scaled_dot_product",
-    "attn": "scaled_dot_product",
+    "attention": _ATTENTION,
+    "attn": _ATTENTION,
     "swiglu": "silu",
     "geglu": "gelu",
     "silu": "silu",
@@ -75,6 +76,11 @@ def like(cls: type[torch.autograd.Function]) -> str | None:
     """The operator of ATen that the Function is like, by its name."""
     name = cls.__name__.lower().replace("_", "")
     return next((operator for part, operator in _LIKE.items() if part in name), None)
+
+
+def is_attention(cls: type[torch.autograd.Function]) -> bool:
+    """Whether the Function is fused attention, by its name."""
+    return like(cls) == _ATTENTION
 
 
 def computes_only(cls: type[torch.autograd.Function]) -> bool:

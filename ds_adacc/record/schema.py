@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are in
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 _OF_TORCH = ("aten", "prims")
+_OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags
 # Parts of the names of collectives that other packages define as operators.
 _COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
 
@@ -136,8 +137,29 @@ def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
     """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
     if reads_data(func) or has_dynamic_shape(func, given):
         return True
-    on_host = any(tensor.device.type == "cpu" for tensor in tensors_in(outputs))
+    states = generator_states(func, outputs) if isinstance(outputs, tuple | list) else ()
+    made = [output for number, output in enumerate(outputs) if number not in states] if states else outputs
+    on_host = any(tensor.device.type == "cpu" for tensor in tensors_in(made))
     return on_host and any(tensor.device.type not in ("cpu", "meta") for tensor in tensors_in(given))
+
+
+def generator_states(func: Any, outputs: Sequence[Any]) -> frozenset[int]:
+    """The numbers of the outputs that are the state of a random generator (Rule 16)."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+    if not is_random and not getattr(func, "namespace", "").startswith(_OF_FLASH_ATTENTION):
+        return frozenset()
+    return small_integers(outputs)
+
+
+def small_integers(outputs: Sequence[Any]) -> frozenset[int]:
+    """The numbers of those outputs, but the first, that are tensors of one or two whole numbers."""
+    return frozenset(number for number, output in enumerate(outputs) if number and _is_small_integer(output))
+
+
+def _is_small_integer(output: Any) -> bool:
+    if not isinstance(output, torch.Tensor) or not 1 <= output.numel() <= 2:
+        return False
+    return not (output.is_floating_point() or output.is_complex() or output.dtype in MASKS)
 
 
 def reads_data(func: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ds_adacc.record.functions import autocast_now
 from ds_adacc.record.guards import Look, snapshot
 
 
@@ -104,12 +105,14 @@ def _opened(key: Any, sizes: list[int]) -> Hashable:
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
 
 
-def ambient(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """A key of the state outside the block that changes its operators: the default dtype, and autocast."""
-    device = tensors[0].device.type if tensors else "cpu"
-    if not torch.is_autocast_enabled(device):
+def ambient() -> Hashable:
+    """A key of the state outside the block that changes its operators: the default dtype, and autocast on any device.
+
+    The arguments do not tell on which devices the block runs: a mask on the host may come first, or there may be none.
+    """
+    if not torch._C._is_any_autocast_enabled():
         return torch.get_default_dtype()
-    return torch.get_default_dtype(), device, torch.get_autocast_dtype(device)
+    return torch.get_default_dtype(), *((device, dtype) for device, enabled, dtype in autocast_now() if enabled)
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:

@@ -84,6 +84,8 @@ def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
             return f"{value.name} is overwritten in place"
         if value.origin == "captured" and index not in recording.saved:
             return f"it reads {value.name}, a tensor from outside the block that is neither an argument nor a buffer"
+        if value.origin == "state" and index not in recording.saved:  # Rule 16
+            return f"it reads {value.name}, a random generator's state that autograd does not save"
     for index in op.outputs:
         if index is not None and recording.values[index].overwritten:
             return f"{recording.values[index].name} is overwritten in place"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from ds_adacc import planner
@@ -16,7 +18,7 @@ from ds_adacc.record.recording import Recording
 
 
 class Binder:
-    """Binds records to the policies of their block types."""
+    """Binds records to the policies of their block types, and owns what offloaded values need."""
 
     def __init__(self, codecs: CodecMaker) -> None:
         self._codecs = codecs
@@ -37,6 +39,24 @@ class Binder:
         """
         policy = inputs.applied(self._permitted(policy, recording), recording)
         record.bound = self._bound(record, recording, known, policy, inputs, device)
+
+    def reserve(self, records: Iterable[tuple[Record, int]]) -> None:
+        """Get host memory for what these records offload: each with the number of its calls in a forward."""
+        sizes = [
+            record.bound.recording.values[index].nbytes
+            for record, calls in records
+            if record.bound.prefetcher is not None
+            for index in record.bound.order
+            if record.bound.policy.stores[index] == planner.OFFLOAD
+            for _ in range(calls)
+        ]
+        if self._prefetcher is not None:
+            self._prefetcher.reserve(sizes)
+
+    def pass_over(self) -> None:
+        """Note a call of a block that offloads nothing."""
+        if self._prefetcher is not None:
+            self._prefetcher.pass_over()
 
     def measured(
         self, record: Record, recording: Recording, known: KnownType, policy: planner.Policy, device: torch.device

@@ -39,6 +39,16 @@ class Bindings:
         for block, record in self._blocks.records():
             if record.block_type in changed:
                 self.bind(block, record, step, device)
+        if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
+            self._reserve_host_memory()
+
+    def _reserve_host_memory(self) -> None:
+        """Get pinned memory for what is offloaded now: it takes long, and the next step may be one that is measured."""
+        last: dict[Block, Record] = {}  # of each block, the record that it ran last: one at a time offloads
+        for block, record in self._blocks.records():
+            last.setdefault(block, record)
+        types = self._agreement.block_types
+        self._binder.reserve((record, types[record.block_type].calls_per_block) for record in last.values())
 
     def bind(
         self,

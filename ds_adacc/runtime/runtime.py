@@ -73,9 +73,10 @@ class Runtime:
         self.config = config
         self.codecs = CodecMaker(config)
         self.profiler = Profiler(config, self.codecs, cache)
+        self._binder = Binder(self.codecs)
         self.controller = StepController(
             Coordinator(Agreement(config, self.codecs), ranks),
-            Binder(self.codecs),
+            self._binder,
             ranks,
             journal or Journal(None),
             stepped,
@@ -130,7 +131,7 @@ class Runtime:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         training = getattr(owner, "training", None)
-        signature = (key, describe(tensors), ambient(tensors), training)
+        signature = (key, describe(tensors), ambient(), training)
         self.calls += 1
         self._inside = True
         try:
@@ -180,6 +181,8 @@ class Runtime:
         bound = record.bound
         if bound is not None:
             self.controller.note_call(record.block_type)
+        if bound is None or bound.prefetcher is None:
+            self._binder.pass_over()
         step = self.controller.step
         # Rule 4
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None

@@ -113,13 +113,15 @@ def walk(calls):
     """The peak of one forward over the calls, and of one backward, last first."""
     most, alive = 0, []
     for call in calls:
-        most = max(most, sum(alive) + max(call.forward, default=0))
+        copied = calls[len(alive) - 1].fetched if alive else 0
+        most = max(most, sum(alive) + copied + max(call.forward, default=0))
         alive.append(call.held)
+    most = max(most, sum(alive) + sum(call.fetched for call in calls[-2:]))
     while alive:
         most = max(most, sum(alive))
         at_work = calls[len(alive) - 1]
         alive.pop()
-        fetched = calls[len(alive) - 1].fetched if alive else 0
+        fetched = next((call.fetched for call in reversed(calls[: len(alive)]) if call.fetched), 0)
         most = max(most, sum(alive) + fetched + max(at_work.timeline, default=0))
     return most
 

@@ -74,16 +74,19 @@ def test_the_peak_may_fall_in_forward_of_the_last_block(block):
         assert peak_bytes(problem, [[replay] * 2]) == 100 + 220
 
 
-def test_forward_finds_nothing_fetched(block):
-    """What comes back from the host does so in backward: 200 bytes of x, beside 10."""
+def test_what_is_offloaded_is_copied_beside_the_forward_of_the_block_after(block):
+    """200 bytes of x, which also come back beside its backward; the block after that finds nothing of them."""
     away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
     first = Profile(BlockGraph((Value("x", "", 200, None, True),), (), (Event("x", (0,), 0),)), (), ((away,),))
     problem = Problem((BlockType("first", first, 1), BlockType("block", block, 1)), order=("first", "block"))
     lone = Policy((OFFLOAD,), ())
-    assert peak_bytes(problem, [[lone], [KEEP]]) == 200 + 245
+    assert peak_bytes(problem, [[lone], [KEEP]]) == 200 + 260
     quiet = replace(block, graph=replace(block.graph, events=(Event("b", (2,), 0),)))
     problem = Problem((BlockType("first", first, 1), BlockType("block", quiet, 1)), order=("first", "block"))
-    assert peak_bytes(problem, [[lone], [Policy((None, None, "retain", None, None, None), ())]]) == 220
+    kept = Policy((None, None, "retain", None, None, None), ())
+    assert peak_bytes(problem, [[lone], [kept]]) == 200 + 220
+    problem = Problem((problem.block_types[0], BlockType("block", quiet, 2)), order=("first", "block", "block"))
+    assert peak_bytes(problem, [[lone], [kept, kept]]) == max(200 + 220, 60 + 220)
 
 
 def lean(nbytes, *events):

@@ -31,10 +31,10 @@ class Offloaded(Restored):
         self._witness, self._version = _witness(root), root._version
         self._handle = self.offloads.transfer.out(root.as_strided((self.geometry.numel,), (1,)))
 
-    def settle(self) -> None:
-        """Wait until the copy to the host is done."""
-        if self._handle is not None:
-            self.offloads.transfer.settle(self._handle)
+    def drop(self) -> None:
+        """Let the value go from the device: the copy to the host has had its time."""
+        if self._handle is not None and not self._coming:
+            self.offloads.transfer.drop(self._handle)
 
     def prefetch(self) -> None:
         """Start to bring the value back, unless it is here or on its way."""

@@ -1,12 +1,12 @@
 """Offloaded values come back bit for bit, ahead of their use, and leave nothing behind: with copies made on the CPU."""
 
 import gc
-import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 import zoo
+from fake_transfer import FakeTransfer
 from recorded import offloading, profile_of, random_policy, record, tensors_of, under
 from storages import Storages
 
@@ -14,52 +14,10 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
-from ds_adacc.execute.host_offload import Prefetcher, pinned
+from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.execute.pinned_pool import pinned
 from ds_adacc.record.saved import unpack
 from ds_adacc.rectify.observer import Observer
-
-
-class Handle:
-    def __init__(self, number, host):
-        self.number = number
-        self.host = host
-        self.fetched = None
-
-
-class FakeTransfer:
-    """Copies to NumPy arrays, whose bytes no count of tensors sees; `log` has what was done to which handle."""
-
-    def __init__(self):
-        self.log = []
-        self.handles = []
-        self.sources = []
-
-    def out(self, tensor):
-        assert tensor.is_contiguous() and not tensor.requires_grad
-        handle = Handle(len(self.handles), tensor.numpy().copy())
-        self.handles.append(weakref.ref(handle))
-        self.log.append(("out", handle.number))
-        return handle
-
-    def settle(self, handle):
-        self.log.append(("settle", handle.number))
-
-    def back(self, handle):
-        assert handle.fetched is None
-        handle.fetched = torch.from_numpy(handle.host.copy())
-        self.log.append(("back", handle.number))
-
-    def take(self, handle):
-        tensor, handle.fetched = handle.fetched, None
-        self.log.append(("take", handle.number))
-        return tensor
-
-    @property
-    def alive(self):
-        return sum(reference() is not None for reference in self.handles)
-
-    def since(self, start):
-        return self.log[start:]
 
 
 class PoisoningTransfer(FakeTransfer):
@@ -85,6 +43,12 @@ def no_collector():
 @pytest.fixture
 def transfer():
     return FakeTransfer()
+
+
+def past(prefetcher):
+    """Two more calls begin: what was offloaded leaves the device."""
+    for _ in range(2):
+        prefetcher.pass_over()
 
 
 def everything(recording):
@@ -130,12 +94,15 @@ def test_it_is_the_fetched_copy_that_backward_uses():
     block, args, kwargs = zoo.example("gpt")
     expected = zoo.gradients(block, args, kwargs)
     recording, transfer = record(block, args, kwargs), PoisoningTransfer()
-    run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
-    zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, lambda *a: poisoned(run(*a), transfer)))
+    prefetcher = Prefetcher(transfer)
+    run, _ = under(block, recording, everything(recording), prefetcher=prefetcher)
+    run_and_poison = lambda *given: poisoned(run(*given), transfer, prefetcher)  # noqa: E731
+    zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, run_and_poison))
 
 
-def poisoned(output, transfer):
+def poisoned(output, transfer, prefetcher):
     output = output * 1.0  # the copies' sources may be the block's input, but never this
+    past(prefetcher)
     transfer.poison()
     return output
 
@@ -154,14 +121,44 @@ def test_the_call_before_is_fetched_when_backward_comes_to_a_call(transfer):
     output = three_calls(transfer, "input.0", "addmm1")
     # the numbers of the handles: 0 and 1 of the first call, 2 and 3 of the second, 4 and 5 of the third
     outs = [("out", number) for number in range(6)]
-    assert transfer.log == [*outs[:4], ("settle", 0), ("settle", 1), *outs[4:]]
+    assert transfer.log == [*outs[:4], ("drop", 0), ("drop", 1), *outs[4:]]
     began = len(transfer.log)
     output.sum().backward()
+    # what the last two calls have offloaded is still there
     assert transfer.since(began) == [
-        *(("back", 5), ("back", 4), ("back", 3), ("back", 2), ("take", 5), ("take", 4)),
+        *(("take", 5), ("take", 4)),
         *(("back", 1), ("back", 0), ("take", 3), ("take", 2)),
         *(("take", 1), ("take", 0)),
     ]
+
+
+def test_a_call_that_offloads_nothing_counts_too(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    prefetcher = Prefetcher(transfer)
+    run, _ = under(block, recording, only(recording, "addmm1"), prefetcher=prefetcher)
+    output = run(args[0])
+    prefetcher.pass_over()
+    assert transfer.log == [("out", 0)]
+    output = run(output)
+    assert transfer.log == [("out", 0), ("drop", 0), ("out", 1)]
+    past(prefetcher)
+    past(prefetcher)
+    assert transfer.log == [("out", 0), ("drop", 0), ("out", 1), ("drop", 1)]
+    output.sum().backward()
+    assert transfer.log[4:] == [("back", 1), ("back", 0), ("take", 1), ("take", 0)]
+
+
+def test_what_comes_back_is_not_dropped_by_a_later_call(transfer):
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    prefetcher = Prefetcher(transfer)
+    run, _ = under(block, recording, only(recording, "addmm1"), prefetcher=prefetcher)
+    first, second = run(args[0]), run(args[0])
+    second.sum().backward()  # the first call's value is to be used next
+    past(prefetcher)
+    first.sum().backward()
+    assert transfer.log == [("out", 0), ("out", 1), ("take", 1), ("take", 0)]
 
 
 def test_retained_graph_fetches_again(transfer):
@@ -170,7 +167,7 @@ def test_retained_graph_fetches_again(transfer):
     loss.backward(retain_graph=True)
     again = len(transfer.log)
     loss.backward()
-    first = [("back", 2), ("back", 1), ("take", 2), ("back", 0), ("take", 1), ("take", 0)]
+    first = [("take", 2), ("back", 0), ("take", 1), ("take", 0)]
     assert transfer.log[began:again] == first
     assert transfer.since(again) == [(what, number) for number in (2, 1, 0) for what in ("back", "take")]
 
@@ -196,10 +193,11 @@ def test_repeated_partial_and_retained_backward(transfer):
 def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, no_collector):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
-    policy = everything(recording)
-    run, _ = under(block, recording, policy, prefetcher=Prefetcher(transfer))
+    policy, prefetcher = everything(recording), Prefetcher(transfer)
+    run, _ = under(block, recording, policy, prefetcher=prefetcher)
     with Storages() as storages:
         output = run(*args, **kwargs)
+    past(prefetcher)
     node = output.grad_fn
     del output
     retained = [v.nbytes for v, s in zip(recording.values, policy.stores, strict=True) if s == planner.RETAIN]
@@ -223,7 +221,7 @@ def test_backward_frees_everything_without_the_collector(transfer, no_collector)
     block.zero_grad()
     args[0].grad = None
     assert (storages.alive(), transfer.alive) == (0, 0)
-    assert [reference() for reference in prefetcher._last] == [None, None]
+    assert [reference() for reference in (prefetcher._last, *prefetcher._behind)] == [None] * 3
 
 
 def test_what_was_fetched_goes_with_its_last_use(transfer):
@@ -235,7 +233,7 @@ def test_what_was_fetched_goes_with_its_last_use(transfer):
     holders = [holder for index, holder in call.holders.items() if call.bound.policy.stores[index] == planner.OFFLOAD]
     output.sum().backward(retain_graph=True)
     assert [holder._cached for holder in holders] == [None] * len(holders)
-    assert [reference().fetched for reference in transfer.handles] == [None] * len(holders)
+    assert [reference().tensor for reference in transfer.handles] == [None] * len(holders)
 
 
 def test_exception_in_forward_leaves_nothing(transfer, no_collector):
@@ -313,7 +311,7 @@ def test_no_pinned_memory_names_the_size(monkeypatch):
     def refuse(*args, **kwargs):
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(torch, "empty_like", refuse)
+    monkeypatch.setattr(torch, "empty", refuse)
     text = r"cannot get 24 bytes of pinned host memory .*: CUDA error: out of memory; .* or set adacc.offload to false"
     with pytest.raises(RuntimeError, match=text):
-        pinned(torch.zeros(6))
+        pinned(24)

@@ -143,7 +143,15 @@ def test_an_edited_kernel_changes_the_key(edited, tmp_path, monkeypatch):
     assert keys["as it is"] == keys["copied"] != keys["edited"]
 
 
-def test_the_kernels_are_read_once_a_process(monkeypatch):
+def test_another_way_to_measure_changes_the_key(tmp_path, monkeypatch):
+    before, copy = key(), tmp_path / "profile"
+    shutil.copytree(Path(cache.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "timer.py").write_text((copy / "timer.py").read_text() + "\n")
+    monkeypatch.setattr(cache, "_ROOM", copy)
+    assert key() != before
+
+
+def test_the_sources_are_read_once_a_process(monkeypatch):
     before = key()
     monkeypatch.setattr(Path, "read_bytes", None)
     assert key() == before

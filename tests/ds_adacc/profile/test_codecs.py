@@ -63,6 +63,15 @@ def test_a_cuda_device_without_cupy_is_told_of_once(caplog, monkeypatch):
     assert "cuda:0" in warning and "pip install 'ds-adacc[cuda13]'" in warning
 
 
+@pytest.mark.parametrize("has_accelerator", [False, True])
+def test_slow_codecs_on_the_host_are_told_of_only_where_blocks_run_there(has_accelerator, caplog, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    monkeypatch.setattr(module, "choose_backend", lambda device: ("cpu", "torch has no OpenMP"))
+    with caplog.at_level("WARNING", logger="ds_adacc"):
+        maker().make("group", CPU, None)
+    assert len(caplog.records) == (not has_accelerator)
+
+
 def test_a_cuda_device_with_cupy_is_warmed_up_once(monkeypatch):
     warmed = []
     monkeypatch.setattr(cuda, "missing", lambda: None)
@@ -119,7 +128,7 @@ def test_the_link_is_timed_once_a_device(monkeypatch):
             return float(len(timed) << 26)
 
     monkeypatch.setattr(module, "Timer", Clock)
-    monkeypatch.setattr(module, "pinned", torch.empty_like)
+    monkeypatch.setattr(module, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     codecs = maker()
     assert [codecs.byte_seconds(CPU) for _ in range(2)] == [(1.0, 2.0)] * 2
     assert [tensor.nbytes for tensor in timed] == [64 << 20] * 2

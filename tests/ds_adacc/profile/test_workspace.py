@@ -1,5 +1,7 @@
 """What operators allocate and free again inside themselves is counted to the byte."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import zoo
@@ -7,6 +9,7 @@ from recorded import tensors_of
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.profile import workspace
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
@@ -141,3 +144,39 @@ def test_the_profile_has_the_workspaces():
         for event, plain in zip(graph.events, bare.events, strict=True)
     }
     assert more == {"mul2": 0, "native_layer_norm1": 2 * torch.get_num_threads() * WIDTH * 4, "greedy0": 3 * MIB}
+
+
+def test_a_backward_on_cuda_is_timed_after_it_has_run_once(monkeypatch):
+    """The first run loads kernels and makes handles: its memory counts, its seconds do not."""
+    order = []
+
+    class Clock(workspace.Timer):
+        def once(self, function, before=None):
+            order.append("once")
+            return super().once(function)
+
+        def __call__(self, function):
+            order.append("timed")
+            function()
+            return 7.0
+
+    class Trace:
+        peak, left = 100, 0
+
+        def __init__(self, device):
+            pass
+
+        def __enter__(self):
+            order.append("trace")
+            return self
+
+        def __exit__(self, *exception):
+            order.append("end")
+
+    found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
+    op = next(op for op in found.recording.ops if op.short_name == "addmm")
+    monkeypatch.setattr(workspace, "MemoryTrace", Trace)
+    monkeypatch.setattr(workspace, "Timer", lambda device: Clock(CPU))
+    device = SimpleNamespace(type="cuda")
+    assert backward_workspace(op, found.tensors, GradientLifetimes(found.recording), device).seconds == 7.0
+    assert order == ["trace", "once", "end", "timed"]

@@ -1,5 +1,6 @@
 """What tells two calls of a block apart, and what does not."""
 
+import pytest
 import torch
 
 from ds_adacc.record.signature import ambient, describe, differ_in_sizes, flatten
@@ -28,7 +29,7 @@ class Cache:
 def signature(length, cache, hidden=32):
     tensors = []
     key = flatten(((torch.zeros(2, length, hidden),), {"cache": cache}), tensors)
-    return key, describe(tensors), ambient(tensors), True
+    return key, describe(tensors), ambient(), True
 
 
 def test_calls_that_differ_in_sizes():
@@ -42,3 +43,24 @@ def test_tensors_inside_objects_may_follow_the_arguments():
     assert differ_in_sizes(signature(9, Cache(9)), signature(16, Cache(16))), "16 is a size of something else too"
     assert not differ_in_sizes(signature(9, Cache(9)), signature(12, Cache(20))), "it follows no argument"
     assert not differ_in_sizes(signature(9, Cache(9)), signature(12, Cache(12, 12))), "there is one more"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """As on a machine with a CUDA device."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+def test_autocast_on_any_device_is_another_call(accelerator):
+    plain = ambient()
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    half = ambient()
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    bfloat = ambient()
+    with torch.autocast("cpu", torch.bfloat16):
+        both = ambient()
+    assert len({plain, half, bfloat, both}) == 4
+    assert plain == torch.get_default_dtype()

@@ -54,7 +54,7 @@ def recorded(name, block, **sizes):
     key = flatten((args, kwargs), tensors)
     found = closure_of(block)
     tensors += [t for t in found.tensors if not isinstance(t, torch.nn.Parameter)]
-    numbers = sizes_of((key, describe(tensors), ambient(tensors), True))
+    numbers = sizes_of((key, describe(tensors), ambient(), True))
     return Example(numbers, record(block, args, kwargs)), tensors
 
 
