@@ -21,10 +21,10 @@ Rules of this room, cited where they are obeyed:
 
 1. Everything is measured on the block's own recorded tensors: their data, shapes and strides decide both time and
    error.
-2. A time on the CPU is the least of three runs after a warm-up: other work on the machine only adds. One backward step
-   is timed once there, as its time only tells how much a copy can hide behind, and nothing is copied. On a CUDA device
-   a time is the median of five runs. Before each, the device sleeps until the host has enqueued the run, and its cache
-   is overwritten.
+2. A time is taken with a cold cache: a tensor of a real step was written long before it is read. On the CPU it is the
+   least of three runs after a warm-up: other work on the machine only adds. One backward step is timed once there, as
+   its time only tells how much a copy can hide behind, and nothing is copied. On a CUDA device a time is the median of
+   five runs. Before each, the device sleeps until the host has enqueued the run.
 3. Measuring leaves training as it was: the random generators are put back, no `.grad` is written, and the captured
    graph stays usable for training's own backward. The loss curve must not depend on what was measured.
 4. Backward is not run ahead of training's own where it may call a collective or a hook: other ranks would not take

@@ -15,6 +15,7 @@ from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.record.replay import replay
 from ds_adacc.record.tensors import RecordedTensors
 
+_SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 _PIECE = 1 << 16  # elements: in double precision, a whole tensor could take as much as a block
 
 
@@ -25,7 +26,9 @@ def measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) 
 
 
 def _measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
-    timer = Timer(tensors.device)
+    alive = [tensors.at_hand(value.index) for value in recording.values if value.owned]
+    others = [t for t in (*alive, *recording.parameters) if t is not None and t.dtype in _SUMMABLE]
+    timer = Timer(tensors.device, others)
     rebuildable = block_graph(recording).rebuildable_ops  # of others no policy makes use, and some inputs have died
     seconds = tuple(
         _replay_seconds(op, recording, tensors, timer) if op.index in rebuildable else 0.0 for op in recording.ops

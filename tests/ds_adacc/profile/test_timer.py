@@ -67,3 +67,9 @@ def test_a_run_on_the_host_is_the_least_of_three(monkeypatch):
     runs, timer = [], Timer(torch.device("cpu"))
     assert timer(lambda: runs.append(None)) == 2.0
     assert (len(runs), timer.noise) == (4, 0.5)
+
+
+def test_before_a_run_on_the_host_other_tensors_are_read():
+    noted, other = [], SimpleNamespace(sum=lambda: noted.append("read"))
+    Timer(torch.device("cpu"), [other, other])(lambda: noted.append("run"))
+    assert noted == ["run", *("read", "read", "run") * 3]
