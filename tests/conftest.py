@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from forks import quicken_solver
 
 
 def pytest_addoption(parser):
@@ -61,3 +62,9 @@ def quick_seeds():
             if not device.is_available():
                 patch.setattr(device, "manual_seed_all", lambda seed: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def quick_solver(monkeypatch):
+    """Solvers start as forks."""
+    quicken_solver(monkeypatch)

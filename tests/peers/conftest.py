@@ -5,14 +5,12 @@ Each case runs under two policies. "replayed": an engine's step that never ends,
 """
 
 import copy
-import gc
 
 import pytest
 import torch
 
 from ds_adacc import checkpointing, planner
 from ds_adacc.config import load
-from ds_adacc.planner import solver_process
 from ds_adacc.runtime.runtime import Runtime
 
 SECTION = {"codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -95,20 +93,7 @@ def assert_same(expected, actual):
         assert expected == actual
 
 
-def solved_here(question):
-    """The solver's answer, without a process of its own, whose start takes longer than all else."""
-    gc.disable()  # the collector must not delete CBC's models while CBC runs
-    try:
-        answer = solver_process._answer(question)
-    finally:
-        gc.enable()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
 @pytest.fixture(params=["replayed", "planned"])
-def peer(request, caplog, monkeypatch):
-    monkeypatch.setattr(solver_process, "_ask", solved_here)
+def peer(request, caplog):
     yield Peer(request.param == "planned", caplog)
     checkpointing.use(None)

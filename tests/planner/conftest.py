@@ -78,3 +78,8 @@ def block():
     events = (Event("d", (4,), 5), Event("cb", (3, 2), 0), Event("a", (1,), 20), Event("x", (0,), 1))
     codecs = ((), (), (), (CodecCost("int4", 15, 3.0, 4.0, 0.1, 7),), (), ())
     return Profile(BlockGraph(values, ops, events), (1.0, 2.0, 0.5, 8.0), codecs)
+
+
+@pytest.fixture
+def quick_solver():
+    """Here solvers start as they do for users."""
