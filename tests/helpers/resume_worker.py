@@ -16,6 +16,7 @@ from zero_cases import Case, ds_config
 from zero_models import Model
 
 import ds_adacc
+from ds_adacc.profile.timer import Timer
 
 SECTION = {
     "codecs": "paper",
@@ -28,6 +29,7 @@ SPIKE_AT, STEPS = 6, 11
 
 
 def main(out):
+    Timer.__call__ = same_time
     deepspeed.init_distributed(dist_backend="gloo")
     out, rank = Path(out), int(os.environ["RANK"])
     results = {
@@ -36,6 +38,12 @@ def main(out):
     }
     results["damaged"] = on_one_rank_only(out / "zero0", rank)
     (out / f"rank{rank}.json").write_text(json.dumps(results))
+
+
+def same_time(self, function):
+    """Whatever is timed takes as long as all else, so that the plans do not depend on the machine's load."""
+    function()
+    return 1e-4
 
 
 def interrupted(folder, stage, rounding, saves, resumed, monitor=None):
