@@ -1,4 +1,4 @@
-"""Processes that are forks of one which has imported torch, DeepSpeed, transformers and the solver.
+"""Processes that are forks of one which has imported torch, DeepSpeed, transformers and ds_adacc.
 
 Imported anew, these take each rank about ten seconds, and each solver a third of a second.
 """
@@ -20,6 +20,7 @@ import pytest
 IMPORTED = [
     "deepspeed.runtime.zero.muon.original_muon",
     "transformers.models.llama.modeling_llama",
+    "ds_adacc.engine.api",
     "ds_adacc.planner.solver_process",
 ]
 ALONE = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}  # read when torch and DeepSpeed are imported
