@@ -67,13 +67,3 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of `tensor` and of the byte after its last."""
     start = tensor.data_ptr()
     return start, start + Geometry.of(tensor).span
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same size, dtype and bits (NaN equals NaN, 0.0 differs from -0.0)."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
-        return False
-    if a.is_floating_point() or a.is_complex():
-        # Viewing as bytes needs a stride of 1; a tensor of one element may have any other.
-        a, b = (t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (a, b))
-    return torch.equal(a, b)

@@ -20,7 +20,7 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
+from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
@@ -221,7 +222,7 @@ class StepController:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
-        self.seen, self.has_run_a_plan = findings.seen, True
+        self.seen, self.has_run_a_plan = replace(findings.seen, device=DeviceMemory.of(self.device)), True
         self._waiting |= findings.live_sets
         for digest, nbytes in findings.doubted.items():
             text = (
