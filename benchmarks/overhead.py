@@ -153,9 +153,7 @@ def of_llama():
         f"\nLLaMA block: {len(bound.instructions)} saved tensors, {len(bound.codecs)} compressed, "
         f"{len(bound.replays)} operators replayed; microseconds of a call above plain autograd"
     )
-    print(
-        f"forward {forward:7.0f}   backward {backward - replayed[1]:7.0f}, and {replayed[1]:.0f} of the operators replayed"
-    )
+    print(f"forward {forward:7.0f}   backward {backward - replayed[1]:7.0f}, and the replays {replayed[1]:.0f}")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,10 @@ class Geometry:
         return True
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
-        """The view of `root` with this geometry, relative to its first byte. Shares its storage."""
-        if root.dtype == self.dtype:
+        """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
+        if root.dtype is self.dtype:
+            if self.start == 0 and root.shape == self.size and root.stride() == self.stride:
+                return root
             offset = root.storage_offset() + self.start // self.dtype.itemsize
             return root.as_strided(self.size, self.stride, offset)
         offset = (root.storage_offset() * root.element_size() + self.start) // self.dtype.itemsize
