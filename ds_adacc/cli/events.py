@@ -81,6 +81,14 @@ class Compared(_Part):
         return (self.observed - self.planned) / self.planned if self.planned else None
 
 
+class DeviceBytes(_Part):
+    """What the process had taken of a CUDA device at its peak."""
+
+    allocated: Count
+    reserved: Count
+    expandable: bool
+
+
 class Observed(_Timed):
     """What a step took: bytes held, peak bytes, and seconds; the last two are None if they were not measured."""
 
@@ -89,6 +97,7 @@ class Observed(_Timed):
     held: Compared
     peak: Compared | None
     seconds: Compared | None
+    device: DeviceBytes | None = None
 
 
 class Rectified(_Timed):

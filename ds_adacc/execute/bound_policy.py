@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from ds_adacc.execute.holders import Compressed, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
-from ds_adacc.planner import OFFLOAD, Policy
+from ds_adacc.planner import OFFLOAD, RETAIN, Policy
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.recording import Draw, ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
 from ds_adacc.record.replay import Rerun
@@ -25,7 +28,8 @@ class Instruction:
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
     in bytes from the first byte there. `root`: the value's own geometry, at its first position only.
     `states`: the random generators whose states are noted here, each with the value that holds its state.
-    `again`: this is the first of several positions of the value. `fill`: the holder is filled here.
+    `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `keeps`: with the
+    tensor itself, so that its storage lives as long as the call.
     `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
     kept any longer, since all their sources are saved (Rule 4).
     """
@@ -40,14 +44,10 @@ class Instruction:
     start: int = 0
     again: bool = False
     fill: bool = False
+    keeps: bool = False
     hold: bool = False
     release: tuple[int, ...] = ()
     states: tuple[tuple[int, torch.Generator], ...] = ()
-
-    @property
-    def is_first(self) -> bool:
-        """Whether a call sees the value here for the first time."""
-        return self.root is not None
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole value, of which `tensor` is the part saved at this position."""
@@ -82,6 +82,34 @@ class BoundPolicy:
     inputs: tuple[int, ...]
     first_states: tuple[tuple[int, torch.Generator], ...] = ()
     prefetcher: Prefetcher | None = None
+
+    @functools.cached_property
+    def stored(self) -> tuple[tuple[type[Retained | Compressed], int, tuple[Any, ...]], ...]:
+        """Of each value that is retained or compressed: the class of its holder, its index, the holder's arguments."""
+        found = []
+        for index, value, choice in self._choices():
+            if choice == RETAIN:
+                found.append((Retained, index, (value.name,)))
+            elif choice not in (None, OFFLOAD):
+                facts = (value.name, self.codecs[index], value.geometry, rows(value), self.uses[index])
+                found.append((Compressed, index, facts))
+        return tuple(found)
+
+    @functools.cached_property
+    def offloaded(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:
+        """Of each value that is offloaded: its index, and its holder's arguments but the last."""
+        offloaded = ((index, value) for index, value, choice in self._choices() if choice == OFFLOAD)
+        return tuple((index, (value.name, value.geometry, self.uses[index])) for index, value in offloaded)
+
+    @functools.cached_property
+    def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
+        """Of each value that is rebuilt: its index and name, the operator that makes it, and which output it is."""
+        rebuilt = ((index, value) for index, value, choice in self._choices() if choice is None)
+        return tuple((index, value.name, value.producer, value.output) for index, value in rebuilt)
+
+    def _choices(self) -> Iterator[tuple[int, RecordedValue, str | None]]:
+        """In the order of `order`, each value with what becomes of it."""
+        return ((index, self.recording.values[index], self.policy.stores[index]) for index in self.order)
 
     @property
     def is_trivial(self) -> bool:
@@ -231,6 +259,7 @@ def _instruction(
         root=value.geometry if is_first else None,
         again=is_first and last[ref.index] > number,
         fill=is_first and policy.stores[ref.index] is not None,
+        keeps=is_first and policy.stores[ref.index] == RETAIN,
         hold=is_first and ready.get(ref.index, -1) > number,
         release=release,
     )

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.execute.bound_policy import BoundPolicy, Instruction, rows
-from ds_adacc.execute.holders import Compressed, Holder, Offloaded, Rebuilt, Replay, Retained
-from ds_adacc.planner import OFFLOAD, RETAIN
+from ds_adacc.execute.bound_policy import BoundPolicy, Instruction
+from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.record.geometry import Geometry, span
 from ds_adacc.record.saved import ParameterSlot, Slot, ValueSlot, keep
 
@@ -62,24 +61,32 @@ class Call:
 
     def pack(self, tensor: torch.Tensor) -> Slot:
         """The pack hook."""
+        # This runs for every saved tensor (Rule 2), so what it looks up, it looks up once.
         number = self._position
         self._position = number + 1
         instructions = self.bound.instructions
         if self.diverged:
             return self._keep(tensor)
-        if number >= len(instructions) or not self._is_expected(instructions[number], tensor):
-            self._diverge()
-            return self._keep(tensor)
+        if number >= len(instructions):
+            return self._diverging(tensor)
         instruction = instructions[number]
-        if instruction.states and not self._note(instruction.states):
-            self._diverge()
-            return self._keep(tensor)
-        if instruction.value is not None:
-            slot: Slot = self._save(instruction, tensor)
-        elif instruction.parameter is not None:
-            slot = ParameterSlot(self.bound.recording.parameters[instruction.parameter], instruction.view)
+        slot: Slot | None
+        if instruction.dtype is None:
+            slot = self._keep(tensor)  # nothing is planned for this position
+        elif (
+            tensor.dtype is not instruction.dtype
+            or tensor.shape != instruction.size
+            or tensor.stride() != instruction.stride
+        ):
+            slot = None
+        elif instruction.value is not None:
+            slot = self._save(instruction, tensor)
         else:
-            slot = self._keep(tensor)
+            parameter = self.bound.recording.parameters[instruction.parameter]
+            is_it = tensor.data_ptr() == parameter.data_ptr() + instruction.start
+            slot = ParameterSlot(parameter, instruction.view) if is_it else None
+        if slot is None or (instruction.states and not self._note(instruction.states)):
+            return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].pending = None  # Rule 4: all its sources are saved now
         return slot
@@ -106,35 +113,29 @@ class Call:
             self.holders[index].fill(state)
         return True
 
-    def _is_expected(self, instruction: Instruction, tensor: torch.Tensor) -> bool:
-        if instruction.dtype is None:
-            return True  # nothing is planned for this position
-        if (
-            tensor.shape != instruction.size
-            or tensor.stride() != instruction.stride
-            or tensor.dtype is not instruction.dtype
-        ):
-            return False
-        if instruction.parameter is not None:
-            parameter = self.bound.recording.parameters[instruction.parameter]
-            return tensor.data_ptr() == parameter.data_ptr() + instruction.start
-        if instruction.is_first:
-            return instruction.fits(tensor)
-        address, storage = self._seen[instruction.value]
-        return tensor.data_ptr() == address + instruction.start and (storage is None or not storage.expired())
-
-    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> ValueSlot:
-        holder = self.holders[instruction.value]
+    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> ValueSlot | None:
+        """A slot for a tensor that looks as recorded; None if it is not (a part of) the value all the same."""
+        value = instruction.value
+        holder = self.holders[value]
+        if instruction.root is None:
+            address, storage = self._seen[value]
+            is_it = tensor.data_ptr() == address + instruction.start and (storage is None or not storage.expired())
+            return ValueSlot(holder, instruction.view) if is_it else None
+        is_whole = instruction.view is None
+        if not is_whole and not instruction.fits(tensor):
+            return None
         if instruction.again:  # the storage too: freed in between, its address may belong to another tensor
-            self._seen[instruction.value] = (
-                tensor.data_ptr() - instruction.start,
-                StorageWeakRef(tensor.untyped_storage()),
-            )
-        if instruction.fill:
-            holder.fill(instruction.whole(tensor.detach()))
-        elif instruction.hold:
-            holder.hold(instruction.whole(tensor.detach()))
+            weak = None if instruction.keeps else StorageWeakRef(tensor.untyped_storage())
+            self._seen[value] = tensor.data_ptr() - instruction.start, weak
+        if instruction.fill or instruction.hold:
+            tensor = tensor.detach()
+            root = tensor if is_whole else instruction.whole(tensor)
+            (holder.fill if instruction.fill else holder.hold)(root)
         return ValueSlot(holder, instruction.view)
+
+    def _diverging(self, tensor: torch.Tensor) -> Slot:
+        self._diverge()
+        return self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> Slot:
         """A slot for a tensor that the plan does not know. Rule 8: that of a parameter must not hold it."""
@@ -154,25 +155,17 @@ class Call:
 
 def _open(bound: BoundPolicy) -> dict[int, Holder]:
     """Empty holders for one call, each linked to those that it is rebuilt from (Rules 5 and 10)."""
-    recording, holders = bound.recording, {}
     replays: dict[int, Replay] = {}
-    offloads = None if bound.prefetcher is None else bound.prefetcher.register()
-    for index in bound.order:
-        value = recording.values[index]
-        choice = bound.policy.stores[index]
-        if choice == RETAIN:
-            holders[index] = Retained(value.name)
-        elif choice == OFFLOAD:
-            holders[index] = Offloaded(value.name, value.geometry, bound.uses[index], offloads)
-        elif choice is not None:
-            uses = bound.uses[index]
-            holders[index] = Compressed(value.name, bound.codecs[index], value.geometry, rows(value), uses)
-        else:
-            producer = value.producer
-            if producer not in replays:
-                rerun = bound.replays[producer]
-                replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
-            holders[index] = Rebuilt(value.name, replays[producer], value.output)
+    holders: dict[int, Holder] = {index: kind(*facts) for kind, index, facts in bound.stored}
+    if bound.prefetcher is not None:
+        offloads = bound.prefetcher.register()
+        holders.update((index, Offloaded(*facts, offloads)) for index, facts in bound.offloaded)
+    for index, name, producer, output in bound.rebuilt:
+        replay = replays.get(producer)
+        if replay is None:
+            rerun = bound.replays[producer]
+            replay = replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
+        holders[index] = Rebuilt(name, replay, output)
     return holders
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import Policies
 from ds_adacc.plan.plan import LiveSet, Plan, components, largest
+from ds_adacc.plan.step_peak import StepPeak
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.recording import Recording
 
@@ -66,7 +68,13 @@ class Agreement:
         self.forward_order = ForwardOrder()
         self.inputs = InputPlacement()
         self.approvals = Approvals(config.max_gradient_error)
+        self.peak = StepPeak()
         self._codecs = codecs
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What is allocated here does not count in the step's peak, of which a budget of "auto" depends."""
+        is_asked_for = self.limit is None and self.config.memory_budget.kind == "auto"
+        return self.peak.aside() if is_asked_for else nullcontext()
 
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""

@@ -10,25 +10,26 @@ import psutil
 import torch
 
 from ds_adacc.config import MemoryBudget
+from ds_adacc.plan.step_peak import StepPeak
 
 _MARGIN = 0.05
 
 
-def available_bytes(device: torch.device, recomputed: int) -> int:
+def available_bytes(device: torch.device, recomputed: int, peak: StepPeak) -> int:
     """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device's memory.
 
-        free now - (peak of the process so far - what it has now) + `recomputed`
+        free now - (peak of the step - what the process has now) + `recomputed`
 
     `recomputed` is the predicted part of that peak that the blocks take: before the first policy, blocks recompute all
     they can. So the formula still counts the rest of the peak (gradients, logits, buckets). On CUDA the allocator's
-    cache counts as free. The ranks on a machine share the CPU's memory evenly; there the peak is the peak of resident
-    memory.
+    cache counts as free, and `peak` is that of the step. The ranks on a machine share the CPU's memory evenly; there
+    the peak is that of the process's resident memory.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
         free += torch.cuda.memory_reserved(device) - allocated
-        beyond = torch.cuda.max_memory_allocated(device) - allocated
+        beyond = peak.bytes(device) - allocated
         return max(int(free - beyond + recomputed - _MARGIN * total), 0)
     memory = psutil.virtual_memory()
     free = min([memory.available, *_left_in_cgroups()])

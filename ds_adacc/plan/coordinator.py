@@ -87,7 +87,7 @@ class Coordinator:
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
         mine = sorted(touched & self.agreement.block_types.keys())
         reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
-        available = None if device is None else available_bytes(device, self._recomputed(known))
+        available = None if device is None else available_bytes(device, self._recomputed(known), self.agreement.peak)
         told = self._ranks.gather((reports, self.agreement.forward_order.orders, available))
         everyone, orders, free = zip(*told, strict=True)
         present = frozenset(digest for given in everyone for digest in given)

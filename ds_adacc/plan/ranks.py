@@ -39,6 +39,22 @@ class Ranks:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         return bool(votes.item())
 
+    def vote(self, flag: bool) -> Callable[[], bool]:
+        """Begin what `any` does, without waiting for the other ranks. Every rank must call.
+
+        The function that it returns waits for the result. Called a step later, it finds the result there as a rule.
+        """
+        if self._group is None:
+            return lambda: flag
+        votes = torch.tensor([int(flag)])
+        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def result() -> bool:
+            work.wait()
+            return bool(votes.item())
+
+        return result
+
     def gather(self, thing: Any) -> list[Any]:
         """The `thing` of every rank, in the order of the ranks. Every rank must call."""
         if self._group is None:

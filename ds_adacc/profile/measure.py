@@ -11,12 +11,12 @@ from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer
 from ds_adacc.profile.workspace import workspaces
 from ds_adacc.record.generators import unmoved
+from ds_adacc.record.pieces import pieces
 from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.record.replay import replay
 from ds_adacc.record.tensors import RecordedTensors
 
 _SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
-_PIECE = 1 << 16  # elements: in double precision, a whole tensor could take as much as a block
 
 
 def measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
@@ -71,12 +71,11 @@ def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMa
 
 
 def _relative_error(exact: torch.Tensor, approximate: torch.Tensor) -> float:
-    """‖x − x̂‖ / ‖x‖, 0 for two tensors of zeros. Both are dense, and of one geometry."""
+    """‖x − x̂‖ / ‖x‖, 0 for two tensors of zeros."""
     if exact.dtype is torch.bool:
         return float((exact != approximate).any())
     squares = torch.zeros(2, dtype=torch.float64, device=exact.device)
-    pieces = (tensor.as_strided((tensor.numel(),), (1,)).split(_PIECE) for tensor in (exact, approximate))
-    for one, other in zip(*pieces, strict=True):
+    for one, other in pieces(exact, approximate):
         squares += torch.stack([one.double().square_().sum(), (one.double() - other).square_().sum()])
     norm, error = squares.sqrt().tolist()
     return error / norm if norm else 0.0

@@ -22,6 +22,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.generators import unmoved
+from ds_adacc.record.pieces import pieces
 from ds_adacc.record.recording import Recording
 from ds_adacc.record.registration import computes_only
 from ds_adacc.record.saved import Slot
@@ -228,10 +229,7 @@ def relative_error(gradients: Gradients, exact: Gradients) -> float:
     if not exact:
         return 0.0
     norms = [_norm(tensor) for tensor in exact]
-    off = [
-        _norm(tensor if known is None else known if tensor is None else tensor - known)
-        for tensor, known in zip(gradients, exact, strict=True)
-    ]
+    off = [_norm(*(each for each in pair if each is not None)) for pair in zip(gradients, exact, strict=True)]
     total, floor = math.hypot(*norms), math.hypot(*norms) / math.sqrt(len(norms))
     if not all(map(math.isfinite, off)):
         return HOPELESS
@@ -270,12 +268,15 @@ def _reached(
             yield node
 
 
-def _norm(tensor: torch.Tensor | None) -> float:
-    """The norm, summed in double precision."""
-    if tensor is None:
+def _norm(*tensors: torch.Tensor | None) -> float:
+    """The norm of a tensor, or of the difference of two, summed in double precision. None stands for zeros."""
+    if not tensors or tensors[0] is None:
         return 0.0
-    double = torch.complex128 if tensor.is_complex() else torch.float64
-    return float(torch.linalg.vector_norm(tensor, dtype=double))
+    double = torch.complex128 if tensors[0].is_complex() else torch.float64
+    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    for one, *other in pieces(*tensors):
+        total += torch.linalg.vector_norm(one - other[0] if other else one, dtype=double).square()
+    return math.sqrt(float(total))
 
 
 def _random_like(gradient: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ The files, in the order in which a call meets them:
 * `functions`: a call of an `autograd.Function` as an operator; `application`: what such a call does inside.
 * `registration`: what the user tells of a Function; which operator of ATen one is like, by its name.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
-* `geometry`: where a view lies in memory, and whether two tensors have the same bits.
+* `geometry`: where a view lies in memory; `pieces`: whether two tensors have the same bits.
 * `parameters`: the block's parameters by index.
 * `recording`: what is written down: values, operators, positions of the pack hook.
 * `draws`: which operators draw random numbers, and from which state; `generators`: to put a generator into a state.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ds_adacc.record.functions import FunctionCall, autocast_now, changes, place_of
-from ds_adacc.record.geometry import same_bits
 from ds_adacc.record.guards import Guards
 from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.pieces import pieces, same_bits
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.recording import COLLECTIVE
 from ds_adacc.record.registration import is_attention
@@ -95,7 +95,7 @@ class Application:
         Returns the tensors that it has written to, one for each storage.
         """
         for tensor, version, bits in self._before:
-            if tensor._version != version or not same_bits(bits, tensor.detach().clone()):
+            if tensor._version != version or not _have_same_bits(bits, tensor.detach()):
                 self._written.setdefault(storage_of(tensor), tensor)
         self._before.clear()
         changed = changes(self.marks, marks_of(self.places))
@@ -127,3 +127,8 @@ class Application:
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._given or storage_of(tensor) in self._made
+
+
+def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """As `same_bits`, whatever the strides."""
+    return all(same_bits(one.contiguous(), other.contiguous()) for one, other in pieces(a, b))

@@ -49,6 +49,7 @@ class Unreadable:
         return f"{self.kind.__module__}.{self.kind.__qualname__}: {self.why}"
 
 
+@functools.cache  # where a package lies does not change, and guards ask for every module of every block
 def is_library(module: str | None) -> bool:
     """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
 

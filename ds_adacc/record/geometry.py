@@ -49,8 +49,10 @@ class Geometry:
         return True
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
-        """The view of `root` with this geometry, relative to its first byte. Shares its storage."""
-        if root.dtype == self.dtype:
+        """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
+        if root.dtype is self.dtype:
+            if self.start == 0 and root.shape == self.size and root.stride() == self.stride:
+                return root
             offset = root.storage_offset() + self.start // self.dtype.itemsize
             return root.as_strided(self.size, self.stride, offset)
         offset = (root.storage_offset() * root.element_size() + self.start) // self.dtype.itemsize
@@ -67,13 +69,3 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of `tensor` and of the byte after its last."""
     start = tensor.data_ptr()
     return start, start + Geometry.of(tensor).span
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same size, dtype and bits (NaN equals NaN, 0.0 differs from -0.0)."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
-        return False
-    if a.is_floating_point() or a.is_complex():
-        # Viewing as bytes needs a stride of 1; a tensor of one element may have any other.
-        a, b = (t.contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (a, b))
-    return torch.equal(a, b)

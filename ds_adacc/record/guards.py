@@ -30,6 +30,7 @@ Guards = dict[str, Hashable]
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
+_NOT_GUARDED = _MODULE_INTERNALS | _DEEPSPEED
 _DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
@@ -127,6 +128,7 @@ class _Walk:
     def __init__(self) -> None:
         self.guards: Guards = {}
         self._seen: dict[int, str] = {}
+        self._kinds: set[type] = set()
         self._classes: set[type] = set()
         self._trusts = False  # while it reads what an object of an installed package holds
 
@@ -135,7 +137,7 @@ class _Walk:
             return
         guards = self.guards
         hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        guards[name] = _token(module), type(module), tuple([tuple(h) for h in hooks])
+        guards[name] = _token(module), type(module), tuple(map(tuple, hooks))
         for key, parameter in module._parameters.items():
             guards[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
         for key, buffer in module._buffers.items():
@@ -209,6 +211,9 @@ class _Walk:
 
     def classes(self, kind: type) -> None:
         """The class attributes of the user's classes."""
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
         for cls in kind.__mro__:
             if cls in self._classes or is_library(cls.__module__):
                 continue
@@ -221,7 +226,7 @@ class _Walk:
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
         for key, value in module.__dict__.items():
-            if key not in _MODULE_INTERNALS and key not in _DEEPSPEED and not key.startswith("ds_"):
+            if key not in _NOT_GUARDED and not key.startswith("ds_"):
                 self.value(f"{name}.{key}", value, depth)
 
     def _met(self, name: str, value: Any) -> bool:
@@ -270,8 +275,11 @@ class Look(NamedTuple):
 
 
 def _token(value: Any) -> Hashable:
-    """A mark that is equal for the same object only."""
+    """A mark that is equal for the same object only: the one that it has, as that is found to be equal soonest."""
     try:
+        for known in weakref.getweakrefs(value):
+            if type(known) is _Same:
+                return known
         return _Same(value)
     except TypeError:
         return _Held(value)

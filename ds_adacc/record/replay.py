@@ -14,6 +14,7 @@ from ds_adacc.record.generators import drawing_again
 from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
+_REFERENCES = (ValueRef, ParameterRef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,14 @@ def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Inde
 
     Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
     """
+
+    def tensor_of(ref: ValueRef | ParameterRef) -> torch.Tensor:
+        return view_of(ref, root, parameters)
+
+    if not torch.is_grad_enabled():  # as in most backwards; a context would take longer than a short kernel
+        return run(op, tensor_of)
     with torch.no_grad():
-        return run(op, lambda ref: view_of(ref, root, parameters))
+        return run(op, tensor_of)
 
 
 def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -55,10 +62,14 @@ def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
 
 
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    args = _resolve(op.args, tensor_of)
+    args = [tensor_of(arg) if type(arg) in _REFERENCES else _resolve(arg, tensor_of) for arg in op.args]
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
+    is_cast = torch._C._is_any_autocast_enabled() and not isinstance(op.func, FunctionCall)  # that casts as in forward
+    if op.draw is None and not is_cast:
+        result = op.func(*args, **kwargs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
     with ExitStack() as ambience:
-        if not isinstance(op.func, FunctionCall):  # it casts as it has in forward
+        if is_cast:
             ambience.enter_context(torch._C._DisableAutocast())
         if op.draw is not None:
             states = tensor_of(op.draw.before), tensor_of(op.draw.after)
@@ -75,7 +86,7 @@ def view_of(ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], p
 
 def _resolve(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:
     kind = type(tree)
-    if kind is ValueRef or kind is ParameterRef:
+    if kind in _REFERENCES:
         return tensor_of(tree)
     if kind is tuple or kind is list:
         return kind([_resolve(item, tensor_of) for item in tree])

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.record.pieces import as_bytes, pieces
+
 PATTERNS = (0xA5, 0x5A)
 
 
@@ -33,14 +35,13 @@ def differs_only_where_unwritten(real: torch.Tensor, filled: tuple[torch.Tensor,
     """Whether the tensor and its replays, one for each pattern, have the same bits but where nothing was written."""
     if any(real.shape != each.shape or real.dtype != each.dtype for each in filled):
         return False
-    exact, *replays = (_bytes(tensor) for tensor in (real, *filled))
+    return all(_explained(*map(as_bytes, parts)) for parts in pieces(*map(torch.Tensor.contiguous, (real, *filled))))
+
+
+def _explained(exact: torch.Tensor, *replays: torch.Tensor) -> bool:
     same = (replays[0] == exact) & (replays[1] == exact)
     unwritten = (replays[0] == PATTERNS[0]) & (replays[1] == PATTERNS[1])
     return bool((same | unwritten).all())
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ds_adacc.record.functions import FunctionCall
-from ds_adacc.record.geometry import same_bits
+from ds_adacc.record.pieces import same_bits
 from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
 from ds_adacc.record.replay import replay
 from ds_adacc.record.tensors import RecordedTensors

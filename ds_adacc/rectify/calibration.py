@@ -11,6 +11,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, peak_of
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import GradientLifetimes
+from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.step_profiler import Measured
 
 TOLERANCE = 0.05
@@ -36,12 +37,14 @@ class Seen:
     """The observations of one step under a plan, with the predictions.
 
     `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes.
-    `seconds`: seconds of the blocks' forwards and backwards, without the last backward. None: not measured.
+    `seconds`: seconds of the blocks' forwards and backwards, without the last backward. None: not measured. `device`:
+    what the process has taken of a CUDA device by then.
     """
 
     held: Pair
     peak: Pair | None
     seconds: Pair | None
+    device: DeviceMemory | None = None
 
 
 @dataclass(frozen=True)

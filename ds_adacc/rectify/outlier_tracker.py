@@ -33,7 +33,7 @@ class OutlierTracker:
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         instruction = self._call.next_instruction
-        if instruction is not None and instruction.is_first and instruction.value in self._values:
+        if instruction is not None and instruction.root is not None and instruction.value in self._values:
             self._look(instruction.value, instruction.whole(tensor.detach()))
         return self._call.pack(tensor)
 

@@ -20,7 +20,8 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     """The plan in force at the end of an optimizer step, and what was observed of it; empty before the first plan.
 
     Bytes and seconds are of one forward and backward of this rank's blocks. `Adacc/held_bytes`, `peak_bytes` and
-    `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted.
+    `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted. On a
+    CUDA device, `allocated_bytes` and `reserved_bytes` are the whole process's, at their peak until then.
     `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
     `gradient_error/<block>` is the relative error of the block's gradient under its policy, as last measured.
     `compression_ratio/<role>` is compressed bytes over raw bytes, of the values that a codec holds.
@@ -54,6 +55,9 @@ def _observed(seen: Seen | None) -> Iterable[Reading]:
     if seen.seconds is not None:
         yield "planned_block_seconds", seen.seconds.planned
         yield "block_seconds", seen.seconds.observed
+    if seen.device is not None:
+        yield "allocated_bytes", seen.device.allocated
+        yield "reserved_bytes", seen.device.reserved
 
 
 def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:

@@ -249,7 +249,8 @@ class Runtime:
     ) -> Any:
         refuse_checkpointed(block.name)
         self.recordings += 1
-        captured = capture(block.name, tensors, found, run)
+        with self.agreement.aside():
+            captured = capture(block.name, tensors, found, run)
         state = {**captured.watch.marks, **state}
         block.places.update(captured.watch.places)
         if captured.recording is None:
@@ -260,7 +261,8 @@ class Runtime:
         record = recalled or Record()
         record.state = state
         recording = self._learner.recording(block, signature, record, captured)
-        known = self._learner.block_type(recording, captured, block, signature, record)
+        with self.agreement.aside():
+            known = self._learner.block_type(recording, captured, block, signature, record)
         record.block_type = recording.digest
         step = self.controller.step
         self.controller.note_call(record.block_type)

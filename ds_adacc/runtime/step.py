@@ -94,6 +94,11 @@ class StepSchedule:
         return replace(self, interval=interval, track_from=min(self.track_from, self.ended + interval))
 
     @property
+    def is_look_due(self) -> bool:
+        """Whether the plan in force is yet to be observed."""
+        return self.look_in is not None
+
+    @property
     def is_tracking_due(self) -> bool:
         """Whether the next step may be a tracking step."""
         return self.ended + 1 >= self.track_from

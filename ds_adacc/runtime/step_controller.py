@@ -6,7 +6,8 @@ After the engine's own step (`engine/hooks.py`), and once any rank has called a 
 1. The last forward and backward have ended. Their block types were alive together; they are one live set.
 2. The step is counted. After the first step under a plan, the plan is compared with what was observed, and the table is
    printed. If the memory model was wrong, it is corrected, and a new plan is due.
-3. All ranks together plan for the live sets that have no plan.
+3. All ranks together plan for the live sets that have no plan. After a step in which nothing was due on any rank, no
+   rank waits for another one: they only begin to ask each other, and take the answer at the end of the next step.
 4. After a step of trials, policies that keep the bound on the gradient error come into force. A new plan is made for
    blocks whose policies do not.
 5. After a tracking step the rectifier judges the outliers, and the gradient errors of the policies that were in force
@@ -19,8 +20,8 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.record.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
+from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import decision_table, told
@@ -104,6 +106,9 @@ class StepController:
         self.bindings = self._bindings()
         self._calibration = Calibration()
         self._waiting: set[LiveSet] = set()  # have run, and have no plan
+        self._corrections: Mapping[str, Correction] = {}  # of what waits
+        self._is_quiet = False  # whether nothing is due in this step, on any rank
+        self._vote: Callable[[], bool] | None = None  # of the last step, if that was quiet
         self._planned: set[LiveSet] = set()  # have run, and have a plan
         self._is_resumed = False
         self._log = get_logger()
@@ -161,10 +166,12 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            corrections = self.compare()
+            self._corrections = self.compare() or self._corrections
             self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
-            if self.ranks.any(self.is_waiting):
-                self.plan_waiting(corrections)
+            if self._any_is_waiting():
+                self.plan_waiting(self._corrections)
+            if not self.is_waiting:
+                self._corrections = {}
             if self.step.purpose is Purpose.TRY:
                 conclude_trials(self)
             if self.step.is_tracking:
@@ -176,7 +183,22 @@ class StepController:
             if {ended, self.step.purpose} & {Purpose.TRY, Purpose.TRACK}:
                 self.rebind(self.agreement.block_types)
 
+    def _any_is_waiting(self) -> bool:
+        """Whether to plan now: whether something waits for a plan on any rank."""
+        vote, self._vote = self._vote, None
+        if self.ranks.size == 1:
+            return self.is_waiting
+        passed = vote is not None and vote()
+        if not self._is_quiet:
+            return self.ranks.any(self.is_waiting)
+        if not passed:
+            self._vote = self.ranks.vote(self.is_waiting)
+        return passed
+
     def _next_step(self) -> Step:
+        schedule = self.schedule
+        is_tracking_due = self.rectifier is not None and schedule.is_tracking_due
+        self._is_quiet = self.plan is not None and not (schedule.tries or schedule.is_look_due or is_tracking_due)
         purpose = self.next_purpose()
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
@@ -221,7 +243,7 @@ class StepController:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
-        self.seen, self.has_run_a_plan = findings.seen, True
+        self.seen, self.has_run_a_plan = replace(findings.seen, device=DeviceMemory.of(self.device)), True
         self._waiting |= findings.live_sets
         for digest, nbytes in findings.doubted.items():
             text = (
@@ -291,7 +313,7 @@ class StepController:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
             self._waiting, self._planned = self._waiting | self._planned | in_force, set()
             self.step.close()
-            self.step = Step(Purpose.RECORD)  # the same on every rank, as all ranks call this
+            self.step, self._is_quiet = Step(Purpose.RECORD), False  # the same on every rank, as all ranks call this
 
     def describe(self) -> str:
         """The table of the plan in force, with the observations."""
@@ -343,6 +365,7 @@ class StepController:
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
         self._waiting, self._planned = set(), set(state.agreement.live_sets)
+        self._corrections, self._vote = {}, None
         self._is_resumed = state.plan is not None
         self.step = self._next_step()
 

@@ -94,7 +94,8 @@ class Trials:
 
         def study(measure: Measure) -> None:
             if asks_for_codecs:
-                known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
+                with self._agreement.aside():
+                    known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
                 if known.agreed is not None:
                     self._late.add(record.block_type)
             if trial is not None:

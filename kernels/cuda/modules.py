@@ -98,7 +98,7 @@ class DeviceKernel:
         buffer = array("q", (BUFFER_POINTER, 0, BUFFER_SIZE, 0, BUFFER_END, *args, size))
         address = buffer.buffer_info()[0]
         buffer[1], buffer[3] = address + 40, address + 40 + size
-        stream = torch.cuda.current_stream(self._index).cuda_stream
+        stream = torch._C._cuda_getCurrentRawStream(self._index)  # without making a Python object of it
         self._launch_kernel(self._pointer, blocks, 1, 1, threads, 1, 1, 0, stream, 0, address)
 
 

@@ -68,6 +68,7 @@ OBSERVED = {
     "held": {"planned": 40 * MIB, "observed": 50 * MIB},
     "peak": {"planned": 95 * MIB, "observed": 95 * MIB},
     "seconds": {"planned": 0.08, "observed": 0.06},
+    "device": {"allocated": 700 * MIB, "reserved": 900 * MIB, "expandable": False},
 }
 ERRORS = {"step": 3, "block_type": "Block", "bound": 0.1, "errors": [[1, 0.05], [2, 0.2]]}
 RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replanned": True, "changed": 3}
@@ -110,8 +111,15 @@ def test_the_document_holds_what_the_journal_does(path, document):
             "held": {"planned": 40 * MIB, "observed": 50 * MIB, "difference": 0.25},
             "peak": {"planned": 95 * MIB, "observed": 95 * MIB, "difference": 0.0},
             "seconds": {"planned": 0.08, "observed": 0.06, "difference": (0.06 - 0.08) / 0.08},
+            "device": OBSERVED["device"],
         },
-        {"step": 6, "held": {"planned": 0, "observed": 7, "difference": None}, "peak": None, "seconds": None},
+        {
+            "step": 6,
+            "held": {"planned": 0, "observed": 7, "difference": None},
+            "peak": None,
+            "seconds": None,
+            "device": None,
+        },
     ]
 
 

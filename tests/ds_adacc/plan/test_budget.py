@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ds_adacc.plan import budget
+from ds_adacc.plan.step_peak import StepPeak
 
 MIB = 1 << 20
 
@@ -24,7 +25,7 @@ def machine(monkeypatch):
 
 
 def cpu(recomputed=0):
-    return budget.available_bytes(torch.device("cpu"), recomputed)
+    return budget.available_bytes(torch.device("cpu"), recomputed, StepPeak())
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
@@ -50,7 +51,7 @@ def test_on_cuda_the_peak_counts_what_a_step_needs_besides(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda _, mib=mib: mib * MIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (840 * MIB, 1000 * MIB))
     free = 840 + (160 - 100) - (450 - 100) + 30 - 50
-    assert budget.available_bytes(torch.device("cuda"), 30 * MIB) == free * MIB
+    assert budget.available_bytes(torch.device("cuda"), 30 * MIB, StepPeak()) == free * MIB
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ class Driver:
     def __init__(self, monkeypatch, current=0):
         self.launched, self.bound, self.current = [], [], current
         monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=7000 + index))
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7000 + index, raising=False)
         monkeypatch.setattr(torch.cuda, "device", self.device)
 
     @contextmanager

@@ -1,0 +1,79 @@
+"""The peak of a step on a GPU: neither what came before training nor recording counts. The allocator is a stand-in."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import zoo
+
+from ds_adacc.config import load
+from ds_adacc.plan.step_peak import StepPeak
+from ds_adacc.runtime.runtime import Runtime
+
+
+class Allocator:
+    """As torch counts: what is allocated now, and the most since the count was reset."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.most = self.resets = 0
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.now)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.most)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+
+    def reset(self):
+        self.most, self.resets = self.now, self.resets + 1
+
+    @contextmanager
+    def taking(self, nbytes):
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+        yield
+        self.now -= nbytes
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    return Allocator(monkeypatch)
+
+
+def test_only_the_step_itself_counts(allocator):
+    peak = StepPeak()
+    with allocator.taking(900):  # a model is loaded
+        pass
+    with allocator.taking(100):
+        with peak.aside(), allocator.taking(500):  # a block is recorded
+            pass
+        assert peak.bytes() == 100
+        with allocator.taking(70):
+            pass
+        with peak.aside(), allocator.taking(500):
+            pass
+        assert peak.bytes() == 170
+        with allocator.taking(200):
+            pass
+        assert peak.bytes() == 300
+
+
+def test_a_recording_that_raises_does_not_count_either(allocator):
+    peak = StepPeak()
+    with pytest.raises(KeyError), peak.aside(), allocator.taking(500):
+        raise KeyError
+    allocator.now -= 500
+    assert peak.bytes() == 500, "what has not been freed is there"
+    allocator.reset()
+    assert peak.bytes() == 0
+
+
+@pytest.mark.parametrize(("budget", "resets"), [("auto", True), (0.9, False)])
+def test_statistics_are_reset_for_a_budget_of_auto_and_before_the_first_plan(allocator, monkeypatch, budget, resets):
+    monkeypatch.setattr("ds_adacc.record.generators.default_generators", lambda: (torch.default_generator,))
+    monkeypatch.setattr("ds_adacc.record.draws.default_generators", lambda: (torch.default_generator,))
+    block, args, _ = zoo.example("gpt")
+    runtime = Runtime(load({"adacc": {"memory_budget": budget, "codecs": "none"}}))
+    for _ in range(3):
+        runtime.checkpoint(block, *args).sum().backward()
+    seen = allocator.resets
+    assert (seen > 0) == resets
+    runtime.checkpoint(zoo.BertBlock(), *args).sum().backward()
+    assert allocator.resets == seen

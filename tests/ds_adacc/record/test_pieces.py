@@ -1,0 +1,96 @@
+"""Tensors are compared bit by bit and piece by piece: no step takes memory of the size of the whole."""
+
+import math
+
+import pytest
+import torch
+
+from ds_adacc.profile import measure, probe
+from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.record.pieces import PIECE, as_bytes, pieces, same_bits
+from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
+
+CPU = torch.device("cpu")
+LARGE = 8 * PIECE + 3
+DTYPES = (torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+DTYPES += (torch.complex128, torch.int64, torch.uint64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bit_makes_the_difference(dtype):
+    a = torch.zeros(3, 5, dtype=dtype)
+    b = a.clone()
+    assert same_bits(a, b)
+    as_bytes(b)[-1] = 1
+    assert not same_bits(a, b)
+    assert not same_bits(a.t(), a.clone().t().contiguous()), "the strides differ"
+
+
+def test_nan_equals_nan_and_zeros_differ_in_their_sign():
+    a = torch.tensor([math.nan, 0.0])
+    assert same_bits(a, a.clone())
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bits(torch.zeros(0), torch.zeros(0))
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "with gaps": lambda t: t[:, ::2],
+    "expanded": lambda t: t[:, :1].expand(-1, 50),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_difference_anywhere_is_found(layout):
+    whole = torch.randn(3 * 1024, 1024)
+    for place in (0, whole.numel() // 2, whole.numel() - 2):
+        other = whole.clone()
+        other.view(-1)[place] += 1
+        a, b = LAYOUTS[layout](whole), LAYOUTS[layout](other)
+        assert same_bits(a, LAYOUTS[layout](whole.clone()))
+        assert same_bits(a, b) == torch.equal(a, b)
+
+
+def test_pieces_are_parts_of_bounded_size_in_the_same_order():
+    a, b = torch.arange(3 * PIECE).view(3, -1), torch.arange(3 * PIECE).view(3, -1).t().contiguous().t()
+    parts = list(pieces(a, b))
+    assert sum(one.numel() for one, _ in parts) == a.numel()
+    assert max(one.numel() for one, _ in parts) <= PIECE
+    assert all(torch.equal(one, other) for one, other in parts)
+
+
+def peak(function, *args):
+    with MemoryTrace(CPU) as trace:
+        function(*args)
+    return trace.peak
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_comparison_takes_memory_of_the_size_of_the_tensors(dtype):
+    a = torch.randn(LARGE).to(dtype)
+    b, most = a + 1, 4 * 8 * PIECE
+    assert most < LARGE * 8
+    assert peak(same_bits, a, a.clone()) <= a.nbytes, "the clone"
+    assert peak(measure._relative_error, a, b) <= most
+    assert peak(probe._norm, a, b) <= most
+    assert peak(probe.relative_error, [a, None], [b, b]) <= most
+    assert peak(differs_only_where_unwritten, a, (a, a)) <= most
+
+
+def test_norms_of_pieces_are_those_of_the_whole():
+    a, b = torch.randn(LARGE).double(), torch.randn(LARGE).double()
+    assert probe._norm(a) == pytest.approx(float(a.norm()), rel=1e-12)
+    assert probe._norm(a, b) == pytest.approx(float((a - b).norm()), rel=1e-12)
+    assert probe._norm(None) == probe._norm() == 0.0
+    assert math.isnan(probe._norm(torch.tensor([math.nan]))) and probe._norm(torch.tensor([math.inf])) == math.inf
+
+
+def test_unwritten_memory_is_told_in_every_piece():
+    real = torch.randn(LARGE)
+    replays = [real.clone() for _ in PATTERNS]
+    for pattern, replay in zip(PATTERNS, replays, strict=True):
+        as_bytes(replay[-2:]).fill_(pattern)
+    assert differs_only_where_unwritten(real, tuple(replays))
+    replays[0][5] += 1
+    assert not differs_only_where_unwritten(real, tuple(replays))
