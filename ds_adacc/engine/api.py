@@ -61,9 +61,10 @@ def initialize(
     compact, blocks = None, {}
     if section is not None and model is not None:
         stage = _zero_stage(ds_config)
-        blocks = blocks_to_serve(model, section, stage)
         if section.compact is not None:
             refuse_compact(ds_config, model)
+        blocks = blocks_to_serve(model, section, stage)
+        if section.compact is not None:
             groups = groups_of(model, model_parameters, optimizer)
             compact = convert(model, blocks, section.compact, groups)
             if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed

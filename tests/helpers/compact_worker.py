@@ -130,13 +130,51 @@ def resumed(case, folder):
         losses.append(take_step(whole, step))
         if step + 1 == SAVED_AFTER:
             whole.save_checkpoint(folder, tag="saved")
+            exported = exported_from(whole, folder)
     torch.manual_seed(7)
-    model = new_model()
-    torch.manual_seed(8)  # another seed: that of the checkpoint counts
-    part, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config(case))
+    part = engine_of(case)
+    part.adacc.compact.continue_from(123, 0)  # another seed: that of the checkpoint counts
     part.load_checkpoint(folder, tag="saved")
     again = [take_step(part, step) for step in range(SAVED_AFTER, STEPS)]
-    return {"losses": losses, "again": again, "sums": [digest(weights(whole)), digest(weights(part))]}
+    return {"losses": losses, "again": again, "sums": [digest(weights(whole)), digest(weights(part))], **exported}
+
+
+def exported_from(engine, folder):
+    """Whether a plain model takes the weights that were saved or exported, and the proxies that are among them."""
+    if engine.zero_optimization_stage() == 3:
+        found = engine._zero3_consolidated_16bit_state_dict()
+    else:
+        found = torch.load(folder / "saved" / "mp_rank_00_model_states.pt", weights_only=False)["module"]
+    whole, model = weights(engine), new_model()
+    if found is not None:  # of ZeRO-3 the first rank alone has it
+        model.load_state_dict(found)
+        assert all(torch.equal(value.float(), whole[name]) for name, value in model.state_dict().items())
+    return {"exported": None if found is None else list(found)}
+
+
+def refused(folder):
+    """What is said of a checkpoint whose optimizer states have other shapes, and of one without the weights."""
+    narrow, none = engine_of(Case(0), compact=COMPACT | {"rank": 4}), engine_of(Case(0), compact=None)
+    said = []
+    for engine in (narrow, none):
+        before = weights(engine)
+        try:
+            engine.load_checkpoint(folder, tag="saved")
+        except ValueError as error:
+            said.append(str(error))
+        assert all(torch.equal(value, before[name]) for name, value in weights(engine).items())
+        engine.load_checkpoint(folder, tag="saved", load_module_only=True)
+    assert digest(weights(narrow)) == digest(weights(none))
+    none.save_checkpoint(folder, tag="plain")
+    for attempt in (
+        lambda: narrow.load_checkpoint(folder, tag="plain"),
+        lambda: narrow.save_checkpoint(folder, tag="left out", exclude_frozen_parameters=True),
+    ):
+        try:
+            attempt()
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def digest(tensors):
@@ -180,6 +218,7 @@ def main(out):
         "exact": {label(case): beside_reference(case) for case in EXACT},
         "rounded": {label(case): rounded(case) for case in ROUNDED},
         "resumed": {label(case): resumed(case, out / label(case)) for case in RESUMED},
+        "refused": refused(out / label(RESUMED[0])),
         "planned": planned(Case(3)),
         "orthonormal": orthonormal(),
     }
