@@ -77,7 +77,8 @@ class Training:
         is no activation.
         """
         for parameter in self.engine.module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         tokens, targets = next(self.data)
         memory.start()
         loss = self.engine(tokens, targets)
@@ -87,11 +88,21 @@ class Training:
         return loss.item(), peak
 
     def gradient(self, batch: Batch) -> Tensor:
-        """The gradient of all parameters in a step on this batch, as one vector of float64."""
+        """The gradient of all parameters in a step on this batch, as one vector of float64.
+
+        For a weight that CompAct trains it is what the projected gradient tells of it: G Pᵀ.
+        """
         self.engine.backward(self.engine(*batch))
-        gradient = torch.cat([safe_get_full_grad(p).flatten().double() for p in self.engine.module.parameters()])
+        served = self.adacc.compact.layers if self.adacc is not None and self.adacc.compact is not None else {}
+        weights = {id(layer.weight): layer for layer in served.values()}
+        proxies = {id(layer.compact_update) for layer in served.values()}
+        gradients = [
+            weights[id(p)].lifted_gradient() if id(p) in weights else safe_get_full_grad(p)
+            for p in self.engine.module.parameters()
+            if id(p) not in proxies
+        ]
         self.engine.step()
-        return gradient
+        return torch.cat([gradient.flatten().double() for gradient in gradients])
 
     def about(self) -> dict[str, int | None]:
         """The plan in force, in bytes: its peak, that of no checkpointing, and what was held when backward began."""

@@ -38,6 +38,10 @@ class CompactLinear(nn.Linear):
             return nn.functional.linear(x, self.weight, self.bias)
         return Project.apply(x, self.weight, self.bias, self.compact_update, self.rows, self.columns)
 
+    def lifted_gradient(self) -> Tensor:
+        """What the proxy's gradient tells of the weight's: G Pᵀ, fp32 (m, n), whose expectation is the exact one."""
+        return projection.lifted(self.compact_update.grad, self.rows, self.columns)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={len(self.columns)}"
 

@@ -145,11 +145,11 @@ def _roles(value: Any) -> tuple[str, ...]:
 
 
 def _rank(value: Any) -> int | float:
-    if type(value) is int and value >= 1:
+    if type(value) is int and value > 1:  # a file's 1.0 is read as 1, which would be a rank of one feature
         return value
     if type(value) is float and 0 < value <= 1:
         return value
-    hint = "must be a fraction of the layer's input features (0 < decimal number <= 1), or a whole number from 1"
+    hint = "must be a fraction of the layer's input features (0 < decimal number < 1), or a whole number from 2"
     raise _invalid(((), value, hint))
 
 

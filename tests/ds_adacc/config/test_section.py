@@ -57,6 +57,7 @@ def test_compact_takes_patterns_numbers_and_no_interval():
     [
         ({"rnk": 8}, "adacc.compact.rnk = 8: unknown key; did you mean 'rank'? (valid: 'rank', "),
         ({"rank": 0}, "adacc.compact.rank = 0: must be a fraction of the layer's input features (0 < "),
+        ({"rank": 1}, "adacc.compact.rank = 1: must be a fraction"),
         ({"rank": 1.5}, "adacc.compact.rank = 1.5: must be a fraction"),
         ({"rank": True}, "adacc.compact.rank = True: must be a fraction"),
         ({"update_interval": 0}, "adacc.compact.update_interval = 0: must be greater than or equal to 1"),
