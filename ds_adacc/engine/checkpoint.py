@@ -57,14 +57,13 @@ def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        bound.apply_defaults()
-        given, compact = bound.arguments, engine.adacc.compact
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        compact = engine.adacc.compact
         seed = _seed(engine, given)
         result = original(*args, **kwargs)
         if result[0] is not None and compact is not None:
             compact.continue_from(compact.seed if seed is None else seed, applied_steps(engine))
-        if result[0] is not None and not given["load_module_only"]:
+        if result[0] is not None and not given.get("load_module_only"):
             _load(engine, Path(result[0]).parent)
         return result
 
@@ -73,16 +72,15 @@ def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _seed(engine: Any, given: Mapping[str, Any]) -> int | None:
     """The seed of the saved projections; None if there is none, or if the optimizer's states are not loaded."""
-    if given["load_module_only"] or not given["load_optimizer_states"]:
+    if given.get("load_module_only") or not given.get("load_optimizer_states", True):
         return None
-    folder, tag = Path(given["load_dir"]), given["tag"]
+    folder, tag = Path(given["load_dir"]), given.get("tag")
     latest = folder / "latest"
     if tag is None and latest.is_file():
         tag = latest.read_text().strip()
     if tag is None or not (folder / str(tag)).is_dir():
         return None  # DeepSpeed says what is missing
-    ranks = engine.adacc.runtime.controller.ranks
-    return ranks.on_first(lambda: compact_file.read(engine.adacc.compact, folder / str(tag)))
+    return compact_file.read(engine.adacc.compact, folder / str(tag))  # on every rank, as DeepSpeed's own files
 
 
 def _save(engine: Any, folder: Path) -> None:
