@@ -7,6 +7,7 @@ optimizer states, accumulation, clipping, master weights, partitions and offload
 
 * `projection`: the random projection, drawn by whole numbers, and the products with it;
 * `linear`: the layer, its forward and backward, its state dict;
+* `shared`: one projection for the layers that read one tensor;
 * `choice`: which layers are served, and why the others are not;
 * `optimized`: puts D in the place of W among the parameters to train, and reads the rates of its group;
 * `boundary`: after an optimizer step adds the update to W and sets D to zero, on every ZeRO stage;

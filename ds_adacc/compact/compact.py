@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ds_adacc.compact.choice import Chosen, choose
 from ds_adacc.compact.linear import CompactLinear, serve
 from ds_adacc.compact.optimized import Group, Rates, exchange, rates, refuse_coupled_decay
 from ds_adacc.compact.projection import draw, key_of
+from ds_adacc.compact.shared import Shared, partners
 from ds_adacc.config import CompactConfig, ConfigError
 from ds_adacc.log import get_logger
 
@@ -23,13 +25,19 @@ class Compact:
     """Serves the layers that `choose` has chosen, for one engine.
 
     `seed` is the run's: every projection follows from it, the layer's name and the epoch, which is the number of the
-    engine's applied steps over `update_interval`. It is the same on all ranks.
+    engine's applied steps over `update_interval`. It is the same on all ranks. Layers that read the same tensor have
+    the projection of the first of them.
     """
 
     def __init__(self, config: CompactConfig, chosen: Sequence[Chosen]) -> None:
         self.config = config
         self.seed = 0
-        self.layers: dict[str, CompactLinear] = {one.name: serve(one.layer, one.rank) for one in chosen}
+        self._first = partners(one.name for one in chosen)
+        readers = Counter(self._first.values())
+        shared = {name: Shared(count) for name, count in readers.items()}
+        self.layers: dict[str, CompactLinear] = {
+            one.name: serve(one.layer, one.rank, shared[self._first[one.name]]) for one in chosen
+        }
         self._scales = {one.name: one.scale for one in chosen}
         self._epoch: int | None = None
         self._is_known_to_train = False
@@ -47,7 +55,7 @@ class Compact:
             return
         self._epoch = epoch
         for name, layer in self.layers.items():
-            rows, columns = draw(self.seed, name, epoch, len(layer.rows), len(layer.columns))
+            rows, columns = draw(self.seed, self._first[name], epoch, len(layer.rows), len(layer.columns))
             layer.rows.copy_(rows)
             layer.columns.copy_(columns)
 

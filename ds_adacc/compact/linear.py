@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ds_adacc.compact import projection
+from ds_adacc.compact.shared import Shared
 from ds_adacc.record.registration import register_function
 
 PROXY = "compact_update"  # the name of the proxy parameter among a layer's own
@@ -25,6 +26,7 @@ class CompactLinear(nn.Linear):
     exact weight gradient times P. The optimizer sees D in place of W. After its step `Boundary` adds the update D Pᵀ
     to W and sets D to zero.
 
+    `ds_adacc_shared` projects for all layers that read the same tensor, with the same projection.
     `rows` and `columns` are the projection (`projection.draw`). They are buffers, so that they are read anew at each
     call, also by a replay. They are not saved in a state dict, and neither is D: both are zero or drawn again.
     """
@@ -32,11 +34,14 @@ class CompactLinear(nn.Linear):
     rows: Tensor
     columns: Tensor
     compact_update: nn.Parameter
+    ds_adacc_shared: Shared  # attributes with this beginning are not guarded: what it holds is no part of a program
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return nn.functional.linear(x, self.weight, self.bias)
-        return Project.apply(x, self.weight, self.bias, self.compact_update, self.rows, self.columns)
+        return Project.apply(
+            x, self.weight, self.bias, self.compact_update, self.rows, self.columns, self.ds_adacc_shared
+        )
 
     def lifted_gradient(self) -> Tensor:
         """What the proxy's gradient tells of the weight's: G Pᵀ, fp32 (m, n), whose expectation is the exact one."""
@@ -57,8 +62,10 @@ class CompactLinear(nn.Linear):
             missing.remove(prefix + PROXY)
 
 
-def serve(layer: nn.Linear, rank: int) -> CompactLinear:
+def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
     """Make this layer a `CompactLinear` of this rank, in place. Its projection must be drawn before it runs.
+
+    `shared` is the same object for layers that read the same tensor; they must have the same projection.
 
     The class changes and the object stays: names, hooks and references to the layer remain valid.
     """
@@ -67,6 +74,7 @@ def serve(layer: nn.Linear, rank: int) -> CompactLinear:
     weight.requires_grad_(False)
     layer.__class__ = CompactLinear
     device = weight.device
+    layer.ds_adacc_shared = shared
     layer.register_parameter(PROXY, nn.Parameter(torch.zeros(outputs, rank, dtype=weight.dtype, device=device)))
     layer.register_buffer("rows", torch.zeros(features, dtype=torch.int64, device=device), persistent=False)
     layer.register_buffer("columns", torch.zeros(rank, dtype=torch.int64, device=device), persistent=False)
@@ -78,11 +86,18 @@ class Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, update: Tensor, rows: Tensor, columns: Tensor
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        update: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        shared: Shared,
     ) -> Tensor:
         output = _linear(x, weight, bias)
         # Under autocast the output tells in which dtype the product was computed.
-        z = projection.project(x.to(output.dtype), rows, columns) if update.requires_grad else None
+        z = shared.project(x, rows, columns, output.dtype) if update.requires_grad else None
         ctx.save_for_backward(z, weight)  # saved as the parameter itself, which ZeRO-3 gathers again for backward
         return output
 
@@ -95,7 +110,7 @@ class Project(torch.autograd.Function):
         of_input = gradient.matmul(weight.to(gradient.dtype)) if needs[0] else None
         of_bias = flat.sum(0) if needs[2] else None
         of_update = flat.T.mm(z.reshape(-1, z.shape[-1])) if needs[3] else None
-        return of_input, None, of_bias, of_update, None, None
+        return of_input, None, of_bias, of_update, None, None, None
 
 
 register_function(Project, replay="operators")

@@ -9,6 +9,7 @@ from torch import nn
 
 from ds_adacc.compact.linear import CompactLinear, serve
 from ds_adacc.compact.projection import draw
+from ds_adacc.compact.shared import Shared
 
 SHAPES = [(5, 32), (3, 7, 32), (2, 3, 4, 32), (32,)]
 
@@ -17,7 +18,7 @@ def pair(bias=True, rank=8, dtype=torch.float32):
     """A plain layer, and one with the same weights that is served."""
     torch.manual_seed(0)
     plain = nn.Linear(32, 48, bias=bias, dtype=dtype)
-    layer = serve(copy.deepcopy(plain), rank)
+    layer = serve(copy.deepcopy(plain), rank, Shared(1))
     layer.rows, layer.columns = draw(3, "x", 0, 32, rank)
     return plain, layer
 

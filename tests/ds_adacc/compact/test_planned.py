@@ -1,5 +1,7 @@
 """The recorder and the planner see the projection as a value of its own; the layer's input is free to be dropped."""
 
+import weakref
+
 import pytest
 import torch
 import zoo
@@ -112,3 +114,43 @@ def test_another_epoch_draws_other_projections_and_records_nothing_anew(model):
     names = ["input", *(name for name, parameter in model.named_parameters() if parameter.requires_grad)]
     changed = {name for name, one, other in zip(names, *seen[:2], strict=True) if not torch.equal(one, other)}
     assert changed == {f"{name}.compact_update" for name in model.compact.layers}
+
+
+@pytest.fixture
+def llama():
+    """A block with separate q, k, v, gate and up, all of whose layers are served, and their CompAct."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([zoo.LlamaBlock()])
+    config = CompactConfig(rank=8, layers=("*",))
+    compact = convert(model, {"0": model[0]}, config, groups_of(model, None, None))
+    compact.draw(0)
+    return model[0], compact
+
+
+def test_layers_that_read_one_tensor_save_one_projection_of_it(llama):
+    block, compact = llama
+    recording = record(block, (x(),), {})
+    labels = [recording.values[index].label for index in sorted(recording.saved)]
+    names = ["q", "o", "gate", "down"]
+    assert [label for label in labels if label.endswith("projection")] == [f"{name} projection" for name in names]
+    assert sum(op.short_name == "project" for op in recording.ops) == 4
+    for name in ("0.q", "0.k", "0.v"):
+        assert torch.equal(compact.layers[name].columns, compact.layers["0.q"].columns)
+    assert not torch.equal(compact.layers["0.o"].columns, compact.layers["0.q"].columns)
+    policy = planner.recompute_policy(profile_of(recording))
+    stored = {recording.values[i].label for i, store in enumerate(policy.stores) if store is not None}
+    assert {label for label in stored if not label.endswith("buffer")} == {"input x"}
+
+
+def test_a_projection_is_held_by_nothing_but_autograd(llama, uncollected):
+    block, _ = llama
+    made = []
+
+    def pack(tensor):
+        if tensor.shape[-1] == 8:
+            made.append(weakref.ref(tensor))
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        block(x().requires_grad_())
+    assert len(made) >= 7
+    assert all(tensor() is None for tensor in made)
