@@ -34,6 +34,7 @@ from train import (
 
 import ds_adacc
 from ds_adacc import planner
+from ds_adacc.compact.projection import lifted
 from ds_adacc.runtime.step import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
@@ -93,14 +94,16 @@ class Training:
         For a weight that CompAct trains it is what the projected gradient tells of it: G Pᵀ.
         """
         self.engine.backward(self.engine(*batch))
-        served = self.adacc.compact.layers if self.adacc is not None and self.adacc.compact is not None else {}
-        weights = {id(layer.weight): layer for layer in served.values()}
-        proxies = {id(layer.compact_update) for layer in served.values()}
-        gradients = [
-            weights[id(p)].lifted_gradient() if id(p) in weights else safe_get_full_grad(p)
-            for p in self.engine.module.parameters()
-            if id(p) not in proxies
-        ]
+        served = self.adacc.compact.layers.values() if self.adacc is not None and self.adacc.compact is not None else ()
+        by_weight = {id(layer.weight): layer for layer in served}
+        proxies = {id(layer.compact_update) for layer in served}
+        gradients = []
+        for parameter in self.engine.module.parameters():
+            if id(parameter) in by_weight:
+                layer = by_weight[id(parameter)]
+                gradients.append(lifted(safe_get_full_grad(layer.compact_update), layer.rows, layer.columns))
+            elif id(parameter) not in proxies:
+                gradients.append(safe_get_full_grad(parameter))
         self.engine.step()
         return torch.cat([gradient.flatten().double() for gradient in gradients])
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ds_adacc.compact import projection
 from ds_adacc.compact.shared import Shared
 from ds_adacc.record.registration import register_function
 
@@ -42,10 +41,6 @@ class CompactLinear(nn.Linear):
         return Project.apply(
             x, self.weight, self.bias, self.compact_update, self.rows, self.columns, self.ds_adacc_shared
         )
-
-    def lifted_gradient(self) -> Tensor:
-        """What the proxy's gradient tells of the weight's: G Pᵀ, fp32 (m, n), whose expectation is the exact one."""
-        return projection.lifted(self.compact_update.grad, self.rows, self.columns)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={len(self.columns)}"

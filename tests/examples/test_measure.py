@@ -41,7 +41,7 @@ def test_strategies_without_a_lossy_codec_have_the_exact_gradient(tmp_path, loss
         "quantization": False,
         "compact": False,
     }
-    assert 0.5 < found["compact"]["gradient_error"] < 3  # P Pᵀ of a quarter of the features is not the identity
+    assert 0.05 < found["compact"]["gradient_error"] < 3  # P Pᵀ of a quarter of the features is not the identity
     assert all(len(found[config.stem]["seconds"]) == 2 for config in configs)
     assert found["none"]["held_bytes"] is None and found["lossless"]["held_bytes"] > 0
 
