@@ -154,3 +154,13 @@ def test_a_projection_is_held_by_nothing_but_autograd(llama, uncollected):
         block(x().requires_grad_())
     assert len(made) >= 7
     assert all(tensor() is None for tensor in made)
+
+
+def test_a_compiled_block_has_the_same_gradients_to_rounding(llama):
+    block, _ = llama
+    compiled = torch.compile(block, backend="aot_eager")
+    for given in (x(), x() + 1, x()):
+        exact = [gradient.clone() for gradient in gradients(block, block, given)]
+        found = gradients(block, compiled, given)
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
