@@ -26,7 +26,7 @@ EXACT = (
     Case(3),
     Case(3, offload="optimizer, parameters", persistent=True),
 )
-ROUNDED = (Case(0, "bf16"), Case(0, "fp16"), Case(1, "bf16"), Case(2, "fp16"), Case(3, "bf16"), Case(3, "fp16"))
+ROUNDED = (Case(0, "bf16"), Case(0, "fp16"), Case(1, "bf16"), Case(3, "fp16"))
 RESUMED = (Case(0), Case(2, "bf16"), Case(3, "bf16"))
 SAVED_AFTER = 2
 
@@ -95,10 +95,10 @@ def beside_reference(case):
     compact = engine.adacc.compact
     assert list(engine.module.state_dict()) == list(model.state_dict())
     reference = Reference(model, compact.ranks, compact.seed, INTERVAL, SCALE, DECAY, CLIP)
-    errors, rates = [], []
+    errors, rates, losses = [], [], []
     for step in range(STEPS):
         rates.append(engine.get_lr()[0])
-        take_step(engine, step)
+        losses.append(take_step(engine, step))
         everyone = [micro_batch(step, micro, rank) for micro in range(ACCUMULATION) for rank in range(2)]
         whole_batch_gradients(model, everyone)
         reference.step(rates[-1])
@@ -107,7 +107,8 @@ def beside_reference(case):
         # A key's bias has a gradient of zero in exact arithmetic. Adam turns its rounding errors into steps.
         errors.append(max(error for name, error in off.items() if not name.endswith("qkv.bias")))
     moved = max((mine[name] - value).abs().max().item() for name, value in new_model().state_dict().items())
-    return {"errors": errors, "rates": rates, "moved": moved, **state_of(engine)}
+    seen = {"errors": errors, "rates": rates, "losses": losses, "moved": moved}
+    return {**seen, "held": engine.adacc.observed_held_bytes, **state_of(engine)}
 
 
 def rounded(case):
@@ -182,14 +183,15 @@ def digest(tensors):
 
 
 def planned(case):
-    """The losses under a lossless plan that recomputes, beside those under a plan that retains everything."""
+    """The losses under a lossless plan that recomputes, and what it holds."""
     engine = engine_of(case, budget=0.65)
     losses = [take_step(engine, step) for step in range(STEPS)]
     policies = [policy for chosen in engine.adacc.runtime.controller.plan.policies.values() for policy in chosen]
-    retaining = engine_of(case)
-    exact = [take_step(retaining, step) for step in range(STEPS)]
-    held = [each.adacc.observed_held_bytes for each in (engine, retaining)]
-    return {"losses": losses, "exact": exact, "replays": [len(policy.replays) for policy in policies], "held": held}
+    return {
+        "losses": losses,
+        "replays": [len(policy.replays) for policy in policies],
+        "held": engine.adacc.observed_held_bytes,
+    }
 
 
 def plain_sgd(compact):
