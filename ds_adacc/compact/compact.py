@@ -104,8 +104,8 @@ class Compact:
         """Warn of layers that the first step did not change: the model may read their weights by itself."""
         if still:
             get_logger().warning(
-                "adacc.compact: the first step left the weight of %s unchanged (such layers: %d). If the model reads the "
-                "weight without calling the layer, it never trains: leave it out of adacc.compact.layers",
+                "adacc.compact: the first step left the weight of %s unchanged (such layers: %d). If the model reads "
+                "the weight without calling the layer, it never trains: leave it out of adacc.compact.layers",
                 still[0],
                 len(still),
             )
