@@ -11,10 +11,12 @@ import deepspeed
 import torch
 from compact_reference import Reference, whole_batch_gradients
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from zero_cases import Case, ds_config
 from zero_models import Model, batch
 
 import ds_adacc
+from ds_adacc.compact.linear import PROXY
 
 STEPS, ACCUMULATION, RANK, INTERVAL, SCALE, DECAY, CLIP, RATE = 4, 2, 8, 2, 0.5, 0.1, 0.8, 1e-2
 COMPACT = {"rank": RANK, "update_interval": INTERVAL, "scale": SCALE}
@@ -150,6 +152,13 @@ def exported_from(engine, folder):
     if found is not None:  # of ZeRO-3 the first rank alone has it
         model.load_state_dict(found)
         assert all(torch.equal(value.float(), whole[name]) for name, value in model.state_dict().items())
+    if engine.zero_optimization_stage() > 0:  # what DeepSpeed's script zero_to_fp32.py puts together
+        merged = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="saved")
+        proxies = {name for name in merged if name.endswith(PROXY)}
+        assert not any(merged[name].any() for name in proxies)
+        model.load_state_dict({name: value for name, value in merged.items() if name not in proxies})
+        served = (f"{name}.weight" for name in engine.adacc.compact.layers)
+        assert all(torch.equal(merged[name].float(), whole[name]) for name in served)
     return {"exported": None if found is None else list(found)}
 
 
