@@ -160,6 +160,8 @@ def configure(
     elif section is None and SECTION in ds_config:
         _default.serve_by(None)
     else:
+        if section is not None and section.compact is not None:
+            get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
         _default.serve_by(section or _default_section())
 
 

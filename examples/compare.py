@@ -1,6 +1,6 @@
 """Train a GPT without checkpointing, with DeepSpeed's, with quantization, with Adacc: time, memory, gradients, loss.
 
-python examples/compare.py [--steps N] [--rounds N] [options of train.py]
+python examples/compare.py [--steps N] [--rounds N] [--with-compact] [options of train.py]
 
 Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Losses and
 memory come from one run of each strategy, times from steps of all taken in turns (measure.py). On a CPU each process
@@ -65,6 +65,7 @@ STRATEGIES = (
     Strategy("no_outliers", "Adacc, no outlier separation", "adacc_no_outliers", {}, 1.0, "in that memory"),
     Strategy("quantization", "quantization of everything", "quantization"),
 )
+COMPACT = Strategy("compact", "Adacc with CompAct, a quarter of the features", "compact", {}, 1.0, "in that memory")
 FRONTIER = ("adacc_half", "adacc", BASE)  # Adacc under three budgets: with all the memory of the base it is the base
 
 
@@ -140,7 +141,15 @@ def fit(
 class Comparison:
     """The runs of all strategies, with the same options."""
 
-    def __init__(self, options: Sequence[str], steps: int, rounds: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        strategies: Sequence[Strategy],
+        options: Sequence[str],
+        steps: int,
+        rounds: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.strategies = strategies
         self.options = options
         self.steps = steps
         self.rounds = rounds
@@ -189,8 +198,8 @@ class Comparison:
 
         `without`: the peak of the blocks' activations without checkpointing, in bytes.
         """
-        first = [each for each in STRATEGIES if each.name in (BASE, RIVAL)]
-        others = [each for each in STRATEGIES if each not in first]
+        first = [each for each in self.strategies if each.name in (BASE, RIVAL)]
+        others = [each for each in self.strategies if each not in first]
         found = dict(zip((each.name for each in first), self.pool.map(self.run, first), strict=True))
         rival, outside = found[RIVAL].found["peak_bytes"], found[BASE].found["peak_bytes"] - without
         rest = self.pool.map(lambda strategy: self.run(strategy, rival, outside), others)
@@ -204,10 +213,10 @@ class Comparison:
         return found
 
 
-def rows_of(runs: Mapping[str, Run], times: Sequence[Mapping[str, Any]]) -> list[Row]:
+def rows_of(strategies: Sequence[Strategy], runs: Mapping[str, Run], times: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row a strategy. Each of `times` is one process, whose steps are compared with those of its own base."""
     rows = []
-    for strategy in STRATEGIES:
+    for strategy in strategies:
         run = runs[strategy.name]
         process = next(each for each in times if strategy.name in each)
         mine, base = process[strategy.name], process[BASE]
@@ -305,16 +314,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="of the runs for the losses (default: 30)")
     parser.add_argument("--rounds", type=int, default=10, help="turns that the strategies take at timing (default: 10)")
+    parser.add_argument("--with-compact", action="store_true", help="also Adacc with CompAct's projections")
     args, options = parser.parse_known_args()
+    strategies = (*STRATEGIES, COMPACT) if args.with_compact else STRATEGIES
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     # On a GPU, a second process would take part of its time.
     with ThreadPoolExecutor(1 if torch.cuda.is_available() else 2) as pool:
-        comparison = Comparison([*MODEL, *options], args.steps, args.rounds, pool)
+        comparison = Comparison(strategies, [*MODEL, *options], args.steps, args.rounds, pool)
         runs = comparison.runs(comparison.set_up())
         base, *others = (run.config for run in runs.values())
         times = list(pool.map(comparison.times, ([base, *others[::2]], [base, *others[1::2]])))
-    save(rows_of(runs, times), next(iter(runs.values())).found["device"])
+    save(rows_of(strategies, runs, times), next(iter(runs.values())).found["device"])
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from train import (
 
 import ds_adacc
 from ds_adacc import planner
+from ds_adacc.compact.projection import lifted
 from ds_adacc.runtime.step import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
@@ -77,7 +78,8 @@ class Training:
         is no activation.
         """
         for parameter in self.engine.module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         tokens, targets = next(self.data)
         memory.start()
         loss = self.engine(tokens, targets)
@@ -87,11 +89,23 @@ class Training:
         return loss.item(), peak
 
     def gradient(self, batch: Batch) -> Tensor:
-        """The gradient of all parameters in a step on this batch, as one vector of float64."""
+        """The gradient of all parameters in a step on this batch, as one vector of float64.
+
+        For a weight that CompAct trains it is what the projected gradient tells of it: G Pᵀ.
+        """
         self.engine.backward(self.engine(*batch))
-        gradient = torch.cat([safe_get_full_grad(p).flatten().double() for p in self.engine.module.parameters()])
+        served = self.adacc.compact.layers.values() if self.adacc is not None and self.adacc.compact is not None else ()
+        by_weight = {id(layer.weight): layer for layer in served}
+        proxies = {id(layer.compact_update) for layer in served}
+        gradients = []
+        for parameter in self.engine.module.parameters():
+            if id(parameter) in by_weight:
+                layer = by_weight[id(parameter)]
+                gradients.append(lifted(safe_get_full_grad(layer.compact_update), layer.rows, layer.columns))
+            elif id(parameter) not in proxies:
+                gradients.append(safe_get_full_grad(parameter))
         self.engine.step()
-        return gradient
+        return torch.cat([gradient.flatten().double() for gradient in gradients])
 
     def about(self) -> dict[str, int | None]:
         """The plan in force, in bytes: its peak, that of no checkpointing, and what was held when backward began."""

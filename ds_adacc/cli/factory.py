@@ -16,6 +16,8 @@ from torch import nn
 
 from ds_adacc import checkpointing, planner
 from ds_adacc.cli.answer import BadInput
+from ds_adacc.compact.compact import convert
+from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.budget import available_bytes
@@ -96,6 +98,8 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     runtime = Runtime(section.model_copy(update={"memory_budget": _UNLIMITED}), stepped=True)
     try:
         blocks = find_blocks(model, section.blocks)
+        if section.compact is not None:
+            convert(model, blocks, section.compact, groups_of(model, None, None)).draw(0)
     except ConfigError as error:
         raise BadInput(str(error)) from error
     wrap_blocks(blocks, runtime)

@@ -14,8 +14,10 @@ names everything that is wrong, each with the nearest valid name.
 from ds_adacc.config.presets import UNBOUNDED
 from ds_adacc.config.reader import load, read, with_environment
 from ds_adacc.config.section import (
+    COMPACT_SCALE,
     SECTION,
     AdaccConfig,
+    CompactConfig,
     ConfigError,
     MemoryBudget,
     RectifierConfig,
@@ -24,9 +26,11 @@ from ds_adacc.config.section import (
 )
 
 __all__ = [
+    "COMPACT_SCALE",
     "SECTION",
     "UNBOUNDED",
     "AdaccConfig",
+    "CompactConfig",
     "ConfigError",
     "MemoryBudget",
     "RectifierConfig",

@@ -5,7 +5,7 @@ import binascii
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import hjson
 from pydantic import BaseModel, ValidationError
@@ -125,7 +125,8 @@ def _keys(location: Location) -> Iterable[str]:
     """The valid keys of the section, or of its part at `location`."""
     part: type[BaseModel] = AdaccConfig
     for key in location:
-        part = part.model_fields[key].annotation
+        annotation = part.model_fields[key].annotation
+        part = next(each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields"))
     return part.model_fields
 
 

@@ -15,6 +15,8 @@ from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
 
+COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
+
 _MIB = 1 << 20
 _UNITS = {
     "": 1,
@@ -142,6 +144,44 @@ def _roles(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _rank(value: Any) -> int | float:
+    if type(value) is int and value > 1:  # a file's 1.0 is read as 1, which would be a rank of one feature
+        return value
+    if type(value) is float and 0 < value <= 1:
+        return value
+    hint = "must be a fraction of the layer's input features (0 < decimal number < 1), or a whole number from 2"
+    raise _invalid(((), value, hint))
+
+
+def _compact_scale(value: Any) -> float | dict[str, float]:
+    """A number for all layers, or numbers by name pattern."""
+    if isinstance(value, Mapping):
+        problems = [((key,), given, "must be a number above 0") for key, given in value.items() if not _is_scale(given)]
+        if problems or not value:
+            raise _invalid(*problems or [((), value, "must name at least one pattern")])
+        return {str(key): float(given) for key, given in value.items()}
+    if not _is_scale(value):
+        raise _invalid(((), value, "must be a number above 0, or an object of name patterns and their numbers"))
+    return float(value)
+
+
+def _is_scale(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")
+
+
+def _layers(value: Any) -> str | tuple[str, ...]:
+    if value == "auto":
+        return value
+    if isinstance(value, str):
+        raise _invalid(((), value, f"must be 'auto' or a list of name patterns; did you mean [{value!r}]?"))
+    if not isinstance(value, list | tuple) or not value:
+        raise _invalid(((), value, "must be 'auto' or a list of at least one name pattern, such as '*.mlp.*'"))
+    problems = [((i,), each, "must be a name pattern") for i, each in enumerate(value) if not isinstance(each, str)]
+    if problems:
+        raise _invalid(*problems)
+    return tuple(value)
+
+
 def _one_of(kind: str, choices: Iterable[str]) -> PlainValidator:
     def check(value: Any) -> str:
         if value not in choices:
@@ -180,6 +220,21 @@ class SolverConfig(_Part):
     max_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 5.0
 
 
+class CompactConfig(_Part):
+    """Linear layers that save a random projection of their input (Shamshoum et al., CompAct, NAACL 2025).
+
+    `rank`: features of the projection: a fraction of the layer's input features n, or a number of at most n.
+    `update_interval`: optimizer steps after which each layer draws another projection; null: never.
+    `scale`: the factor of each update of the weights; a number, or by pattern of the layer's name, the first that fits.
+    `layers`: "auto", or patterns (as of `fnmatch`) of the dotted names of Linear layers within the blocks.
+    """
+
+    rank: Annotated[int | float, PlainValidator(_rank)] = 0.25
+    update_interval: Annotated[int, Field(ge=1)] | None = 200
+    scale: Annotated[float | dict[str, float], PlainValidator(_compact_scale)] = COMPACT_SCALE
+    layers: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_layers)] = "auto"
+
+
 class AdaccConfig(_Part):
     """The "adacc" section.
 
@@ -194,7 +249,7 @@ class AdaccConfig(_Part):
     it.
     `rounding`: to the "nearest" code, or "stochastic".
     `zscore_threshold`: a channel with a higher score is an outlier (equation 1).
-    `rectifier`, `solver`: see their classes.
+    `rectifier`, `solver`, `compact`: see their classes. Without `compact`, all Linear layers stay as they are.
     `backend`: the codecs' implementation; "auto": the fastest that the device has.
     """
 
@@ -210,6 +265,7 @@ class AdaccConfig(_Part):
     zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
+    compact: Annotated[CompactConfig | None, Field(strict=False)] = None
     backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
 
     @model_validator(mode="before")

@@ -9,6 +9,7 @@ from types import TracebackType
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.log import get_logger
@@ -20,11 +21,19 @@ class Adacc:
 
     `observed_held_bytes` is the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force. `planned_held_bytes` is the plan's prediction of it. Both are None before that step has ended.
+    `compact` has the layers that save a projection of their input; None without the section's `compact`.
     """
 
-    def __init__(self, config: AdaccConfig, runtime: Runtime, blocks: Mapping[str, nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        config: AdaccConfig,
+        runtime: Runtime,
+        blocks: Mapping[str, nn.Module] | None = None,
+        compact: Compact | None = None,
+    ) -> None:
         self.config = config
         self.runtime = runtime
+        self.compact = compact
         self.blocks = dict(blocks or {})
         self._has_served = False
         self._has_warned = False

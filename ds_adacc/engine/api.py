@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from deepspeed import initialize as deepspeed_initialize
 from deepspeed.pipe import PipelineModule
@@ -15,6 +15,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
+from ds_adacc.compact.compact import Compact, convert, new_seed
+from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
@@ -54,8 +56,22 @@ def initialize(
     Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
     before anything is set up.
     """
-    start = functools.partial(
-        deepspeed_initialize,
+    ds_config = read(_config_source(args, config, config_params))
+    section = load(ds_config)
+    compact, blocks = None, {}
+    if section is not None and model is not None:
+        stage = _zero_stage(ds_config)
+        if section.compact is not None:
+            refuse_compact(ds_config, model)
+        blocks = blocks_to_serve(model, section, stage)
+        if section.compact is not None:
+            groups = groups_of(model, model_parameters, optimizer)
+            compact = convert(model, blocks, section.compact, groups)
+            if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
+                model_parameters = groups
+        if stage == 3:
+            make_leaves(blocks.values())
+    result = deepspeed_initialize(
         args=args,
         model=model,
         optimizer=optimizer,
@@ -70,16 +86,8 @@ def initialize(
         mesh_param=mesh_param,
         config_params=config_params,
     )
-    ds_config = read(_config_source(args, config, config_params))
-    section = load(ds_config)
-    if section is None or model is None:
-        return start()
-    stage = _zero_stage(ds_config)
-    blocks = blocks_to_serve(model, section, stage)
-    if stage == 3:
-        make_leaves(blocks.values())
-    result = start()
-    serve(result[0], section, blocks)
+    if section is not None and model is not None:
+        serve(result[0], section, blocks, compact)
     return result
 
 
@@ -109,6 +117,11 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         return served
     if section is None:
         return None
+    if section.compact is not None:
+        raise ConfigError(
+            "adacc.compact: it changes what the optimizer trains, so that an existing engine cannot take it up; call "
+            "ds_adacc.initialize in place of deepspeed.initialize"
+        )
     pending = engine.micro_steps % engine.gradient_accumulation_steps()
     if pending:
         steps = engine.gradient_accumulation_steps()
@@ -134,7 +147,23 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
     return blocks
 
 
-def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> None:
+def refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
+    """Raises ConfigError for what CompAct is not made for: where a frozen weight is not simply there, or in shares."""
+    zero = ds_config.get("zero_optimization", {})
+    wrong = {
+        "a PipelineModule": isinstance(model, PipelineModule),
+        "zero_optimization.offload_param.device = 'nvme'": (zero.get("offload_param") or {}).get("device") == "nvme",
+        "zero_optimization.zero_hpz_partition_size above 1": zero.get("zero_hpz_partition_size", 1) > 1,
+        "zero_optimization.zero_quantized_nontrainable_weights": bool(zero.get("zero_quantized_nontrainable_weights")),
+        "zero_optimization.mics_shard_size": zero.get("mics_shard_size", -1) > 0,
+        "zero_optimization.zenflow": bool(zero.get("zenflow")),
+    }
+    for what, is_there in wrong.items():
+        if is_there:
+            raise ConfigError(f"adacc.compact does not work with {what}; remove one of the two")
+
+
+def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compact: Compact | None = None) -> None:
     """Run these blocks of the engine's module as the section says. Under ZeRO-3 they must be leaf modules already.
 
     If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
@@ -157,7 +186,9 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module]) -> No
     )
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)
-    engine.adacc = Adacc(section, runtime, blocks)
+    engine.adacc = Adacc(section, runtime, blocks, compact)
+    if compact is not None:
+        compact.begin(engine, ranks.from_first(new_seed()))
     patch_engine(engine, is_pipeline)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
     keep_replaced(engine.module, blocks)

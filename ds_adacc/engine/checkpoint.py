@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ds_adacc.compact import checkpoint as compact_file
+from ds_adacc.compact.compact import applied_steps
 from ds_adacc.engine import checkpoint_file
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.environment import device_name, versions
@@ -34,6 +36,11 @@ def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         tag = given.get("tag")
         if tag is None:
             tag = f"global_step{engine.global_steps}"
+        if engine.adacc.compact is not None and given.get("exclude_frozen_parameters"):
+            raise ValueError(
+                "save_checkpoint(exclude_frozen_parameters=True) would leave out the weights that adacc.compact "
+                "trains: to DeepSpeed they are frozen"
+            )
         if given["save_dir"]:  # before DeepSpeed writes "latest", so that it never names a checkpoint without our file
             _save(engine, Path(given["save_dir"]) / str(tag))
         return original(*args, **kwargs)
@@ -42,12 +49,20 @@ def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`engine.load_checkpoint`, which also restores `engine.adacc`, unless only the module is loaded."""
+    """`engine.load_checkpoint`, which also restores `engine.adacc`, unless only the module is loaded.
+
+    Raises ValueError, before anything is loaded, if the optimizer's states cannot be those of the layers that
+    `compact` serves.
+    """
 
     @functools.wraps(original)
     def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
         given = inspect.signature(original).bind(*args, **kwargs).arguments
+        compact = engine.adacc.compact
+        seed = _seed(engine, given)
+        result = original(*args, **kwargs)
+        if result[0] is not None and compact is not None:
+            compact.continue_from(compact.seed if seed is None else seed, applied_steps(engine))
         if result[0] is not None and not given.get("load_module_only"):
             _load(engine, Path(result[0]).parent)
         return result
@@ -55,9 +70,27 @@ def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return load_checkpoint
 
 
+def _seed(engine: Any, given: Mapping[str, Any]) -> int | None:
+    """The seed of the saved projections; None if there is none, or if the optimizer's states are not loaded."""
+    if given.get("load_module_only") or not given.get("load_optimizer_states", True):
+        return None
+    folder, tag = Path(given["load_dir"]), given.get("tag")
+    latest = folder / "latest"
+    if tag is None and latest.is_file():
+        tag = latest.read_text().strip()
+    if tag is None or not (folder / str(tag)).is_dir():
+        return None  # DeepSpeed says what is missing
+    return compact_file.read(engine.adacc.compact, folder / str(tag))  # on every rank, as DeepSpeed's own files
+
+
 def _save(engine: Any, folder: Path) -> None:
-    """Write this rank's file into the checkpoint's folder. If the disk fails, log an error; the run continues."""
+    """Write this rank's file into the checkpoint's folder. If the disk fails, log an error; the run continues.
+
+    Without the file of `compact` a run could not be resumed: then the OSError is raised.
+    """
     engine.adacc.runtime.controller.state_is_saved()
+    if engine.adacc.compact is not None and engine.global_rank == 0:
+        compact_file.write(engine.adacc.compact, folder)
     try:
         checkpoint_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
     except OSError as error:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ds_adacc.compact.linear import PROXY
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled import compile_blocks
@@ -44,14 +45,18 @@ def ending_backward(engine: Any, original: Method) -> Method:
 def ending_step(engine: Any, original: Method) -> Method:
     """`engine.step`, which also ends the step of ds_adacc if this call ran the optimizer.
 
-    Before the last micro-batch of gradient accumulation, `engine.step` does not run the optimizer.
+    Before the last micro-batch of gradient accumulation, `engine.step` does not run the optimizer. It does not apply a
+    step that has overflown.
     """
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        before = engine.global_steps
+        before, compact = engine.global_steps, engine.adacc.compact
+        rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
         result = original(*args, **kwargs)
         if engine.global_steps != before:
+            if rates is not None and engine.was_step_applied():
+                compact.end_step(engine, rates)
             engine.adacc.end_step()
             if engine.monitor.enabled:
                 engine.monitor.write_events(events(engine.adacc.runtime.controller, engine.global_samples))
@@ -99,6 +104,25 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
     return compile
 
 
+def without_proxies(engine: Any, original: Method) -> Method:
+    """The state dict that ZeRO-3 puts together for `save_16bit_model` and exports: under the model's own names only."""
+
+    @functools.wraps(original)
+    def consolidated(*args: Any, **kwargs: Any) -> Any:
+        state = original(*args, **kwargs)
+        served = engine.adacc.compact.layers if engine.adacc.compact is not None and state is not None else ()
+        for name in served:
+            state.pop(f"{name}.{PROXY}", None)
+        return state
+
+    return consolidated
+
+
 _ALWAYS = {"compile": compiling_blocks_first, "save_checkpoint": saving, "load_checkpoint": loading}
-HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"backward": ending_backward, "step": ending_step, **_ALWAYS}
+HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {
+    "backward": ending_backward,
+    "step": ending_step,
+    **_ALWAYS,
+    "_zero3_consolidated_16bit_state_dict": without_proxies,
+}
 PIPELINE_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"train_batch": ending_batch, **_ALWAYS}

@@ -24,7 +24,7 @@ _RECORDER = ("ds_adacc.record.capture", "capture")  # what called it is not the 
 _NOT_THE_BLOCK = ("ds_adacc", "deepspeed")  # packages whose functions also take the block's arguments
 _COMPILED = "_orig_mod."  # torch.compile wraps a module in another one, which the user did not write
 _ATTENTION = ("query", "key", "value")  # roles that say more of a value than the operator that made it
-_WORDS = {"_to_copy": "cast", "clone": "copy"}
+_WORDS = {"_to_copy": "cast", "clone": "copy", "project": "projection"}
 _OUTPUTS = {  # of operators whose schema does not name them
     "native_layer_norm": ("out", "mean", "rstd"),
     "native_group_norm": ("out", "mean", "rstd"),
@@ -152,6 +152,8 @@ def _made(value: RecordedValue, op: RecordedOp, module: str, is_result: bool) ->
     word = _word(op)
     number = 0 if _is_written(value, op) else value.output
     output = _output(op, number)
+    if word == "projection":
+        return f"{module} {word}"
     if "attention" in word:  # the module that calls SDPA is the attention, whatever the user has named it
         return f"{module or word} {output}"
     if value.role == "dropout_mask":

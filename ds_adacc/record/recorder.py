@@ -148,6 +148,8 @@ class Recorder(TorchDispatchMode):
         """An `autograd.Function` is applied; None if its operators are to be recorded one by one (Rule 15)."""
         if self.failure is not None or self._is_aside or in_compiled_code():
             return None
+        if registration_of(cls).replay == "operators":
+            return None
         reason = why_not_one(cls, args, kwargs)
         if reason is not None:
             self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")

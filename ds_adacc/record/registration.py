@@ -13,7 +13,7 @@ from ds_adacc.config.presets import ROLES
 from ds_adacc.record.functions import FunctionCall, has_setup_context
 from ds_adacc.record.recording import RecordedOp, ValueRef
 
-_REPLAY = ("auto", "never")
+_REPLAY = ("auto", "never", "operators")
 _ATTENTION = "scaled_dot_product"
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
 _LIKE = {
@@ -44,9 +44,10 @@ def register_function(cls: Function, replay: str = "auto", roles: Mapping[str, s
     """Tell ds_adacc of an `autograd.Function` what it cannot find out, before the first forward. Returns `cls`.
 
     `replay`: "auto" recomputes what the Function makes where that is proven to give the same bits; "never" does not,
-    for a Function with effects that cannot be seen. `roles`: by name of an argument of forward, or by "output",
-    "output 1", ... for what it returns, the role that decides which codecs are on offer for that tensor. Subclasses do
-    not inherit any of it.
+    for a Function with effects that cannot be seen; "operators" records the operators of its forward one by one, for a
+    Function whose forward consists of plain operators that the dispatcher sees. `roles`: by name of an argument of
+    forward, or by "output", "output 1", ... for what it returns, the role that decides which codecs are on offer for
+    that tensor. Subclasses do not inherit any of it.
 
     Whoever registers a Function also says that its backward only computes gradients, without collectives and without
     effects: it is run more often, on copies, to measure its memory and the errors of codecs. Raises TypeError for what

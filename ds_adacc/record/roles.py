@@ -23,6 +23,7 @@ _ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_
 _SOFTMAX = ("_softmax", "_safe_softmax")
 _RANDOM = ("bernoulli_", "bernoulli")
 _ATTENTION = "scaled_dot_product"
+_PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
 
 
 def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
@@ -70,6 +71,8 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         return "attention"
     if value.origin == "input":
         return "block_input"
+    if made_by in _PROJECTION:
+        return "linear"
     if made_by in _NORM or any(_like(op) in _NORM for op, _, _ in uses):
         return "layernorm"
     if any(_like(op) in _ACTIVATION for op, _, _ in uses):

@@ -71,14 +71,14 @@ def time_of(computing, error):
     return {"seconds": [{"computing": each, "wall": 3 * each} for each in computing], "gradient_error": error}
 
 
-def rows(error=0.03):
+def rows(error=0.03, strategies=compare.STRATEGIES):
     """Two processes, of which the second met a slower machine; one strategy takes 1.1 times what its base does."""
-    names = [each.name for each in compare.STRATEGIES]
+    names = [each.name for each in strategies]
     runs = {name: run_of(200 * MEBIBYTE) for name in names}
     runs["adacc_half"] = run_of(50 * MEBIBYTE, is_smallest=True)
     first = {name: time_of([1.0, 2.0], 0.0) for name in names if name != "adacc_half"}
     second = {"none": time_of([2.0, 4.0], 0.0), "adacc_half": time_of([2.2, 4.4], error)}
-    return compare.rows_of(runs, [first, second])
+    return compare.rows_of(strategies, runs, [first, second])
 
 
 def test_ratios_are_to_the_base_of_the_same_process():
@@ -95,6 +95,12 @@ def test_the_table():
     assert f"| Adacc, in the least that fits | 50.0 MiB | 0.25 | {ratio} | {ratio} | 25.0 MiB | 0.03 | 4.250 |" in table
     assert "| no checkpointing | 200.0 MiB | 1.00 | 1 | 1 | 100.0 MiB | 0 | 4.250 |" in table
     assert len({line.count("|") for line in table}) == 1
+
+
+def test_with_compact_there_is_one_more_row():
+    more = rows(strategies=(*compare.STRATEGIES, compare.COMPACT))
+    assert more[:-1] == rows()
+    assert "| Adacc with CompAct, a quarter of the features, in that memory |" in compare.markdown(more)
 
 
 def test_a_gradient_that_is_not_finite_is_named_so():

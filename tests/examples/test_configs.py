@@ -34,5 +34,5 @@ def test_the_compared_differ_in_their_strategy_only():
         content = json.loads((FILES[0].parent / f"{name}.json").read_text())
         return {key: value for key, value in content.items() if key not in ("adacc", "activation_checkpointing")}
 
-    compared = ["none", "full_checkpointing", "quantization", "adacc", "adacc_no_outliers"]
+    compared = ["none", "full_checkpointing", "quantization", "adacc", "adacc_no_outliers", "compact"]
     assert all(rest(name) == rest("none") for name in compared)

@@ -31,14 +31,17 @@ def measure(tmp_path, what, *arguments):
 
 
 def test_strategies_without_a_lossy_codec_have_the_exact_gradient(tmp_path, lossless):
-    configs = [CONFIGS / "none.json", CONFIGS / "full_checkpointing.json", lossless(0.6), CONFIGS / "quantization.json"]
+    ready = [CONFIGS / f"{name}.json" for name in ("none", "full_checkpointing", "quantization", "compact")]
+    configs = [*ready, lossless(0.6)]
     found = measure(tmp_path, "time", *configs)
     assert {name: found[name]["gradient_error"] == 0 for name in found if name != "device"} == {
         "none": True,
         "full_checkpointing": True,
         "lossless": True,
         "quantization": False,
+        "compact": False,
     }
+    assert 0.05 < found["compact"]["gradient_error"] < 3  # P Pᵀ of a quarter of the features is not the identity
     assert all(len(found[config.stem]["seconds"]) == 2 for config in configs)
     assert found["none"]["held_bytes"] is None and found["lossless"]["held_bytes"] > 0
 

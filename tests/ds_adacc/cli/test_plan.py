@@ -90,6 +90,14 @@ def test_the_problem_is_that_of_the_model_s_blocks(recorded):
     assert recorded[2].known.keys() == {"blocks.0 (GPTBlock)"}
 
 
+def test_compact_is_planned_with():
+    section = load({"adacc": {**SECTION, "codecs": "none", "compact": {"rank": 4}}})
+    (known,) = record(Factory("factories:gpt"), section, 2).known.values()
+    values = [known.recording.values[index] for index in known.recording.saved]
+    projections = {value.label: value.geometry.size[-1] for value in values if value.label.endswith("projection")}
+    assert projections == {"qkv projection": 4, "fc1 projection": 4, "fc2 projection": 4}
+
+
 def test_kinds_are_named_after_their_first_blocks_in_forward_order():
     problem = record(Factory("factories:two_kinds"), load({"adacc": SECTION}), 2).problem
     first, second = "blocks.0 (GPTBlock)", "blocks.1 (GPTBlock)"

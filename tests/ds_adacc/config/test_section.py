@@ -7,6 +7,7 @@ from deepspeed.runtime import constants
 
 from ds_adacc.config import (
     AdaccConfig,
+    CompactConfig,
     ConfigError,
     MemoryBudget,
     RectifierConfig,
@@ -26,7 +27,7 @@ ALL_ROLES = (
 TRACKED = ("linear", "layernorm", "gelu", "query", "key", "value")
 ALL_KEYS = (
     "'enabled', 'blocks', 'memory_budget', 'codecs', 'max_gradient_error', 'offload', 'group_size', 'scale', "
-    "'rounding', 'zscore_threshold', 'rectifier', 'solver', 'backend'"
+    "'rounding', 'zscore_threshold', 'rectifier', 'solver', 'compact', 'backend'"
 )
 
 
@@ -34,6 +35,48 @@ def errors(section, **document):
     with pytest.raises(ConfigError) as error:
         load({"adacc": section, **document})
     return str(error.value).splitlines()
+
+
+def test_defaults_of_compact():
+    assert load({"adacc": {"compact": {}}}).compact == CompactConfig(
+        rank=0.25, update_interval=200, scale=0.25, layers="auto"
+    )
+    assert load({"adacc": {"compact": None}}).compact is None
+
+
+def test_compact_takes_patterns_numbers_and_no_interval():
+    given = {"rank": 8, "update_interval": None, "scale": {"*.o_proj": 1, "*": 0.5}, "layers": ["*.mlp.*"]}
+    compact = load({"adacc": {"compact": given}}).compact
+    assert compact == CompactConfig(
+        rank=8, update_interval=None, scale={"*.o_proj": 1.0, "*": 0.5}, layers=("*.mlp.*",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"rnk": 8}, "adacc.compact.rnk = 8: unknown key; did you mean 'rank'? (valid: 'rank', "),
+        ({"rank": 0}, "adacc.compact.rank = 0: must be a fraction of the layer's input features (0 < "),
+        ({"rank": 1}, "adacc.compact.rank = 1: must be a fraction"),
+        ({"rank": 1.5}, "adacc.compact.rank = 1.5: must be a fraction"),
+        ({"rank": True}, "adacc.compact.rank = True: must be a fraction"),
+        ({"update_interval": 0}, "adacc.compact.update_interval = 0: must be greater than or equal to 1"),
+        ({"update_interval": 1.5}, "adacc.compact.update_interval = 1.5: must be a valid integer"),
+        ({"scale": 0}, "adacc.compact.scale = 0: must be a number above 0, or an object of name patterns"),
+        ({"scale": {"*.fc1": "x"}}, "adacc.compact.scale.*.fc1 = 'x': must be a number above 0"),
+        ({"scale": {}}, "adacc.compact.scale = {}: must name at least one pattern"),
+        (
+            {"layers": "fc1"},
+            "adacc.compact.layers = 'fc1': must be 'auto' or a list of name patterns; did you mean ['fc1']?",
+        ),
+        ({"layers": []}, "adacc.compact.layers = []: must be 'auto' or a list of at least one name pattern"),
+        ({"layers": [3]}, "adacc.compact.layers[0] = 3: must be a name pattern"),
+        (8, "adacc.compact = 8: must be an object"),
+    ],
+)
+def test_what_is_wrong_in_compact_is_named(section, message):
+    (line,) = errors({"compact": section})
+    assert line.startswith(message)
 
 
 def test_defaults():
@@ -51,6 +94,7 @@ def test_defaults():
         zscore_threshold=3.0,
         rectifier=RectifierConfig(enabled=True, max_interval=1024, drift=0.10, roles=TRACKED),
         solver=SolverConfig(max_seconds=5.0),
+        compact=None,
         backend="auto",
     )
     assert config.memory_budget == MemoryBudget("auto")

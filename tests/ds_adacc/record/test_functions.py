@@ -509,7 +509,7 @@ def test_what_is_registered():
     ("wrong", "message"),
     [
         ({"cls": Block}, "takes a subclass of torch.autograd.Function"),
-        ({"cls": Plain, "replay": "always"}, "replay must be one of 'auto', 'never'; got 'always'"),
+        ({"cls": Plain, "replay": "always"}, "replay must be one of 'auto', 'never', 'operators'; got 'always'"),
         ({"cls": Plain, "roles": {"x": "q"}}, "'q' is no role"),
         ({"cls": Plain, "roles": {"y": "query"}}, "forward of Plain has no argument 'y'"),
     ],

@@ -37,9 +37,15 @@ VALID = {
     "zscore_threshold": (3, 3.0, 1e-9, 1e300),
     "rectifier": ({}, {"enabled": False, "roles": []}, {"max_interval": 1, "drift": 10}, {"roles": ["key"]}),
     "solver": ({}, {"max_seconds": 2}, {"max_seconds": 1e6}, {"max_seconds": 1e-300}),
+    "compact": (None, {}, {"rank": 8, "layers": ["*.fc1"]}, {"scale": {"*": 1, "b": 0.5}, "update_interval": None}),
     "backend": ("auto", "reference", "cpu"),
 }
-NESTED = {"rectifier": ("enabled", "max_interval", "drift", "roles"), "solver": ("max_seconds",), "codecs": ROLES}
+NESTED = {
+    "rectifier": ("enabled", "max_interval", "drift", "roles"),
+    "solver": ("max_seconds",),
+    "compact": ("rank", "update_interval", "scale", "layers"),
+    "codecs": ROLES,
+}
 NAMES = (*CODECS, *ROLES, *BACKENDS)
 
 

@@ -1,0 +1,150 @@
+"""The served layers of one engine, the seed of their projections, and what happens to them at step boundaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ds_adacc.compact.boundary import add_update, reset
+from ds_adacc.compact.choice import Chosen, choose
+from ds_adacc.compact.linear import CompactLinear, serve
+from ds_adacc.compact.optimized import Group, Rates, exchange, rates, refuse_coupled_decay
+from ds_adacc.compact.projection import draw, key_of
+from ds_adacc.compact.shared import Shared, partners
+from ds_adacc.config import CompactConfig, ConfigError
+from ds_adacc.log import get_logger
+
+_SHOWN = 4  # layers that a line of the log names
+
+
+class Compact:
+    """Serves the layers that `choose` has chosen, for one engine.
+
+    `seed` is the run's: every projection follows from it, the layer's name and the epoch, which is the number of the
+    engine's applied steps over `update_interval`. It is the same on all ranks. Layers that read the same tensor have
+    the projection of the first of them.
+    """
+
+    def __init__(self, config: CompactConfig, chosen: Sequence[Chosen]) -> None:
+        self.config = config
+        self.seed = 0
+        self._first = partners(one.name for one in chosen)
+        readers = Counter(self._first.values())
+        shared = {name: Shared(count) for name, count in readers.items()}
+        self.layers: dict[str, CompactLinear] = {
+            one.name: serve(one.layer, one.rank, shared[self._first[one.name]]) for one in chosen
+        }
+        self._scales = {one.name: one.scale for one in chosen}
+        self._epoch: int | None = None
+        self._is_known_to_train = False
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The rank of each layer's projection, by name."""
+        return {name: len(layer.columns) for name, layer in self.layers.items()}
+
+    def draw(self, applied_steps: int) -> None:
+        """Draw the projections that are due after so many applied steps, unless they are drawn already."""
+        interval = self.config.update_interval
+        epoch = 0 if interval is None else applied_steps // interval
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        for name, layer in self.layers.items():
+            rows, columns = draw(self.seed, self._first[name], epoch, len(layer.rows), len(layer.columns))
+            layer.rows.copy_(rows)
+            layer.columns.copy_(columns)
+
+    def begin(self, engine: Any, seed: int) -> None:
+        """Draw the first projections. `seed` must be the same on all ranks.
+
+        Raises ConfigError if the optimizer cannot train proxies.
+        """
+        optimizer = engine.basic_optimizer
+        missing = set(self.layers) - set(rates(engine.optimizer))
+        if missing:
+            raise ConfigError(
+                f"adacc.compact: the optimizer {type(optimizer).__name__} does not train the proxy of layer "
+                f"{min(missing)!r}; it must keep the parameter groups that it is given"
+            )
+        refuse_coupled_decay(optimizer)
+        self.continue_from(seed, 0)
+
+    def continue_from(self, seed: int, applied_steps: int) -> None:
+        """Take the seed of a saved run, or a new one, and draw the projections of this point of the run."""
+        self.seed, self._epoch = seed, None
+        self.draw(applied_steps)
+
+    def rates(self, engine: Any) -> Mapping[str, Rates]:
+        """The rates that the engine's next optimizer step uses. Read them before that step: schedules change them."""
+        return rates(engine.optimizer)
+
+    def end_step(self, engine: Any, of_step: Mapping[str, Rates]) -> None:
+        """After an optimizer step that was applied: update the weights, and draw new projections if they are due.
+
+        `of_step`: the rates of that step. Every rank must call.
+        """
+        steps = applied_steps(engine)
+        moved = {}
+        for name, layer in self.layers.items():
+            decay = of_step[name].learning * of_step[name].decay
+            key = key_of(self.seed, "rounding", name, steps)
+            moved[name] = add_update(layer, self._scales[name], decay, key)
+        reset(engine, [layer.compact_update for layer in self.layers.values()])
+        if not self._is_known_to_train:
+            self._look_at_first_update([name for name in moved if of_step[name].learning and not moved[name]])
+            self._is_known_to_train = any(rates.learning for rates in of_step.values())
+        self.draw(steps)
+
+    def _look_at_first_update(self, still: Sequence[str]) -> None:
+        """Warn of layers that the first step did not change: the model may read their weights by itself."""
+        if still:
+            get_logger().warning(
+                "adacc.compact: the first step left the weight of %s unchanged (such layers: %d). If the model reads "
+                "the weight without calling the layer, it never trains: leave it out of adacc.compact.layers",
+                still[0],
+                len(still),
+            )
+
+
+def convert(
+    model: nn.Module, blocks: Mapping[str, nn.Module], config: CompactConfig, groups: Sequence[Group]
+) -> Compact:
+    """Serve layers of the blocks, in place, and put their proxies in the place of their weights in `groups`.
+
+    Raises ConfigError, as `choose` does, before anything is changed.
+    """
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    chosen, left = choose(model, blocks, config, trained)
+    weights = {one.name: one.layer.weight for one in chosen}
+    compact = Compact(config, chosen)
+    proxies = {id(weights[name]): (name, layer.compact_update) for name, layer in compact.layers.items()}
+    exchange(groups, proxies)
+    _tell(compact, left)
+    return compact
+
+
+def applied_steps(engine: Any) -> int:
+    """The engine's optimizer steps that were not skipped for an overflow."""
+    return engine.global_steps - engine.skipped_steps
+
+
+def new_seed() -> int:
+    """A seed that follows torch's own, so that a seeded script has the same projections each time."""
+    return torch.initial_seed()
+
+
+def _tell(compact: Compact, left: Mapping[str, str]) -> None:
+    log, names = get_logger(), list(compact.layers)
+    shown = ", ".join(f"{name} ({compact.ranks[name]})" for name in names[:_SHOWN])
+    more = ", ..." if len(names) > _SHOWN else ""
+    log.info("compact: %d Linear layers save a projection of their input (its rank): %s%s", len(names), shown, more)
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, layers in by_reason.items():
+        log.info("compact: left alone, %s: %d, such as %s", reason, len(layers), layers[0])

@@ -1,0 +1,111 @@
+"""A Linear layer that saves the projection of its input in place of the input, and trains in the compressed space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ds_adacc.compact.shared import Shared
+from ds_adacc.record.registration import register_function
+
+PROXY = "compact_update"  # the name of the proxy parameter among a layer's own
+
+# ZeRO-3 puts a Function of its own in place of `F.linear`, which would save the input.
+_linear = torch._C._nn.linear
+
+
+class CompactLinear(nn.Linear):
+    """An `nn.Linear` whose frozen weight W (m × n) is trained through a proxy parameter D (m × r), which is zero.
+
+    Shamshoum et al., CompAct (NAACL 2025), algorithms 1 and 2; all matrices here are transposed, as `nn.Linear`'s are.
+    The output x Wᵀ + b is exact, and so is x's gradient. Saved is z = x P, and D's gradient is (∂L/∂o)ᵀ z, which is the
+    exact weight gradient times P. The optimizer sees D in place of W. After its step `Boundary` adds the update D Pᵀ
+    to W and sets D to zero.
+
+    `ds_adacc_shared` projects for all layers that read the same tensor, with the same projection.
+    `rows` and `columns` are the projection (`projection.draw`). They are buffers, so that they are read anew at each
+    call, also by a replay. They are not saved in a state dict, and neither is D: both are zero or drawn again.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    compact_update: nn.Parameter
+    ds_adacc_shared: Shared  # attributes with this beginning are not guarded: what it holds is no part of a program
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return nn.functional.linear(x, self.weight, self.bias)
+        return Project.apply(
+            x, self.weight, self.bias, self.compact_update, self.rows, self.columns, self.ds_adacc_shared
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={len(self.columns)}"
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(prefix + PROXY, None)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        if prefix + PROXY in missing:
+            missing.remove(prefix + PROXY)
+
+
+def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
+    """Make this layer a `CompactLinear` of this rank, in place. Its projection must be drawn before it runs.
+
+    `shared` is the same object for layers that read the same tensor; they must have the same projection.
+
+    The class changes and the object stays: names, hooks and references to the layer remain valid.
+    """
+    weight = layer.weight
+    outputs, features = getattr(weight, "ds_shape", weight.shape)  # under zero.Init, `shape` is that of a partition
+    weight.requires_grad_(False)
+    layer.__class__ = CompactLinear
+    device = weight.device
+    layer.ds_adacc_shared = shared
+    layer.register_parameter(PROXY, nn.Parameter(torch.zeros(outputs, rank, dtype=weight.dtype, device=device)))
+    layer.register_buffer("rows", torch.zeros(features, dtype=torch.int64, device=device), persistent=False)
+    layer.register_buffer("columns", torch.zeros(rank, dtype=torch.int64, device=device), persistent=False)
+    return layer
+
+
+class Project(torch.autograd.Function):
+    """The layer's forward and backward. Its operators are recorded one by one, so that z is a value of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        update: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        shared: Shared,
+    ) -> Tensor:
+        output = _linear(x, weight, bias)
+        # Under autocast the output tells in which dtype the product was computed.
+        z = shared.project(x, rows, columns, output.dtype) if update.requires_grad else None
+        ctx.save_for_backward(z, weight)  # saved as the parameter itself, which ZeRO-3 gathers again for backward
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        of_input = gradient.matmul(weight.to(gradient.dtype)) if needs[0] else None
+        of_bias = flat.sum(0) if needs[2] else None
+        of_update = flat.T.mm(z.reshape(-1, z.shape[-1])) if needs[3] else None
+        return of_input, None, of_bias, of_update, None, None, None
+
+
+register_function(Project, replay="operators")

@@ -1,0 +1,166 @@
+"""The recorder and the planner see the projection as a value of its own; the layer's input is free to be dropped."""
+
+import weakref
+
+import pytest
+import torch
+import zoo
+from recorded import profile_of, record
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.compact.compact import convert
+from ds_adacc.compact.optimized import groups_of
+from ds_adacc.config import CompactConfig, load
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = nn.ModuleList([zoo.GPTBlock(dropout=0.0), zoo.GPTBlock(dropout=0.0)])
+    blocks = {"0": model[0], "1": model[1]}
+    compact = convert(model, blocks, CompactConfig(rank=8, update_interval=1), groups_of(model, None, None))
+    compact.draw(0)
+    model.compact = compact
+    return model
+
+
+def x():
+    return torch.randn(2, 16, zoo.WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(model, function, given):
+    given = given.clone().requires_grad_()
+    model.zero_grad()
+    function(given).square().sum().backward()
+    return [given.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
+
+
+def test_saved_is_the_projection_and_not_the_input(model):
+    recording = record(model[0], (x(),), {})
+    by_label = {value.label: value for value in recording.values}
+    saved = {recording.values[index].label for index in recording.saved}
+    assert {"qkv projection", "fc1 projection", "fc2 projection"} <= saved
+    assert not {"ln1 out", "ln2 out", "gelu"} & saved  # the inputs of the three layers
+    for name in ("qkv", "fc1", "fc2"):
+        value = by_label[f"{name} projection"]
+        assert value.role == "linear"
+        assert value.geometry.size == (2, 16, 8)
+        producer = recording.ops[value.producer]
+        assert producer.replayable
+        assert str(producer.func) == "ds_adacc.project.default"
+        (given,) = (index for index in producer.reads if recording.values[index].origin != "buffer")
+        assert recording.values[given].label in ("ln1 out", "ln2 out", "gelu")
+    assert recording.remarks == ()
+
+
+def test_held_inputs_of_served_layers_are_r_over_n_of_before(model):
+    def input_bytes(block):
+        recording = record(block, (x(),), {})
+        values = [recording.values[index] for index in recording.saved]
+        names = ("ln1 out", "ln2 out", "gelu", "qkv projection", "fc1 projection", "fc2 projection")
+        return {value.label: value.nbytes for value in values if value.label in names}
+
+    plain, tokens, width = input_bytes(zoo.GPTBlock(dropout=0.0)), 2 * 16, zoo.WIDTH
+    assert plain == {"ln1 out": 4 * tokens * width, "ln2 out": 4 * tokens * width, "gelu": 4 * tokens * 4 * width}
+    assert set(input_bytes(model[0]).values()) == {4 * tokens * 8}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"codecs": "none", "memory_budget": 0.6}, {"codecs": "quantization", "memory_budget": 1.0}],
+    ids=["recomputed", "compressed"],
+)
+def test_training_under_a_plan(model, section):
+    exact = gradients(model, lambda given: model[1](model[0](given)), x())
+    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 30.0}, **section}}), stepped=True)
+    wrap_blocks({"0": model[0], "1": model[1]}, runtime)
+    for _ in range(4):
+        found = gradients(model, lambda given: model[1](model[0](given)), x())
+        runtime.controller.end_backward()
+        runtime.controller.end_step()
+    (policies,) = runtime.controller.plan.policies.values()
+    recording = next(iter(runtime.agreement.block_types.values())).recording
+    projections = [value.index for value in recording.values if value.label.endswith("projection")]
+    if section["codecs"] == "none":
+        assert any(policy.replays for policy in policies)
+        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+    else:
+        assert {policy.stores[index] for policy in policies for index in projections} == {"token"}
+        assert all((one - other).norm() < 0.5 * other.norm() for one, other in zip(found, exact, strict=True))
+
+
+def test_recomputing_a_projection_gives_its_bits(model):
+    recording = record(model[0], (x(),), {})
+    policy = planner.recompute_policy(profile_of(recording))
+    stored = {recording.values[i].label for i, store in enumerate(policy.stores) if store is not None}
+    assert not [label for label in stored if label.endswith("projection")]
+
+
+def test_another_epoch_draws_other_projections_and_records_nothing_anew(model):
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0}}), stepped=True)
+    wrap_blocks({"0": model[0], "1": model[1]}, runtime)
+    seen = []
+    for step in range(3):
+        model.compact.draw(step)
+        seen.append(gradients(model, lambda given: model[1](model[0](given)), x()))
+        runtime.controller.end_backward()
+        runtime.controller.end_step()
+    assert len(runtime.agreement.block_types) == 1
+    assert runtime.profiler.measured == 1
+    assert torch.equal(seen[0][0], seen[1][0])  # the input's gradient
+    names = ["input", *(name for name, parameter in model.named_parameters() if parameter.requires_grad)]
+    changed = {name for name, one, other in zip(names, *seen[:2], strict=True) if not torch.equal(one, other)}
+    assert changed == {f"{name}.compact_update" for name in model.compact.layers}
+
+
+@pytest.fixture
+def llama():
+    """A block with separate q, k, v, gate and up, all of whose layers are served, and their CompAct."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([zoo.LlamaBlock()])
+    config = CompactConfig(rank=8, layers=("*",))
+    compact = convert(model, {"0": model[0]}, config, groups_of(model, None, None))
+    compact.draw(0)
+    return model[0], compact
+
+
+def test_layers_that_read_one_tensor_save_one_projection_of_it(llama):
+    block, compact = llama
+    recording = record(block, (x(),), {})
+    labels = [recording.values[index].label for index in sorted(recording.saved)]
+    names = ["q", "o", "gate", "down"]
+    assert [label for label in labels if label.endswith("projection")] == [f"{name} projection" for name in names]
+    assert sum(op.short_name == "project" for op in recording.ops) == 4
+    for name in ("0.q", "0.k", "0.v"):
+        assert torch.equal(compact.layers[name].columns, compact.layers["0.q"].columns)
+    assert not torch.equal(compact.layers["0.o"].columns, compact.layers["0.q"].columns)
+    policy = planner.recompute_policy(profile_of(recording))
+    stored = {recording.values[i].label for i, store in enumerate(policy.stores) if store is not None}
+    assert {label for label in stored if not label.endswith("buffer")} == {"input x"}
+
+
+def test_a_projection_is_held_by_nothing_but_autograd(llama, uncollected):
+    block, _ = llama
+    made = []
+
+    def pack(tensor):
+        if tensor.shape[-1] == 8:
+            made.append(weakref.ref(tensor))
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+        block(x().requires_grad_())
+    assert len(made) >= 7
+    assert all(tensor() is None for tensor in made)
+
+
+def test_a_compiled_block_has_the_same_gradients_to_rounding(llama):
+    block, _ = llama
+    compiled = torch.compile(block, backend="aot_eager")
+    for given in (x(), x() + 1, x()):
+        exact = [gradient.clone() for gradient in gradients(block, block, given)]
+        found = gradients(block, compiled, given)
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
