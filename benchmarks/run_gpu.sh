@@ -81,9 +81,9 @@ for stage in "${stages[@]}"; do
     ends=$((SECONDS + 60 * minutes[$stage]))
     [[ $ends -lt $seconds ]] || ends=$seconds
     echo "== $stage, at $SECONDS s" | tee -a "$log"
-    run "$stage" "$ends" || { status=1; echo "$stage: a row has an error, or the stage was stopped; see $log"; }
-    [[ -e $out/$stage.running ]] && echo "it was stopped in the row: $(cat "$out/$stage.running")"
+    run "$stage" "$ends" || { status=1; echo "a row has an error, or the stage was stopped; the end of $log:"; tail -n 15 "$log"; }
+    [[ -e $out/$stage.running ]] && echo "it was stopped in the row $(cat "$out/$stage.running")"
     rm -f "$out/$stage.running"
-    [[ -e $out/$stage.jsonl ]] && echo "$(wc -l <"$out/$stage.jsonl") rows"
+    [[ -e $out/$stage.jsonl ]] && echo "$(wc -l <"$out/$stage.jsonl") rows, $(grep -c '"error": ' "$out/$stage.jsonl") with an error"
 done
 exit $status

@@ -90,11 +90,11 @@ class Limited:
         return {"tokens_per_second": tokens / statistics.median(each.computing for each in took), "peak_bytes": peak}
 
     def attempt(self, make: Callable[[], Strategy], batch: int) -> Row | TooLarge:
-        """What `train` returns or raises, with nothing of the steps left in memory."""
+        """What `train` returns or raises. Nothing of the steps is left in memory, nor are frames that hold it."""
         try:
             return self.train(make(), batch)
         except TooLarge as error:
-            return error.with_traceback(None)
+            return TooLarge(str(error), error.needed)
         finally:
             self.model.checkpoint = None
             self.optimizer.zero_grad(set_to_none=False)

@@ -1,4 +1,4 @@
-"""The models of the stages: a GPT and a LLaMA of about 1.3 billion parameters each, and small ones to rehearse with."""
+"""The models of the stages: a GPT and a LLaMA of 1.2 billion parameters each, and small ones to rehearse with."""
 
 from __future__ import annotations
 

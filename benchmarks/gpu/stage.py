@@ -37,4 +37,6 @@ def run(name: str, measure: Measure) -> None:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ["MASTER_PORT"] = port
         measure(rows, device, args.folder, args.rehearse)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # NCCL's threads may keep a process from ending
     sys.exit(1 if rows.has_failed else 0)

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts

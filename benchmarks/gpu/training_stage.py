@@ -117,13 +117,13 @@ class Comparison:
 
     def in_the_peak_of_full(self, **section: Any) -> Row:
         """ds_adacc in the peak of full checkpointing; if no plan fits that, in the smallest budget that one does."""
-        full = self.figures(FULL)["peak_bytes"]
+        full = self.figures(FULL)
         # A budget is for the blocks' activations. A step's peak has more: logits, gradients, buckets.
         outside = self.figures(NONE)["peak_bytes"] - self.figures(EVERYTHING)["planned_without_bytes"]
-        row = self.ours(memory_budget=max(int((1 - MARGIN) * full) - outside, 1 << 20), **section)
+        row = self.ours(memory_budget=max(int((1 - MARGIN) * full["peak_bytes"]) - outside, 1 << 20), **section)
         if "infeasible" in row:
             row = {"is_smallest": True, **self.ours(memory_budget=row["smallest_bytes"], **section)}
-        return {"peak_bytes_of_full": row["peak_bytes"] / full, **row}
+        return {f"{what}_of_full": row[what] / full[what] for what in ("tokens_per_second", "peak_bytes")} | row
 
     def figures(self, name: str) -> Mapping[str, Any]:
         """Those of an earlier row. Raises LookupError if there are none."""

@@ -1,4 +1,4 @@
-"""Stage `zero3`: a GPT of about 1.3 billion parameters under ZeRO-3, enabled as a user enables it, on one GPU.
+"""Stage `zero3`: a GPT of 1.2 billion parameters under ZeRO-3, enabled as a user enables it, on one GPU.
 
 Each strategy has an engine of its own, from the same weights: ZeRO-3 and ds_adacc change a model's modules.
 """
