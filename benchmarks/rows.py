@@ -7,7 +7,9 @@ no time was left has "skipped", with the reason. None of these stops the rows th
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 Row = Mapping[str, Any]
+HANGS = 150.0  # seconds after which a row is given up
 DEVICE_LOST = 75  # the exit code of a process that must be started anew to measure on
 
 
@@ -49,7 +52,7 @@ class Rows:
         for line in file.read_text().splitlines():
             self._note(json.loads(line))
         if self._running.exists():
-            self._end({"name": self._running.read_text(), "error": "the process died while it measured this row"})
+            self._end({"name": self._running.read_text(), "error": "the process died or hung in this row; see the log"})
 
     @property
     def seconds_left(self) -> float:
@@ -93,13 +96,15 @@ class Rows:
         return row
 
     def begin(self, name: str) -> None:
-        """Note that this row is being measured, in case the process dies of it."""
+        """Note that this row is being measured, in case the process dies of it. If it hangs, it is made to die."""
         self._running.write_text(name)
+        faulthandler.dump_traceback_later(HANGS, exit=True, file=sys.__stderr__)
 
     def _end(self, row: dict[str, Any]) -> Row | None:
         with self._file.open("a") as file:
             file.write(json.dumps(_plain(row)) + "\n")
         print(_shown(row), flush=True)
+        faulthandler.cancel_dump_traceback_later()
         self._running.unlink(missing_ok=True)
         return self._note(row)
 

@@ -81,6 +81,7 @@ for stage in "${stages[@]}"; do
     ends=$((SECONDS + 60 * minutes[$stage]))
     [[ $ends -lt $seconds ]] || ends=$seconds
     echo "== $stage, at $SECONDS s" | tee -a "$log"
+    [[ $SECONDS -lt $ends ]] || { status=1; echo "no time is left"; continue; }
     run "$stage" "$ends" || { status=1; echo "a row has an error, or the stage was stopped; the end of $log:"; tail -n 15 "$log"; }
     [[ -e $out/$stage.running ]] && echo "it was stopped in the row $(cat "$out/$stage.running")"
     rm -f "$out/$stage.running"

@@ -1,10 +1,16 @@
 """Rows are written as they come; what fails, does not fit or has no time left stops none of the others."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from rows import DEVICE_LOST, DeviceLost, Rows
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_another_process_goes_on_behind_the_row_that_killed_the_first(file):
         ("three", True),
         ("four", False),
     ]
-    assert written(file)[2]["error"] == "the process died while it measured this row"
+    assert written(file)[2]["error"] == "the process died or hung in this row; see the log"
     assert not file.with_suffix(".running").exists()
 
 
@@ -104,3 +110,18 @@ def test_a_lost_device_ends_the_process_with_the_row_written(file, monkeypatch):
         rows.measure("breaks", fail)
     assert raised.value.code == DEVICE_LOST
     assert [row["name"] for row in written(file)] == ["fine", "breaks"]
+
+
+def test_a_process_that_hangs_ends_itself_and_tells_where(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import rows, time, pathlib\n"
+        "rows.HANGS = 0.2\n"
+        "def sleeps():\n    time.sleep(100)\n"
+        "rows.Rows(pathlib.Path('stage.jsonl'), 60).measure('one', sleeps)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{BENCHMARKS}:{os.environ.get('PYTHONPATH', '')}"}
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "in sleeps" in result.stderr
+    assert (tmp_path / "stage.running").read_text() == "one"
