@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 Row = Mapping[str, Any]
-HANGS = 150.0  # seconds after which a row is given up
+HANGS = 240.0  # seconds after which a row is given up
 DEVICE_LOST = 75  # the exit code of a process that must be started anew to measure on
 
 

@@ -37,7 +37,6 @@ log=$out/run.log
 
 # What is compiled or measured once is kept in SCRATCH, as other folders may be read-only.
 export XDG_CACHE_HOME=$scratch/cache TRITON_CACHE_DIR=$scratch/triton TORCHINDUCTOR_CACHE_DIR=$scratch/inductor
-export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$scratch/torch_extensions}
 [[ -w ${HOME:-/nowhere} ]] || export HOME=$scratch
 [[ -w kernels/cpu ]] || export NUMBA_CACHE_DIR=$scratch/numba
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}

@@ -52,6 +52,8 @@ def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> 
     for name, dtype in product(kernels.CODECS, CODEC_DTYPES[:1] if rehearses else CODEC_DTYPES):
         case = f"kernels {name} {_short(dtype)}"
         rows.measure(case, lambda of=(name, dtype): launch(*of, device))
+    for dtype in CODEC_DTYPES:
+        rows.measure(f"kernels rank_outliers {_short(dtype)}", lambda dtype=dtype: outliers(dtype, device))
     length, recordings = (16, 2) if rehearses else (256, RECORDINGS)
     for backend, dtype, mask, dropout in cases(rehearses):
         case = f"attention {backend} {_short(dtype)} mask {mask} dropout {dropout}"
@@ -104,6 +106,14 @@ def launch(name: str, dtype: torch.dtype, device: torch.device) -> Row:
     wrong = throughput.differs(x, codec, reference)
     assert wrong is None, wrong
     return {"first_seconds": seconds, "payload_bytes": sum(each.nbytes for each in payload)}
+
+
+def outliers(dtype: torch.dtype, device: torch.device) -> Row:
+    """Rank the channels of a tensor. Raises AssertionError if the order is not the reference's."""
+    x = throughput.sample("outlier", dtype, 1, device)
+    found, expected = (kernels.rank_outliers(x, 1.0, backend=backend) for backend in (device.type, "reference"))
+    assert all(map(torch.equal, found, expected)), "ranked differently from the reference"
+    return {"outliers": int(found[1])}
 
 
 class Block(nn.Module):

@@ -136,6 +136,7 @@ class Comparison:
         if self.trainer is not None:
             self.trainer.close()
         self.trainer, self.exact = None, []
+        torch._dynamo.reset()  # compiled blocks hold on to their model
 
 
 if __name__ == "__main__":
