@@ -30,8 +30,9 @@ shift
 for stage in "${stages[@]}"; do
     [[ -v minutes[$stage] ]] || { echo "there is no stage $stage; $usage" >&2; exit 2; }
 done
-cd "$(dirname "$0")/.."
 scratch=$(realpath -m "${SCRATCH:-${TMPDIR:-/tmp}/ds_adacc_gpu_$UID}")
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
+cd "$(dirname "$0")/.."
 mkdir -p "$out" "$scratch" || exit 2
 log=$out/run.log
 
@@ -43,16 +44,17 @@ export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 [[ ${#options[@]} -gt 0 ]] && export CUDA_VISIBLE_DEVICES=
 
-if [[ -n ${WHEELS:-} ]]; then
+if [[ -n $wheels ]]; then
     if [[ ! -e $scratch/site/.complete ]]; then
-        echo "installing the wheels in $WHEELS"
-        python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "$WHEELS"/*.whl \
+        echo "installing the wheels in $wheels"
+        python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "$wheels"/*.whl \
             >>"$log" 2>&1 && touch "$scratch/site/.complete" || { tail -n 25 "$log"; exit 1; }
     fi
     export PYTHONPATH=$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 fi
 # The packages kernels and planner lie beside ds_adacc, so these sources must be installed; that needs no network.
-if ! python3 -c 'import ds_adacc.kernels' >>"$log" 2>&1; then
+found='import ds_adacc, importlib.util as util; util.find_spec("ds_adacc.kernels") or exit(1)'
+if ! (cd "$scratch" && python3 -c "$found") >>"$log" 2>&1; then
     echo "installing ds_adacc from here"
     python3 -m pip install --quiet --no-index --no-deps --no-build-isolation --editable . >>"$log" 2>&1 ||
         { tail -n 25 "$log"; exit 1; }
