@@ -27,8 +27,9 @@ class Reporter:
         items[:] = [item for item in items if item.nodeid not in self.rows.known]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.write(f"collecting {report.nodeid}", report)
+        name = f"collecting {report.nodeid}"
+        if report.failed and name not in self.rows.known:
+            self.write(name, report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -45,8 +46,10 @@ class Reporter:
         def result() -> dict[str, object]:
             if report.failed:
                 raise AssertionError(report.longreprtext)
-            skipped = {"reason": report.longrepr[2]} if report.skipped else {}
-            return {"outcome": report.outcome, "took": report.duration, **skipped}
+            found = {"outcome": report.outcome, "took": report.duration}
+            if report.skipped:  # or expected to fail; of a skipped test pytest tells the file, the line and the reason
+                found["reason"] = report.wasxfail if hasattr(report, "wasxfail") else report.longrepr[2]
+            return found
 
         try:
             self.rows.write(name, result)
