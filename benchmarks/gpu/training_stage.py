@@ -94,6 +94,9 @@ class Comparison:
             row = trainer.measured(steps=2 if self.rehearses else 10)
             row["gradient_error"] = trainer.gradient_error(self.exact)
             trainer.strategy = Strategy()
+        except planner.InfeasibleBudget:  # it ends a step
+            trainer.strategy = Strategy()
+            raise
         except BaseException:
             self.close()  # it may be in the middle of a step; the next row makes another
             raise
@@ -123,6 +126,8 @@ class Comparison:
         row = self.ours(memory_budget=max(int((1 - MARGIN) * full["peak_bytes"]) - outside, 1 << 20), **section)
         if "infeasible" in row:
             row = {"is_smallest": True, **self.ours(memory_budget=row["smallest_bytes"], **section)}
+        if "infeasible" in row:
+            return row
         return {f"{what}_of_full": row[what] / full[what] for what in ("tokens_per_second", "peak_bytes")} | row
 
     def figures(self, name: str) -> Mapping[str, Any]:
