@@ -1,25 +1,91 @@
 #!/usr/bin/env bash
-# The gpu tests and every GPU benchmark, in under nine minutes; all they print and record goes to the folder given.
+# Everything that needs a GPU, in stages. Each stage writes its rows as they come, and ends by itself within its time.
 #
-#     benchmarks/run_gpu.sh FOLDER
+#     benchmarks/run_gpu.sh [--seconds N] [--rehearse] FOLDER [STAGE ...]
 #
-# Needs the installed requirements of `ds-adacc[cuda13]` (or cuda12) and pytest; ds_adacc itself is taken from here.
+# Without a STAGE all of them run. FOLDER gets STAGE.jsonl, a line of JSON for each row, and run.log.
+#
+# --seconds   for all stages together; the last ones get what is left of it
+# --rehearse  small sizes, on the CPU: to see that all of it works
+# WHEELS      a folder of wheels to install first, where there is no network
+# SCRATCH     a folder for these and for caches, which later runs find there (default: in TMPDIR)
+#
+# Exits with 1 if a row has an error, or if a stage had to be stopped.
 set -uo pipefail
-out=$(realpath -m "${1:?usage: benchmarks/run_gpu.sh FOLDER}")
-cd "$(dirname "$0")/.."
-mkdir -p "$out"
-python -m pip install --no-deps --no-build-isolation --quiet --editable .
 
-status=0
-part() {
-    local name=$1 seconds=$2
-    shift 2
-    timeout "$seconds" "$@" >"$out/$name.log" 2>&1 || { status=1; echo "$name failed; see $out/$name.log"; }
-    tail -n 25 "$out/$name.log"
+stages=(probe tests codecs training largest_batch zero3 trace)
+declare -A minutes=([probe]=3 [tests]=5 [codecs]=4 [training]=9 [largest_batch]=5 [zero3]=3 [trace]=2)
+usage="usage: benchmarks/run_gpu.sh [--seconds N] [--rehearse] FOLDER [STAGE ...]; stages: ${stages[*]}"
+seconds=86400 options=()
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+        --seconds) seconds=${2:?$usage}; shift 2 ;;
+        --rehearse) options=(--rehearse); shift ;;
+        *) echo "$usage" >&2; exit 2 ;;
+    esac
+done
+out=$(realpath -m "${1:?$usage}")
+shift
+[[ $# -gt 0 ]] && stages=("$@")
+for stage in "${stages[@]}"; do
+    [[ -v minutes[$stage] ]] || { echo "there is no stage $stage; $usage" >&2; exit 2; }
+done
+scratch=$(realpath -m "${SCRATCH:-${TMPDIR:-/tmp}/ds_adacc_gpu_$UID}")
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
+cd "$(dirname "$0")/.."
+mkdir -p "$out" "$scratch" || exit 2
+log=$out/run.log
+
+# What is compiled or measured once is kept in SCRATCH, as other folders may be read-only.
+export XDG_CACHE_HOME=$scratch/cache TRITON_CACHE_DIR=$scratch/triton TORCHINDUCTOR_CACHE_DIR=$scratch/inductor
+[[ -w ${HOME:-/nowhere} ]] || export HOME=$scratch
+[[ -w kernels/cpu ]] || export NUMBA_CACHE_DIR=$scratch/numba
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+[[ ${#options[@]} -gt 0 ]] && export CUDA_VISIBLE_DEVICES=
+
+if [[ -n $wheels ]]; then
+    if [[ ! -e $scratch/site/.complete ]]; then
+        echo "installing the wheels in $wheels"
+        python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "$wheels"/*.whl \
+            >>"$log" 2>&1 && touch "$scratch/site/.complete" || { tail -n 25 "$log"; exit 1; }
+    fi
+    export PYTHONPATH=$scratch/site${PYTHONPATH:+:$PYTHONPATH}
+fi
+# The packages kernels and planner lie beside ds_adacc, so these sources must be installed; that needs no network.
+found='import ds_adacc, importlib.util as util; util.find_spec("ds_adacc.kernels") or exit(1)'
+if ! (cd "$scratch" && python3 -c "$found") >>"$log" 2>&1; then
+    echo "installing ds_adacc from here"
+    python3 -m pip install --quiet --no-index --no-deps --no-build-isolation --editable . >>"$log" 2>&1 ||
+        { tail -n 25 "$log"; exit 1; }
+fi
+export PYTHONPATH=$PWD/benchmarks:$PWD/examples:$PWD/tests/helpers${PYTHONPATH:+:$PYTHONPATH}
+
+# Runs a stage. If its process dies, or loses the device to a kernel that failed, another goes on behind the row it died of.
+run() {
+    local stage=$1 ends=$2 resume=() code
+    for _ in 1 2 3 4; do
+        local left=$((ends - SECONDS))
+        [[ $left -gt 0 ]] || break
+        # A stage that does not end by itself is stopped a little later.
+        timeout --kill-after=10 $((left + 10)) python3 "benchmarks/gpu/${stage}_stage.py" "$out" \
+            --until $((EPOCHSECONDS + left)) "${resume[@]}" "${options[@]}" >>"$log" 2>&1
+        code=$?
+        [[ $code -eq 75 || -e $out/$stage.running ]] || return $code
+        resume=(--resume)
+    done
+    return 1
 }
 
-nvidia-smi >"$out/nvidia-smi.log" 2>&1
-part tests 180 python -m pytest -m gpu -o timeout=120
-part codecs 150 python benchmarks/codecs.py --out "$out"
-part strategies 200 python benchmarks/strategies.py --out "$out"
+status=0
+for stage in "${stages[@]}"; do
+    ends=$((SECONDS + 60 * minutes[$stage]))
+    [[ $ends -lt $seconds ]] || ends=$seconds
+    echo "== $stage, at $SECONDS s" | tee -a "$log"
+    [[ $SECONDS -lt $ends ]] || { status=1; echo "no time is left"; continue; }
+    run "$stage" "$ends" || { status=1; echo "a row has an error, or the stage was stopped; the end of $log:"; tail -n 15 "$log"; }
+    [[ -e $out/$stage.running ]] && echo "it was stopped in the row $(cat "$out/$stage.running")"
+    rm -f "$out/$stage.running"
+    [[ -e $out/$stage.jsonl ]] && echo "$(wc -l <"$out/$stage.jsonl") rows, $(grep -c '"error": ' "$out/$stage.jsonl") with an error"
+done
 exit $status

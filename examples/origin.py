@@ -28,5 +28,8 @@ def origin(device: str) -> dict[str, str]:
 def _commit() -> str:
     """The commit of this source tree, with a mark if files have changed since; "unknown" if it is not a clone."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    try:
+        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except FileNotFoundError:  # no git
+        return "unknown"
     return result.stdout.strip() if result.returncode == 0 else "unknown"

@@ -48,9 +48,18 @@ def uncollected():
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Profiles and journals of the tests, and of processes that they start, are not the user's."""
+    """Profiles and journals of the tests, and of processes that they start, are not the user's.
+
+    Compiled CUDA kernels are: their names tell what they were compiled from.
+    """
+    from ds_adacc.environment import cache_folder
+
+    users, own = cache_folder(), tmp_path_factory.mktemp("cache")
+    (own / users.name).mkdir()
+    for kernel in users.glob("*.cubin"):
+        (own / users.name / kernel.name).symlink_to(kernel)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(own))
         yield
 
 

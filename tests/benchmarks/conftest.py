@@ -4,5 +4,5 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Behind the other folders: benchmarks/codecs.py and planner.py have names that others have too.
-sys.path.extend(str(ROOT / folder) for folder in ("benchmarks", "examples"))
+# Behind the other folders: benchmarks/planner.py has a name that others have too.
+sys.path.extend(str(ROOT / folder) for folder in ("benchmarks", "benchmarks/gpu", "examples"))

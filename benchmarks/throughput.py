@@ -1,7 +1,7 @@
 """Throughput of every codec, dtype, backend and size, beside a copy of the same tensor in the same run.
 
-    python benchmarks/codecs.py --out benchmarks/results                    on a GPU if there is one
-    python benchmarks/codecs.py --device cpu --max-size 64 --out FOLDER
+    python benchmarks/throughput.py --out benchmarks/results                    on a GPU if there is one
+    python benchmarks/throughput.py --device cpu --max-size 64 --out FOLDER
 
 A codec that differs from the reference by a bit gets no time. GB/s: bytes of the uncompressed tensor a second, the
 median over rounds; in a round, copy, clone, compression and decompression take turns. "of copy": beside `copy_` into
@@ -24,10 +24,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-
-from train import device_name
-
+from ds_adacc.environment import device_name
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
 
 SIZES = (1, 4, 16, 64, 256, 512)  # MiB
@@ -38,6 +35,7 @@ BACKENDS = {"cpu": ("reference", "cpu"), "cuda": ("reference", "cuda")}
 SECONDS, ROUNDS = 0.4, (5, 50)  # a case's time, and the least and the most rounds
 CALLS = 200
 FLUSH = 256 << 20  # bytes, more than any L2 cache
+AHEAD = 1_000_000  # cycles of a kernel that does nothing: about half a millisecond, many launches of the host
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -86,13 +84,14 @@ class HostClock:
 
 
 class StreamClock:
-    """Seconds on the stream, with the L2 cache cold; overwriting it also gives the host time to get ahead."""
+    """Seconds on the stream, with the L2 cache cold and the host ahead: its launches are not part of them."""
 
     def __init__(self, device):
         self.flushed = torch.empty(FLUSH, dtype=torch.uint8, device=device)
 
     def seconds(self, call):
         started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(AHEAD)
         self.flushed.zero_()
         started.record()
         call()

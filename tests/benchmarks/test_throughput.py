@@ -1,23 +1,18 @@
-"""benchmarks/codecs.py gives a time to right codecs only."""
+"""benchmarks/throughput.py gives a time to right codecs only."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+import throughput
 import torch
 
 from ds_adacc.kernels import CODECS
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    path = Path(__file__).parents[3] / "benchmarks" / "codecs.py"
-    spec = importlib.util.spec_from_file_location("codecs_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.SECONDS, module.ROUNDS, module.CALLS = 0.01, (2, 3), 3
-    return module
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch):
+    for name, value in (("SECONDS", 0.01), ("ROUNDS", (2, 3)), ("CALLS", 3)):
+        monkeypatch.setattr(throughput, name, value)
 
 
 class Wrong:
@@ -38,26 +33,26 @@ class Wrong:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_one_bit_is_enough_to_be_wrong(benchmark, name):
+def test_one_bit_is_enough_to_be_wrong(name):
     device = torch.device("cpu")
-    x = benchmark.sample(name, torch.float32, 1, device)
-    codec = benchmark.build(name, "reference", device)
+    x = throughput.sample(name, torch.float32, 1, device)
+    codec = throughput.build(name, "reference", device)
     assert x.nbytes == 1 << 20
-    assert benchmark.differs(x, codec, codec) is None
+    assert throughput.differs(x, codec, codec) is None
     for where in ("payload", "result"):
-        assert benchmark.differs(x, Wrong(codec, where), codec) == f"{where} differs from the reference's"
+        assert throughput.differs(x, Wrong(codec, where), codec) == f"{where} differs from the reference's"
 
 
-def test_rows_are_ratios_to_the_copy_and_are_written(benchmark, tmp_path):
-    device, clock = torch.device("cpu"), benchmark.HostClock()
-    right = benchmark.measure("group", torch.bfloat16, "cpu", 1, clock, device)
+def test_rows_are_ratios_to_the_copy_and_are_written(tmp_path):
+    device, clock = torch.device("cpu"), throughput.HostClock()
+    right = throughput.measure("group", torch.bfloat16, "cpu", 1, clock, device)
     for call in ("compress", "decompress"):
         assert right[f"{call}_of_copy"] == pytest.approx(right[f"{call}_gbps"] / right["copy_gbps"])
         # 2 bytes read, half a byte of code and 4 bytes a group of 128 written; a copy reads 2 and writes 2.
         share = right[f"{call}_of_ideal"] / right[f"{call}_of_copy"]
         assert share == pytest.approx((2 + 0.5 + 4 / 128) / 4)
     wrong = {"codec": "token", "dtype": "float32", "backend": "cpu", "mebibytes": 1, "wrong": "payload differs"}
-    benchmark.write([right, wrong], device, tmp_path)
+    throughput.write([right, wrong], device, tmp_path)
     assert json.loads((tmp_path / "codecs-cpu.json").read_text())["rows"] == [right, wrong]
     head, rule, *rows = (tmp_path / "codecs-cpu.md").read_text().splitlines()[2:]
     assert {line.count("|") for line in (head, rule, *rows)} == {14}

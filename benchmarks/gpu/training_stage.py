@@ -1,0 +1,148 @@
+"""Stage `training`: a GPT and a LLaMA under every strategy, beside no checkpointing, in one process.
+
+Each model has one engine, in which the strategies take steps one after another; no checkpointing comes first and last.
+What matters most comes first, and each model has half of the time. ds_adacc's budgets are fractions of the peak without
+checkpointing, and what brings the measured peak of a step down to that of full checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import stage
+import torch
+from models import LARGE, MODELS, SMALL
+from rows import Row, Rows
+from strategy import Full, MemoryBudget, OffloadedInputs, Ours, Selective, Strategy
+from torch import Tensor
+from trainer import Trainer, release
+
+from ds_adacc import planner
+
+NONE, FULL, EVERYTHING = "none", "full", "ours 1.0"
+FRACTIONS = (0.4, 0.6)
+CODECS = {"lossless": "none", "default": "auto"}
+OFFLOAD = {"": False, ", offload": True}
+MARGIN = 0.02  # of full checkpointing's peak that a budget leaves free
+COMPILED = (0.5, 0.2)  # memory budgets of torch.compile
+COMPILE_SECONDS = 60.0
+REHEARSED = {
+    "GPT": (
+        NONE,
+        FULL,
+        "selective",
+        EVERYTHING,
+        "ours lossless, in the peak of full",
+        "full, inputs offloaded",
+        "ours default, 0.4, offload",
+        "compiled, 0.5",
+        f"{NONE} again",
+    ),
+    "LLaMA": (NONE, EVERYTHING),
+}
+
+Job = tuple[str, Callable[[], Row], float]
+
+
+def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> None:
+    share = rows.seconds_left / len(MODELS)
+    for number, name in enumerate(MODELS, start=1):
+        comparison = Comparison(name, rows, device, rehearses)
+        for row, job, least in comparison.jobs():
+            if rehearses and row not in REHEARSED[name]:
+                continue
+            rows.measure(f"{name} {row}", job, f"{name} {row.split()[0]}", least, share * (len(MODELS) - number))
+            release(device)
+        comparison.close()
+
+
+class Comparison:
+    """The rows of one model."""
+
+    def __init__(self, name: str, rows: Rows, device: torch.device, rehearses: bool) -> None:
+        self.name, self.rows, self.device, self.rehearses = name, rows, device, rehearses
+        self.trainer: Trainer | None = None
+        self.exact: list[Tensor] = []
+
+    def jobs(self) -> Iterator[Job]:
+        """The names of the rows, what measures them, and the least seconds that each takes."""
+        yield NONE, partial(self.under, Strategy), 0.0
+        yield FULL, partial(self.under, Full), 0.0
+        yield "selective", partial(self.under, Selective), 0.0
+        yield EVERYTHING, partial(self.ours, memory_budget=1.0, codecs="none", offload=False), 0.0
+        for (words, offload), (name, codecs) in product(OFFLOAD.items(), CODECS.items()):
+            job = partial(self.in_the_peak_of_full, codecs=codecs, offload=offload)
+            yield f"ours {name}, in the peak of full{words}", job, 0.0
+        yield "full, inputs offloaded", partial(self.under, OffloadedInputs), 0.0
+        for fraction, (words, offload), (name, codecs) in product(FRACTIONS, OFFLOAD.items(), CODECS.items()):
+            job = partial(self.ours, memory_budget=fraction, codecs=codecs, offload=offload)
+            yield f"ours {name}, {fraction}{words}", job, 0.0
+        for budget in COMPILED:
+            backend = "aot_eager_decomp_partition" if self.rehearses else "inductor"
+            yield f"compiled, {budget}", partial(self.under, partial(MemoryBudget, budget, backend)), COMPILE_SECONDS
+        yield f"{NONE} again", partial(self.under, Strategy), 0.0
+
+    def under(self, make: Callable[[], Strategy]) -> Row:
+        """The figures of a strategy, with its shares of the speed and of the memory without checkpointing."""
+        trainer = self.started()
+        try:
+            trainer.strategy = make()
+            row = trainer.measured(steps=2 if self.rehearses else 10)
+            row["gradient_error"] = trainer.gradient_error(self.exact)
+            trainer.strategy = Strategy()
+        except planner.InfeasibleBudget:  # it ends a step
+            trainer.strategy = Strategy()
+            raise
+        except BaseException:
+            self.close()  # it may be in the middle of a step; the next row makes another
+            raise
+        none = self.rows.measured.get(f"{self.name} {NONE}", row)
+        shares = {f"{what}_of_none": row[what] / none[what] for what in ("tokens_per_second", "peak_bytes")}
+        return {**shares, **row}
+
+    def started(self) -> Trainer:
+        """The trainer; it is made anew after a failure, and the exact gradient with it."""
+        if self.trainer is None:
+            self.trainer = Trainer(self.name, SMALL if self.rehearses else LARGE, self.device)
+            self.trainer.begin()
+            self.exact = self.trainer.gradients()
+        return self.trainer
+
+    def ours(self, **section: Any) -> Row:
+        try:
+            return self.under(partial(Ours, section))
+        except planner.InfeasibleBudget as error:
+            return {"infeasible": str(error), "budget_bytes": error.budget, "smallest_bytes": error.smallest}
+
+    def in_the_peak_of_full(self, **section: Any) -> Row:
+        """ds_adacc in the peak of full checkpointing; if no plan fits that, in the smallest budget that one does."""
+        full = self.figures(FULL)
+        # A budget is for the blocks' activations. A step's peak has more: logits, gradients, buckets.
+        outside = self.figures(NONE)["peak_bytes"] - self.figures(EVERYTHING)["planned_without_bytes"]
+        row = self.ours(memory_budget=max(int((1 - MARGIN) * full["peak_bytes"]) - outside, 1 << 20), **section)
+        if "infeasible" in row:
+            row = {"is_smallest": True, **self.ours(memory_budget=row["smallest_bytes"], **section)}
+        if "infeasible" in row:
+            return row
+        return {f"{what}_of_full": row[what] / full[what] for what in ("tokens_per_second", "peak_bytes")} | row
+
+    def figures(self, name: str) -> Mapping[str, Any]:
+        """Those of an earlier row. Raises LookupError if there are none."""
+        try:
+            return self.rows.measured[f"{self.name} {name}"]
+        except KeyError:
+            raise LookupError(f"this row needs the row {self.name} {name!r}, which has no figures") from None
+
+    def close(self) -> None:
+        if self.trainer is not None:
+            self.trainer.close()
+        self.trainer, self.exact = None, []
+        torch._dynamo.reset()  # compiled blocks hold on to their model
+
+
+if __name__ == "__main__":
+    stage.run("training", measure)
