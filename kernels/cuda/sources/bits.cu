@@ -7,6 +7,67 @@
 constexpr int BLOCK = 256;
 constexpr int HELD = 4;  // units a thread
 
+// ---- units: what one 16-byte access moves ----
+
+// Whole words, so that nothing waits for what is loaded before it is used.
+template <class T>
+struct alignas(16) Unit {
+    static constexpr int SIZE = 16 / sizeof(T);
+    unsigned words[4];
+
+    __device__ __forceinline__ T at(int k) const {
+        T x;
+        using Bits = decltype(x.bits);
+        if constexpr (sizeof(T) == 8) x.bits = (Bits)((unsigned long long)words[2 * k + 1] << 32 | words[2 * k]);
+        else x.bits = (Bits)(words[k / PER_WORD] >> shift(k));
+        return x;
+    }
+
+    // Put an element where the unit is zero.
+    __device__ __forceinline__ void put(int k, T x) {
+        if constexpr (sizeof(T) == 8) {
+            words[2 * k] = (unsigned)x.bits;
+            words[2 * k + 1] = (unsigned)(x.bits >> 32);
+        } else words[k / PER_WORD] |= ((unsigned)x.bits & MASK) << shift(k);
+    }
+
+    __device__ __forceinline__ void clear(int k) { words[k / PER_WORD] &= ~(MASK << shift(k)); }
+
+private:
+    static constexpr int PER_WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+    static constexpr unsigned MASK = 0xffffffffu >> (32 - 32 / PER_WORD);
+
+    static __device__ __forceinline__ int shift(int k) { return k % PER_WORD * (32 / PER_WORD); }
+};
+
+// How many elements of a unit exist, if `left` elements of the tensor remain from the unit's first one on.
+template <class T>
+__device__ __forceinline__ int filled(long long left) {
+    return (int)max(0LL, min(left, (long long)Unit<T>::SIZE));
+}
+
+// The first `count` elements at `x`; the others are zero. `wide`: `x` is aligned, so that a whole unit can be loaded.
+template <class T>
+__device__ __forceinline__ Unit<T> load_unit(const T* x, int count, bool wide) {
+    if (wide && count == Unit<T>::SIZE) return *reinterpret_cast<const Unit<T>*>(x);
+    Unit<T> unit = {};
+#pragma unroll
+    for (int k = 0; k < Unit<T>::SIZE; ++k)
+        if (k < count) unit.put(k, x[k]);
+    return unit;
+}
+
+template <class T>
+__device__ __forceinline__ void store_unit(T* x, const Unit<T>& unit, int count, bool wide) {
+    if (wide && count == Unit<T>::SIZE) {
+        *reinterpret_cast<Unit<T>*>(x) = unit;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < Unit<T>::SIZE; ++k)
+        if (k < count) x[k] = unit.at(k);
+}
+
 // A word of bits for each 32 elements, from the few bits of each of the lanes that share it.
 template <int SIZE>
 __device__ __forceinline__ unsigned gather(unsigned bits) {
