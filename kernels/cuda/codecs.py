@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import reference
 from ..codec import Payload, draw_seed, rows_and_channels
+from ..reference.bits import tile_count
 from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two
 
 BLOCK = 256  # threads
@@ -210,50 +211,42 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
 
 
 class BitsPlan(NamedTuple):
-    """The sizes of a payload and the launches that make it and undo it; `notes`: one element a block of `mark`."""
+    """The sizes of a payload and the launches that make it and undo it."""
 
     bytes: int
-    notes: int
-    mark: Launch
-    settle: Launch
-    restore: Launch
+    tiles: int
+    compress: Launch
+    decompress: Launch
 
 
 class BitsCodec(Planned, reference.BitsCodec):
     __doc__ = reference.BitsCodec.__doc__
 
-    NOTES = 1024  # blocks of the marking kernel, at most: each thread of the next one looks at four notes
-    TILE_BYTES = 4 * UNIT_BYTES * BLOCK  # HELD in bits.cu: units that a thread holds
+    RESTORED_BYTES = 4 * UNIT_BYTES * BLOCK  # by a block; HELD in bits.cu: units that a thread holds
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return self.NOTES * dtype.itemsize
+        return 0
 
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan(x.shape, x.dtype, x.device)
         bits = torch.empty(plan.bytes, dtype=torch.uint8, device=x.device)
-        if not plan.bytes:
-            return bits, x.new_zeros(2)
-        values = torch.empty(2, dtype=x.dtype, device=x.device)
-        notes = torch.empty(plan.notes, dtype=x.dtype, device=x.device)
-        plan.mark(x.data_ptr(), bits.data_ptr(), notes.data_ptr())
-        plan.settle(x.data_ptr(), notes.data_ptr(), bits.data_ptr(), values.data_ptr())
+        values = torch.empty(2 * plan.tiles, dtype=x.dtype, device=x.device)
+        plan.compress(x.data_ptr(), bits.data_ptr(), values.data_ptr())
         return bits, values
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         bits, values = payload
         x = torch.empty(shape, dtype=dtype, device=bits.device)
-        self.plan(x.shape, dtype, x.device).restore(bits.data_ptr(), values.data_ptr(), x.data_ptr())
+        self.plan(x.shape, dtype, x.device).decompress(bits.data_ptr(), values.data_ptr(), x.data_ptr())
         return x
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> BitsPlan:
         numel, width, get = math.prod(shape), dtype.itemsize, self.kernels(device).get
-        tiles = ceil_div(numel * width, self.TILE_BYTES)
-        notes = min(tiles, self.NOTES)
+        tiles, restoring = tile_count(numel), ceil_div(numel * width, self.RESTORED_BYTES)
         return BitsPlan(
             ceil_div(numel, 8),
-            notes,
-            Launch(get("bits.cu", f"bits_mark_{width}"), notes, BLOCK, (numel,)),
-            Launch(get("bits.cu", f"bits_settle_{width}"), ceil_div(numel, 32 * BLOCK), BLOCK, (notes, numel)),
-            Launch(get("bits.cu", f"bits_restore_{width}"), tiles, BLOCK, (numel,)),
+            tiles,
+            Launch(get("bits.cu", f"bits_compress_{width}"), tiles, BLOCK, (numel,)),
+            Launch(get("bits.cu", f"bits_decompress_{width}"), restoring, BLOCK, (numel,)),
         )

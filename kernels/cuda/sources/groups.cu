@@ -227,7 +227,7 @@ __device__ __forceinline__ void decompress(
 
 // Names of kernels have the WIDTH in them unless codes have 4 BITS.
 #define COMPRESSORS(WIDTH, BITS, SUFFIX, T, STOCHASTIC, SEED, ...)                                                     \
-    extern "C" __global__ void __launch_bounds__(BLOCK) group##WIDTH##_compress##SUFFIX(                               \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 2 : 3) group##WIDTH##_compress##SUFFIX(           \
         const T* x, unsigned char* codes, float* scales, __VA_ARGS__ long long numel, long long size, long long team,  \
         long long paper) {                                                                                             \
         const Place<T> place(numel, size, team);                                                                       \
@@ -235,7 +235,7 @@ __device__ __forceinline__ void decompress(
         compress<Symmetric<BITS>, STOCHASTIC>(                                                                         \
             source, codes, scales, nullptr, place, place.whole(x, codes), paper, SEED);                                \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) asymmetric##WIDTH##_compress##SUFFIX(                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 2 : 3) asymmetric##WIDTH##_compress##SUFFIX(      \
         const T* x, unsigned char* codes, float* scales, float* offsets, __VA_ARGS__ long long numel, long long size,  \
         long long team) {                                                                                              \
         const Place<T> place(numel, size, team);                                                                       \
@@ -243,7 +243,7 @@ __device__ __forceinline__ void decompress(
         compress<Asymmetric<BITS>, STOCHASTIC>(                                                                        \
             source, codes, scales, offsets, place, place.whole(x, codes), false, SEED);                                \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) outlier##WIDTH##_compress##SUFFIX(                             \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 2) outlier##WIDTH##_compress##SUFFIX(                          \
         const T* x, unsigned char* codes, float* scales, T* raw, int* indices, const long long* channels,              \
         const T* kept, __VA_ARGS__ long long numel, long long size, long long team, long long paper, long long width,  \
         long long capacity, long long lanes, long long reciprocal) {                                                   \
@@ -259,16 +259,16 @@ __device__ __forceinline__ void decompress(
     }
 
 #define DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)                                                                          \
-    extern "C" __global__ void __launch_bounds__(BLOCK) group##WIDTH##_decompress##SUFFIX(                             \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) group##WIDTH##_decompress##SUFFIX(                          \
         const unsigned char* codes, const float* scales, T* x, long long numel, long long size, long long team) {      \
         decompress<Symmetric<BITS>>(codes, scales, nullptr, x, Place<T>(numel, size, team));                           \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) asymmetric##WIDTH##_decompress##SUFFIX(                        \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) asymmetric##WIDTH##_decompress##SUFFIX(                     \
         const unsigned char* codes, const float* scales, const float* offsets, T* x, long long numel, long long size,  \
         long long team) {                                                                                              \
         decompress<Asymmetric<BITS>>(codes, scales, offsets, x, Place<T>(numel, size, team));                          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) outlier##WIDTH##_decompress##SUFFIX(                           \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) outlier##WIDTH##_decompress##SUFFIX(                        \
         const unsigned char* codes, const float* scales, const T* raw, const int* indices, T* x, long long numel,      \
         long long size, long long team, long long width, long long capacity, long long lanes, long long reciprocal) {  \
         const Place<T> place(numel, size, team);                                                                       \

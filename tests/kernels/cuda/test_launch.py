@@ -14,6 +14,7 @@ from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.codec import make
 from ds_adacc.kernels.cuda import modules
 from ds_adacc.kernels.cuda.launch import Planned
+from ds_adacc.kernels.reference.bits import TILE
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
 
@@ -100,6 +101,12 @@ def test_kernels_are_chosen_by_the_shape(name, size, kernels):
     assert [launch[0] for launch in recorder.launched] == kernels
 
 
+def test_bits_are_compressed_in_one_launch():
+    recorder = Recorder()
+    build("bits", recorder).compress(torch.zeros(TILE + 1, dtype=torch.bool))
+    assert [launch[:3] for launch in recorder.launched] == [("bits_compress_1", 2, 256)]
+
+
 def test_unaligned_channels_take_the_kernels_for_any_address():
     recorder = Recorder()
     build("channel", recorder).compress(torch.randn(41)[1:].view(5, 8))
@@ -148,7 +155,7 @@ def test_payloads_are_allocated_on_the_tensors_device_and_nothing_else_is(name):
     if separates_outliers(name):
         codec.channels = codec.channels.to("meta")
     x = torch.empty(64, 8, device="meta")
-    assert codec.workspace_bytes(x.shape, x.dtype) == (1024 * 4 if name == "bits" else 0)
+    assert codec.workspace_bytes(x.shape, x.dtype) == 0
     payload = codec.compress(x)
     assert {t.device.type for t in payload} == {"meta"}
     assert sum(t.nbytes for t in payload) == codec.payload_bytes(x.shape, x.dtype)
