@@ -26,9 +26,9 @@ FORMS: dict[str, tuple[str, Width | None]] = {
 class Codec(ABC):
     """A pair of functions that shrink a tensor and restore it.
 
-    A codec keeps no tensors between calls, allocates with plain torch on the tensor's device, and never makes the host
-    wait for the device. No payload and no result requires a gradient. A tensor's channels are its last dimension, its
-    rows all the others; a 0-dimensional tensor is one row of one channel.
+    A codec keeps no tensors between calls but those that tell its outlier channels. It allocates with plain torch on
+    the tensor's device, and never makes the host wait for the device. No payload and no result requires a gradient. A
+    tensor's channels are its last dimension, its rows all the others; a 0-dimensional tensor is one row of one channel.
 
     `generator`: the CPU generator from which stochastic rounding draws its seeds; None: torch's default one.
     `form`: what the codec does, without the width. `dtypes`: those that it takes.

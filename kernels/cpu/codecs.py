@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import reference
 from ..codec import Codec, Payload, draw_seed, rows_and_channels
-from ..reference.bits import patterns
+from ..reference.bits import tile_count
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .openmp import OPENMP
@@ -203,35 +203,19 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return (bits.BLOCK + SLACK) * torch.get_num_threads() + 16 * bits.SLICES
+        return (bits.BLOCK + SLACK) * torch.get_num_threads()
 
     def _compress(self, x: Tensor) -> Payload:
-        flat = patterns(x)
         packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-        # The first block nearly always has both values; then the tensor is read only once.
-        _, guess = self._write_bits(flat[: bits.BLOCK], 0, packed)
-        low, high = self._write_bits(flat, guess, packed)
-        if high != guess:
-            self._write_bits(flat, high, packed)
-        return packed, torch.tensor([low, high], dtype=flat.dtype).view(x.dtype)
-
-    def _write_bits(self, flat: Tensor, value: int, packed: Tensor) -> tuple[int, int]:
-        """Write a bit for each element to `packed`: whether it is `value`. Return the least and the greatest."""
-        count = flat.numel()
-        if not count:
-            return 0, 0
-        size = -(-count // (bits.SLICES * bits.BLOCK)) * bits.BLOCK
-        ends = torch.empty((-(-count // size), 2), dtype=torch.int64)
-        described = (flat.itemsize, flat, count, size, value, packed, ends)
-        OPENMP.run(bits.compress_bits, len(ends), count, 1, *described)
-        lows, highs = zip(*ends.tolist(), strict=True)
-        return min(lows), max(highs)
+        values = torch.empty(2 * tile_count(x.numel()), dtype=x.dtype)
+        described = (x.itemsize, x, x.numel(), packed, values)
+        OPENMP.run(bits.compress_bits, tile_count(x.numel()), x.numel(), 1, *described)
+        return packed, values
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        self._check_payload(payload, [(math.prod(shape) + 7) // 8, 2 * dtype.itemsize], shape)
-        packed, values = payload
+        numel = math.prod(shape)
+        self._check_payload(payload, [(numel + 7) // 8, 2 * dtype.itemsize * tile_count(numel)], shape)
         x = fresh(shape, dtype)
-        low, high = patterns(values).tolist()
-        described = (x.itemsize, x, x.numel(), low, high, packed)
-        OPENMP.run(bits.decompress_bits, -(-x.numel() // bits.BLOCK), x.numel(), 1, *described)
+        described = (x.itemsize, x, numel, *payload)
+        OPENMP.run(bits.decompress_bits, -(-numel // bits.BLOCK), numel, 1, *described)
         return x

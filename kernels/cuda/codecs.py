@@ -1,38 +1,39 @@
 """The reference's codecs as fused kernels, with the same payloads to the bit: each way reads the tensor once.
 
 Two cases read it twice when they compress: tokens of an odd length, and channels whose rows do not begin at 16-byte
-boundaries ("blocks.cu"). Groups of more than 4096 elements and runs of more than 128 rows are read twice too, but the
-second time from the cache.
+boundaries ("blocks.cu"). Groups of more than 32 KiB and runs of more than 256 rows are read twice too, but the second
+time from the cache.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import reference
 from ..codec import Payload, draw_seed, rows_and_channels
+from ..reference.bits import tile_count
 from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two
 
 BLOCK = 256  # threads
-TEAM_ELEMENTS = 16  # HELD in groups.cu: elements that a thread holds
-CHANNEL_ROWS = 4  # HELD in channel.cu: rows that a thread holds
+TEAM_BYTES = 128  # of a group, held by a thread of groups.cu
+LARGEST_GROUP = 1 << 28  # elements; their places are 32-bit numbers in groups.cu
+CHANNEL_ROWS = 8  # HELD in channel.cu: rows that a thread holds
 
 
 class Plan(NamedTuple):
     """The sizes of a payload and the launches that make it and undo it.
 
-    `compress` takes the pointers of the tensor and of the payload's parts, and the seed if rounding is stochastic; for
-    outliers, of shape `raw`, also the pointer of the channels. `decompress` takes those of the parts and of the tensor.
+    `compress` takes the pointers of the tensor and of the payload's parts, for outliers those of the channels and of
+    their mask, and the seed if rounding is stochastic. `decompress` takes those of the parts and of the tensor.
     """
 
     code_bytes: int
     groups: int
     compress: Callable[..., None]
     decompress: Callable[..., None]
-    raw: tuple[int, int] = (0, 0)
 
 
 class _Quantized(Planned):
@@ -67,7 +68,12 @@ class _Quantized(Planned):
     ) -> Plan:
         """Return the plan of the kernels of groups.cu: `kind` of group, "asymmetric", "outlier"."""
         numel, groups = math.prod(shape), self._groups(shape)
-        team = power_of_two(ceil_div(size, TEAM_ELEMENTS), 1, BLOCK)
+        if min(size, numel) > LARGEST_GROUP:
+            raise ValueError(
+                f"groups have at most {LARGEST_GROUP} elements on CUDA; got {size} for shape {tuple(shape)}"
+            )
+        size = min(size, max(numel, 2))
+        team = power_of_two(ceil_div(size * dtype.itemsize, TEAM_BYTES), 1, BLOCK)
         blocks, get = ceil_div(groups, BLOCK // team), self.kernels(device).get
         compress = get("groups.cu", f"{kind}{self.width.suffix}_compress{self.suffix(dtype)}")
         decompress = get("groups.cu", f"{kind}{self.width.suffix}_decompress_{SUFFIX[dtype]}")
@@ -86,7 +92,7 @@ class _Quantized(Planned):
         """Return the plan of the kernels of blocks.cu, for a tensor seen as (runs, length, channels)."""
         numel, groups, get = math.prod(shape), self._groups(shape), self.kernels(device).get
         lanes = 32 if channels == 1 else 1
-        blocks = ceil_div(numel * dtype.itemsize, UNIT_BYTES * BLOCK)
+        blocks = ceil_div(numel, 2 * BLOCK)
         common, paper, kind = (numel, length, channels), int(self.scale == "paper"), f"blocks{self.width.suffix}"
         fit = Launch(
             get("blocks.cu", f"{kind}_fit_{SUFFIX[dtype]}"),
@@ -138,8 +144,10 @@ class ChannelCodec(_Quantized, reference.ChannelCodec):
             return self.unaligned(self.group_size, channels, shape, dtype, device)
         down = power_of_two(ceil_div(min(self.group_size, rows), CHANNEL_ROWS), 1, 32)
         across = power_of_two(units, 32 // down, BLOCK // down)
-        blocks = ceil_div(rows, self.group_size) * ceil_div(units, across)
-        common, get = (rows, channels, self.group_size, across), self.kernels(device).get
+        blocks_across = ceil_div(units, across)
+        blocks = ceil_div(rows, self.group_size) * blocks_across
+        size, reciprocal = min(self.group_size, rows), ((1 << 32) - 1) // max(1, blocks_across)
+        common, get = (rows, channels, size, across, blocks_across, reciprocal), self.kernels(device).get
         compress = get("channel.cu", f"{self.name}_compress{self.suffix(dtype)}")
         decompress = get("channel.cu", f"{self.name}_decompress_{SUFFIX[dtype]}")
         return Plan(
@@ -160,71 +168,85 @@ class AsymmetricCodec(_Quantized, reference.AsymmetricCodec):
 class OutlierCodec(_Quantized, reference.OutlierCodec):
     __doc__ = reference.OutlierCodec.__doc__
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._masks: dict[tuple, Tensor] = {}
+
     def _compress(self, x: Tensor) -> Payload:
-        plan = self.plan(x.shape, x.dtype, x.device)
-        device = x.device
+        rows, width = rows_and_channels(x.shape)
+        capacity, device = self.channels.numel(), x.device
+        raw = x.new_empty(rows, capacity)
+        indices = torch.empty(capacity, dtype=torch.int32, device=device)
+        if not capacity:
+            return *super()._compress(x), raw, indices
+        plan = self.plan_of(x)
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=device)
         scales = torch.empty(plan.groups, dtype=torch.float32, device=device)
-        raw = x.new_empty(*plan.raw)
-        indices = torch.empty(plan.raw[1], dtype=torch.int32, device=device)
         if not plan.code_bytes:
             indices.copy_(self.channels)
         outputs = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
-        plan.compress(x.data_ptr(), *outputs, self.channels.data_ptr(), *self.seed())
+        tables = self.channels.data_ptr(), self._mask(width, x.dtype, device).data_ptr()
+        plan.compress(x.data_ptr(), *outputs, *tables, *self.seed())
         return codes, scales, raw, indices
 
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return super()._decompress(payload if self.channels.numel() else payload[:2], shape, dtype)
+
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        (rows, width), capacity = rows_and_channels(shape), self.channels.numel()
-        numbers = width, capacity, power_of_two(capacity, 1, BLOCK)
-        plan = self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
-        return plan._replace(raw=(rows, capacity))
+        width, capacity = rows_and_channels(shape)[1], self.channels.numel()
+        if not capacity:
+            return self.grouped("group", self.group_size, shape, dtype, device)
+        reciprocal = ((1 << 64) - 1) // max(1, width)
+        signed = reciprocal - (1 << 64) if reciprocal >> 63 else reciprocal
+        numbers = width, capacity, power_of_two(capacity, 1, 1 << 30), signed
+        return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
+
+    def _mask(self, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a row of integers as wide as the elements: 0 for an outlier channel, all bits set for the others."""
+        key = width, dtype, device
+        if key not in self._masks:
+            words = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+            self._masks[key] = torch.full((width,), -1, dtype=words, device=device).index_fill_(0, self.channels, 0)
+        return self._masks[key]
 
 
 class BitsPlan(NamedTuple):
-    """The sizes of a payload and the launches that make it and undo it; `notes`: one element a block of `mark`."""
+    """The sizes of a payload and the launches that make it and undo it."""
 
     bytes: int
-    notes: int
-    mark: Launch
-    settle: Launch
-    restore: Launch
+    tiles: int
+    compress: Launch
+    decompress: Launch
 
 
 class BitsCodec(Planned, reference.BitsCodec):
     __doc__ = reference.BitsCodec.__doc__
 
-    NOTES = 1024  # blocks of the marking kernel, at most: each thread of the next one looks at four notes
-    TILE_BYTES = 4 * UNIT_BYTES * BLOCK  # HELD in bits.cu: units that a thread holds
+    RESTORED_BYTES = 4 * UNIT_BYTES * BLOCK  # by a block; HELD in bits.cu: units that a thread holds
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return self.NOTES * dtype.itemsize
+        return 0
 
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan(x.shape, x.dtype, x.device)
         bits = torch.empty(plan.bytes, dtype=torch.uint8, device=x.device)
-        if not plan.bytes:
-            return bits, x.new_zeros(2)
-        values = torch.empty(2, dtype=x.dtype, device=x.device)
-        notes = torch.empty(plan.notes, dtype=x.dtype, device=x.device)
-        plan.mark(x.data_ptr(), bits.data_ptr(), notes.data_ptr())
-        plan.settle(x.data_ptr(), notes.data_ptr(), bits.data_ptr(), values.data_ptr())
+        values = torch.empty(2 * plan.tiles, dtype=x.dtype, device=x.device)
+        plan.compress(x.data_ptr(), bits.data_ptr(), values.data_ptr())
         return bits, values
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         bits, values = payload
         x = torch.empty(shape, dtype=dtype, device=bits.device)
-        self.plan(x.shape, dtype, x.device).restore(bits.data_ptr(), values.data_ptr(), x.data_ptr())
+        self.plan(x.shape, dtype, x.device).decompress(bits.data_ptr(), values.data_ptr(), x.data_ptr())
         return x
 
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> BitsPlan:
         numel, width, get = math.prod(shape), dtype.itemsize, self.kernels(device).get
-        tiles = ceil_div(numel * width, self.TILE_BYTES)
-        notes = min(tiles, self.NOTES)
+        tiles, restoring = tile_count(numel), ceil_div(numel * width, self.RESTORED_BYTES)
         return BitsPlan(
             ceil_div(numel, 8),
-            notes,
-            Launch(get("bits.cu", f"bits_mark_{width}"), notes, BLOCK, (numel,)),
-            Launch(get("bits.cu", f"bits_settle_{width}"), ceil_div(numel, 32 * BLOCK), BLOCK, (notes, numel)),
-            Launch(get("bits.cu", f"bits_restore_{width}"), tiles, BLOCK, (numel,)),
+            tiles,
+            Launch(get("bits.cu", f"bits_compress_{width}"), tiles, BLOCK, (numel,)),
+            Launch(get("bits.cu", f"bits_decompress_{width}"), restoring, BLOCK, (numel,)),
         )

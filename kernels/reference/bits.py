@@ -1,7 +1,7 @@
 """One bit an element, for tensors of two values: dropout masks and dropout noise."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,14 +9,17 @@ from torch import Tensor
 from ..codec import Codec, Payload
 from .tiles import CHUNK
 
+TILE = 1 << 14  # elements
+
 _PATTERN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class BitsCodec(Codec):
     """The lossless compression of section 3.2 of the Adacc paper, for masks and for two-valued floats alike.
 
-    The payload is (bits: uint8 (ceil(numel / 8),), values: x.dtype (2,)). Bit i % 8 of byte i // 8 chooses the
-    value of element i. Values are told apart by their bit patterns, so -0.0, Inf and NaN come back as they were.
+    The payload is (bits: uint8 (ceil(numel / 8),), values: x.dtype (2 * tiles,)). Each TILE of the flat array has two
+    values of its own, the lesser bit pattern first, so that no tile need know another. Bit i % 8 of byte i // 8 chooses
+    the value of element i. Values are told apart by their bit patterns, so -0.0, Inf and NaN come back as they were.
 
     A tensor of more than two values does not come back as it was: call `is_two_valued` before.
     """
@@ -27,31 +30,49 @@ class BitsCodec(Codec):
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return (math.prod(shape) + 7) // 8 + 2 * dtype.itemsize
+        numel = math.prod(shape)
+        return (numel + 7) // 8 + 2 * dtype.itemsize * tile_count(numel)
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
-        return 3 * min(CHUNK, math.prod(shape) + 8) + 64
+        numel = math.prod(shape)
+        return 3 * min(CHUNK, numel + 8) + 3 * dtype.itemsize * min(CHUNK // TILE, tile_count(numel)) + 64
 
     @torch.no_grad()
     def _compress(self, x: Tensor) -> Payload:
+        flat = patterns(x)
         bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device)
-        values = extremes(x)
-        for start in range(0, x.numel(), CHUNK):
-            part = patterns(x)[start : start + CHUNK]
-            pack_bits(part == values[1], out=bits[start // 8 : (start + CHUNK) // 8])
-        return bits, values.view(x.dtype)
+        values = torch.empty(tile_count(x.numel()), 2, dtype=flat.dtype, device=x.device)
+        for start, stop, length in _pieces(x.numel()):
+            part, ends = flat[start:stop].view(-1, length), values[start // TILE : tile_count(stop)]
+            ends[:, 0], ends[:, 1] = part.amin(1), part.amax(1)
+            pack_bits((part == ends[:, 1:]).view(-1), out=bits[start // 8 : (stop + 7) // 8])
+        return bits, values.view(-1).view(x.dtype)
 
     @torch.no_grad()
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         bits, values = payload
         x = torch.empty(shape, dtype=dtype, device=bits.device)
-        low, high = patterns(values)
-        for start in range(0, x.numel(), CHUNK):
-            part = patterns(x)[start : start + CHUNK]
-            chosen = unpack_bits(bits[start // 8 : (start + CHUNK) // 8], part.numel())
-            part.copy_(chosen).mul_(low ^ high).bitwise_xor_(low)
+        for start, stop, length in _pieces(x.numel()):
+            part = patterns(x)[start:stop].view(-1, length)
+            low, high = patterns(values).view(-1, 2)[start // TILE : tile_count(stop)].split(1, 1)
+            chosen = unpack_bits(bits[start // 8 : (stop + 7) // 8], stop - start)
+            part.copy_(chosen.view_as(part)).mul_(low ^ high).bitwise_xor_(low)
         return x
+
+
+def tile_count(numel: int) -> int:
+    """Return how many tiles, whole or not, so many elements are."""
+    return -(-numel // TILE)
+
+
+def _pieces(numel: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, length) of pieces of a flat array that stay in the cache; each is tiles of one length."""
+    full, step = numel - numel % TILE, max(TILE, CHUNK - CHUNK % TILE)
+    for start in range(0, full, step):
+        yield start, min(start + step, full), TILE
+    if full < numel:
+        yield full, numel, numel - full
 
 
 def patterns(x: Tensor) -> Tensor:

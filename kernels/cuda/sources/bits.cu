@@ -1,11 +1,73 @@
 // One bit an element, of a tensor of two bit patterns.
 //
-// `bits_mark` reads the tensor once: a bit tells whether an element differs from the first one, and each block notes a
-// pattern that does. `bits_settle` then knows both patterns, and turns the bits over if they stand for the lesser one.
+// A block has a tile. It marks the elements that differ from the tile's first one, finds a pattern among them, and
+// turns the marks over if that is the lesser one. So the tensor is read once.
 #include "common.cuh"
 
 constexpr int BLOCK = 256;
-constexpr int HELD = 4;  // units a thread
+constexpr int TILE = 1 << 14;  // elements; TILE in reference/bits.py
+constexpr int HELD = 4;        // units a thread
+
+// ---- units: what one 16-byte access moves ----
+
+// Whole words, so that nothing waits for what is loaded before it is used.
+template <class T>
+struct alignas(16) Unit {
+    static constexpr int SIZE = 16 / sizeof(T);
+    unsigned words[4];
+
+    __device__ __forceinline__ T at(int k) const {
+        T x;
+        using Bits = decltype(x.bits);
+        if constexpr (sizeof(T) == 8) x.bits = (Bits)((unsigned long long)words[2 * k + 1] << 32 | words[2 * k]);
+        else x.bits = (Bits)(words[k / PER_WORD] >> shift(k));
+        return x;
+    }
+
+    // Put an element where the unit is zero.
+    __device__ __forceinline__ void put(int k, T x) {
+        if constexpr (sizeof(T) == 8) {
+            words[2 * k] = (unsigned)x.bits;
+            words[2 * k + 1] = (unsigned)(x.bits >> 32);
+        } else words[k / PER_WORD] |= ((unsigned)x.bits & MASK) << shift(k);
+    }
+
+    __device__ __forceinline__ void clear(int k) { words[k / PER_WORD] &= ~(MASK << shift(k)); }
+
+private:
+    static constexpr int PER_WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
+    static constexpr unsigned MASK = 0xffffffffu >> (32 - 32 / PER_WORD);
+
+    static __device__ __forceinline__ int shift(int k) { return k % PER_WORD * (32 / PER_WORD); }
+};
+
+// How many elements of a unit exist, if `left` elements of the tensor remain from the unit's first one on.
+template <class T>
+__device__ __forceinline__ int filled(long long left) {
+    return (int)max(0LL, min(left, (long long)Unit<T>::SIZE));
+}
+
+// The first `count` elements at `x`; the others are zero. `wide`: `x` is aligned, so that a whole unit can be loaded.
+template <class T>
+__device__ __forceinline__ Unit<T> load_unit(const T* x, int count, bool wide) {
+    if (wide && count == Unit<T>::SIZE) return *reinterpret_cast<const Unit<T>*>(x);
+    Unit<T> unit = {};
+#pragma unroll
+    for (int k = 0; k < Unit<T>::SIZE; ++k)
+        if (k < count) unit.put(k, x[k]);
+    return unit;
+}
+
+template <class T>
+__device__ __forceinline__ void store_unit(T* x, const Unit<T>& unit, int count, bool wide) {
+    if (wide && count == Unit<T>::SIZE) {
+        *reinterpret_cast<Unit<T>*>(x) = unit;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < Unit<T>::SIZE; ++k)
+        if (k < count) x[k] = unit.at(k);
+}
 
 // A word of bits for each 32 elements, from the few bits of each of the lanes that share it.
 template <int SIZE>
@@ -39,65 +101,57 @@ __device__ __forceinline__ Bits find_other(Bits other, Bits first) {
     return first;
 }
 
+// Signed patterns are compared, but for bytes. `values`: the lesser and the greater pattern of each tile.
 template <class T>
-__device__ __forceinline__ void mark(const T* x, unsigned char* bits, T* notes, long long numel) {
-    constexpr int SIZE = Unit<T>::SIZE, LANES = 32 / SIZE;
+__device__ __forceinline__ void compress(const T* x, unsigned char* bits, T* values, long long numel) {
+    constexpr int SIZE = Unit<T>::SIZE, LANES = 32 / SIZE, UNITS = TILE / (BLOCK * SIZE);
+    const long long start = (long long)blockIdx.x * TILE;
+    const int count = (int)min((long long)TILE, numel - start);
+    x += start;
     const auto first = x[0].bits;
     const bool wide = aligned(x);
-    const long long tile = (long long)BLOCK * HELD * SIZE, tiles = (numel + tile - 1) / tile;
+    unsigned differ[UNITS * SIZE / 32] = {};
     auto other = first;
-    for (long long t = blockIdx.x; t < tiles; t += gridDim.x) {
+#pragma unroll
+    for (int batch = 0; batch < UNITS; batch += HELD) {
         Unit<T> held[HELD];
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
-            const long long element = t * tile + (k * BLOCK + threadIdx.x) * SIZE;
-            held[k] = load_unit(x + element, filled<T>(numel - element), wide);
+            const int element = ((batch + k) * BLOCK + threadIdx.x) * SIZE;
+            held[k] = load_unit(x + element, filled<T>(count - element), wide);
         }
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
-            const long long element = t * tile + (k * BLOCK + threadIdx.x) * SIZE;
-            const int count = filled<T>(numel - element);
-            unsigned differ = 0;
+            const int exist = filled<T>(count - ((batch + k) * BLOCK + (int)threadIdx.x) * SIZE);
 #pragma unroll
             for (int e = 0; e < SIZE; ++e)
-                if (held[k].at(e).bits != first && e < count) {
-                    differ |= 1u << e;
+                if (held[k].at(e).bits != first && e < exist) {
+                    differ[(batch + k) * SIZE / 32] |= 1u << ((batch + k) * SIZE + e) % 32;
                     other = held[k].at(e).bits;
                 }
-            const unsigned word = gather<SIZE>(differ);
-            if (threadIdx.x % LANES == 0) store_word(bits + element / 8, word, numel - element);
         }
     }
     other = find_other(other, first);
-    if (threadIdx.x == 0) notes[blockIdx.x].bits = other;
-}
-
-// Signed patterns are compared, but for bytes. `values`: the lesser and the greater pattern.
-template <class T>
-__device__ __forceinline__ void settle(
-    const T* x, const T* notes, unsigned char* bits, T* values, long long blocks, long long numel) {
-    const auto first = x[0].bits;
-    auto other = first;
-    for (long long i = threadIdx.x; i < blocks; i += BLOCK)
-        if (notes[i].bits != first) other = notes[i].bits;
-    other = find_other(other, first);
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        values[0].bits = first < other ? first : other;
-        values[1].bits = first < other ? other : first;
+    if (threadIdx.x == 0) {
+        values[2 * blockIdx.x].bits = first < other ? first : other;
+        values[2 * blockIdx.x + 1].bits = first < other ? other : first;
     }
-    if (first < other) return;
-    const long long element = ((long long)blockIdx.x * BLOCK + threadIdx.x) * 32, left = numel - element;
-    if (left <= 0) return;
-    unsigned word = 0;
-    if (left >= 32) word = *reinterpret_cast<const unsigned*>(bits + element / 8);
-    else
-        for (int k = 0; 8 * k < left; ++k) word |= (unsigned)bits[element / 8 + k] << 8 * k;
-    store_word(bits + element / 8, ~word & (left >= 32 ? ALL_LANES : (1u << left) - 1), left);
+#pragma unroll
+    for (int k = 0; k < UNITS; ++k) {
+        const int left = count - (k * BLOCK + (int)threadIdx.x) * SIZE;
+        const unsigned word = gather<SIZE>(differ[k * SIZE / 32] >> k * SIZE % 32 & ALL_LANES >> (32 - SIZE));
+        if (threadIdx.x % LANES == 0 && left > 0) {
+            const unsigned exist = left >= 32 ? ALL_LANES : (1u << left) - 1;
+            store_word(bits + (start + count - left) / 8, (first < other ? word : ~word) & exist, left);
+        }
+    }
 }
 
 template <class T>
-__device__ __forceinline__ void restore(const unsigned char* bits, const T* values, T* x, long long numel) {
+__device__ __forceinline__ void decompress(const unsigned char* bits, const T* values, T* x, long long numel) {
     constexpr int SIZE = Unit<T>::SIZE;
+    static_assert(TILE % (HELD * BLOCK * SIZE) == 0, "a block's elements are of one tile");
+    values += (long long)blockIdx.x * (HELD * BLOCK * SIZE) / TILE * 2;
     const T low = values[0], high = values[1];
     const bool wide = aligned(x);
     const long long tile = ((long long)blockIdx.x * HELD * BLOCK + threadIdx.x) * SIZE;
@@ -119,17 +173,13 @@ __device__ __forceinline__ void restore(const unsigned char* bits, const T* valu
 }
 
 #define KERNELS(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(BLOCK) bits_mark##SUFFIX(                                             \
-        const T* x, unsigned char* bits, T* notes, long long numel) {                                                  \
-        mark(x, bits, notes, numel);                                                                                   \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 1) bits_compress##SUFFIX(                                      \
+        const T* x, unsigned char* bits, T* values, long long numel) {                                                 \
+        compress(x, bits, values, numel);                                                                              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) bits_settle##SUFFIX(                                           \
-        const T* x, const T* notes, unsigned char* bits, T* values, long long blocks, long long numel) {               \
-        settle(x, notes, bits, values, blocks, numel);                                                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) bits_restore##SUFFIX(                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK) bits_decompress##SUFFIX(                                       \
         const unsigned char* bits, const T* values, T* x, long long numel) {                                           \
-        restore(bits, values, x, numel);                                                                               \
+        decompress(bits, values, x, numel);                                                                            \
     }
 
 KERNELS(_1, Pattern<unsigned char>)

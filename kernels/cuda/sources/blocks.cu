@@ -14,50 +14,50 @@ __device__ __forceinline__ void fit(
     bool paper) {
     const long long thread = (long long)blockIdx.x * BLOCK + threadIdx.x, group = thread / lanes;
     const long long run = group / channels, first = run * length * channels + (group - run * channels);
-    unsigned range[1] = {};
+    Range<T> range;
     if (group < groups)
         for (long long k = threadIdx.x % lanes; k < length; k += lanes) {
             const long long element = first + k * channels;
-            if (element < numel) Symmetric<BITS>::include(range, to_float(x[element]));
+            if (element < numel) range.include_one(x[element]);
         }
-    for (int step = lanes / 2; step; step /= 2) range[0] = max(range[0], __shfl_xor_sync(ALL_LANES, range[0], step));
-    if (group < groups && threadIdx.x % lanes == 0) scales[group] = Symmetric<BITS>::fit(range, paper).scale;
+    for (int step = lanes / 2; step; step /= 2)
+        range.merge(__shfl_xor_sync(ALL_LANES, range.high, step), __shfl_xor_sync(ALL_LANES, range.low, step));
+    if (group < groups && threadIdx.x % lanes == 0)
+        scales[group] = Symmetric<BITS>::fit(number<T>(range.high, 0), number<T>(range.low, 0), paper).scale;
 }
 
-__device__ __forceinline__ Parameters parameters(
+__device__ __forceinline__ float scale_of(
     const float* scales, long long element, long long length, long long channels) {
     const long long row = element / channels;
-    const float scale = scales[row / length * channels + (element - row * channels)];
-    return {scale, 0.0f, reciprocal(scale)};
+    return scales[row / length * channels + (element - row * channels)];
 }
 
-// A thread has one unit; each element of it may be in another group.
+// A thread has two elements, which may be in different groups.
 template <int BITS, bool STOCHASTIC, class T>
 __device__ __forceinline__ void encode_all(
     const T* x, const float* scales, unsigned char* codes, long long numel, long long length, long long channels,
     long long seed) {
-    const long long first = ((long long)blockIdx.x * BLOCK + threadIdx.x) * Unit<T>::SIZE;
-    const int count = filled<T>(numel - first);
-    if (!count) return;
-    const Unit<T> unit = load_unit(x + first, count, aligned(x));
-    Parameters each[Unit<T>::SIZE];
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k) each[k] = parameters(scales, min(first + k, numel - 1), length, channels);
-    const auto packed = encode<Symmetric<BITS>, STOCHASTIC>(unit, [&](int k) { return each[k]; }, first, seed);
-    store_codes<BITS, T>(codes + first / PER_BYTE<BITS>, packed, count, aligned(codes));
+    const long long first = ((long long)blockIdx.x * BLOCK + threadIdx.x) * 2;
+    if (first >= numel) return;
+    const bool both = first + 1 < numel;
+    float pair[2] = {};
+    Parameters each[2] = {};
+    for (int k = 0; k <= both; ++k) {
+        const float scale = scale_of(scales, first + k, length, channels);
+        pair[k] = to_float(x[first + k]);
+        each[k] = {scale, 0.0f, reciprocal(scale)};
+    }
+    store_pair<Symmetric<BITS>, STOCHASTIC>(codes, pair, each, first, both, first, seed);
 }
 
 template <int BITS, class T>
 __device__ __forceinline__ void decode_all(
     const unsigned char* codes, const float* scales, T* x, long long numel, long long length, long long channels) {
-    const long long first = ((long long)blockIdx.x * BLOCK + threadIdx.x) * Unit<T>::SIZE;
-    const int count = filled<T>(numel - first);
-    if (!count) return;
-    const auto packed = load_codes<BITS, T>(codes + first / PER_BYTE<BITS>, count, aligned(codes));
-    Parameters each[Unit<T>::SIZE];
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k) each[k] = parameters(scales, min(first + k, numel - 1), length, channels);
-    store_unit(x + first, decode<Symmetric<BITS>, T>(packed, [&](int k) { return each[k]; }), count, aligned(x));
+    const long long first = ((long long)blockIdx.x * BLOCK + threadIdx.x) * 2;
+    for (long long element = first; element < min(first + 2, numel); ++element) {
+        const Parameters p = {scale_of(scales, element, length, channels), 0.0f, 0.0f};
+        from_float(restore<Symmetric<BITS>>(codes, element, p), x[element]);
+    }
 }
 
 // Names of kernels have the WIDTH in them unless codes have 4 BITS.

@@ -1,4 +1,4 @@
-// What the kernels share: dtypes, 16-byte units, quantizers, random numbers.
+// What the kernels share: dtypes, words of elements, codes, quantizers, random numbers.
 #pragma once
 
 constexpr int WARP = 32;
@@ -10,9 +10,19 @@ template <class Bits>
 struct Pattern {
     Bits bits;
 };
-struct Float : Pattern<unsigned> {};
-struct Half : Pattern<unsigned short> {};
-struct Bfloat16 : Pattern<unsigned short> {};
+// KIND tells them apart. INFINITIES: a word of them.
+struct Float : Pattern<unsigned> {
+    static constexpr int KIND = 0;
+    static constexpr unsigned INFINITIES = 0x7f800000u, SIGNS = 0x80000000u;
+};
+struct Half : Pattern<unsigned short> {
+    static constexpr int KIND = 1;
+    static constexpr unsigned INFINITIES = 0x7c007c00u, SIGNS = 0x80008000u;
+};
+struct Bfloat16 : Pattern<unsigned short> {
+    static constexpr int KIND = 2;
+    static constexpr unsigned INFINITIES = 0x7f807f80u, SIGNS = 0x80008000u;
+};
 
 #ifndef DS_ADACC_EMULATED
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -40,134 +50,188 @@ __device__ __forceinline__ void from_float(float value, Bfloat16& x) {
     x.bits = (unsigned short)(value == value ? rounded >> 16 : 0x7fc0u);
 }
 
-// ---- units: what one 16-byte access moves ----
-
-// Whole words, so that nothing waits for what is loaded before it is used.
-template <class T>
-struct alignas(16) Unit {
-    static constexpr int SIZE = 16 / sizeof(T);
-    unsigned words[4];
-
-    __device__ __forceinline__ T at(int k) const {
-        T x;
-        using Bits = decltype(x.bits);
-        if constexpr (sizeof(T) == 8) x.bits = (Bits)((unsigned long long)words[2 * k + 1] << 32 | words[2 * k]);
-        else x.bits = (Bits)(words[k / PER_WORD] >> shift(k));
-        return x;
-    }
-
-    // Put an element where the unit is zero.
-    __device__ __forceinline__ void put(int k, T x) {
-        if constexpr (sizeof(T) == 8) {
-            words[2 * k] = (unsigned)x.bits;
-            words[2 * k + 1] = (unsigned)(x.bits >> 32);
-        } else words[k / PER_WORD] |= ((unsigned)x.bits & MASK) << shift(k);
-    }
-
-    __device__ __forceinline__ void clear(int k) { words[k / PER_WORD] &= ~(MASK << shift(k)); }
-
-private:
-    static constexpr int PER_WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
-    static constexpr unsigned MASK = 0xffffffffu >> (32 - 32 / PER_WORD);
-
-    static __device__ __forceinline__ int shift(int k) { return k % PER_WORD * (32 / PER_WORD); }
-};
-
 __device__ __forceinline__ bool aligned(const void* pointer) { return ((unsigned long long)pointer & 15) == 0; }
 
-// How many elements of a unit exist, if `left` elements of the tensor remain from the unit's first one on.
-template <class T>
-__device__ __forceinline__ int filled(long long left) {
-    return (int)max(0LL, min(left, (long long)Unit<T>::SIZE));
+// n / divisor for unsigned integers, where `reciprocal` is the greatest one of their type / divisor, rounded down. The
+// upper half of the product is right, or one too small.
+__device__ __forceinline__ unsigned divide(unsigned n, unsigned divisor, unsigned reciprocal) {
+    const unsigned quotient = __umulhi(n, reciprocal);
+    return n - quotient * divisor >= divisor ? quotient + 1 : quotient;
+}
+__device__ __forceinline__ unsigned long long divide(
+    unsigned long long n, unsigned long long divisor, unsigned long long reciprocal) {
+    const unsigned long long quotient = __umul64hi(n, reciprocal);
+    return n - quotient * divisor >= divisor ? quotient + 1 : quotient;
 }
 
-// The first `count` elements at `x`; the others are zero. `wide`: `x` is aligned, so that a whole unit can be loaded.
-template <class T>
-__device__ __forceinline__ Unit<T> load_unit(const T* x, int count, bool wide) {
-    if (wide && count == Unit<T>::SIZE) return *reinterpret_cast<const Unit<T>*>(x);
-    Unit<T> unit = {};
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k)
-        if (k < count) unit.put(k, x[k]);
-    return unit;
-}
+// ---- words: one float, or two 16-bit numbers, the first in the lower half ----
+//
+// From sm_80 on, instructions compare and round a word of two at once. Elsewhere, the emulator included, other ones
+// give the same bits.
 
 template <class T>
-__device__ __forceinline__ void store_unit(T* x, const Unit<T>& unit, int count, bool wide) {
-    if (wide && count == Unit<T>::SIZE) {
-        *reinterpret_cast<Unit<T>*>(x) = unit;
-        return;
+constexpr int PER_WORD = 4 / sizeof(T);
+
+template <class T>
+__device__ __forceinline__ float number(unsigned word, int k) {
+    if constexpr (sizeof(T) == 4) return __uint_as_float(word);
+    else {
+        T x;
+        x.bits = (unsigned short)(word >> 16 * k);
+        return to_float(x);
     }
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k)
-        if (k < count) x[k] = unit.at(k);
 }
 
-// ---- codes: integers of 4 or 8 bits from -HALF to HALF - 1, stored plus HALF ----
+template <class T>
+__device__ __forceinline__ unsigned word_of(const float (&numbers)[PER_WORD<T>]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned word = __float_as_uint(numbers[0]);
+    if constexpr (T::KIND == 1)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(numbers[1]), "f"(numbers[0]));
+    else if constexpr (T::KIND == 2)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(numbers[1]), "f"(numbers[0]));
+    return word;
+#else
+    unsigned word = 0;
+#pragma unroll
+    for (int k = 0; k < PER_WORD<T>; ++k) {
+        T x;
+        from_float(numbers[k], x);
+        word |= (unsigned)x.bits << 16 * k;
+    }
+    return word;
+#endif
+}
+
+// The greater and the lesser of two numbers, element by element; NaN if one of them is.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define EXTREME(NAME, INSTRUCTION, FLOAT_FUNCTION)                                                                     \
+    template <class T>                                                                                                 \
+    __device__ __forceinline__ unsigned NAME(unsigned a, unsigned b) {                                                 \
+        unsigned word;                                                                                                 \
+        if constexpr (T::KIND == 0) asm(INSTRUCTION ".NaN.f32 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));             \
+        else if constexpr (T::KIND == 1) asm(INSTRUCTION ".NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));      \
+        else asm(INSTRUCTION ".NaN.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));                                 \
+        return word;                                                                                                   \
+    }
+#else
+#define EXTREME(NAME, INSTRUCTION, FLOAT_FUNCTION)                                                                     \
+    template <class T>                                                                                                 \
+    __device__ __forceinline__ unsigned NAME(unsigned a, unsigned b) {                                                 \
+        float chosen[PER_WORD<T>];                                                                                     \
+        for (int k = 0; k < PER_WORD<T>; ++k) {                                                                        \
+            const float x = number<T>(a, k), y = number<T>(b, k);                                                      \
+            chosen[k] = x != x ? x : y != y ? y : FLOAT_FUNCTION(x, y);                                                \
+        }                                                                                                              \
+        return word_of<T>(chosen);                                                                                     \
+    }
+#endif
+EXTREME(greater, "max", fmaxf)
+EXTREME(lesser, "min", fminf)
+
+// The greatest and the least of some numbers, for each element of a word; NaN if there is one.
+template <class T>
+struct Range {
+    unsigned high = T::INFINITIES | T::SIGNS, low = T::INFINITIES;
+
+    __device__ __forceinline__ void include(unsigned word) { merge(word, word); }
+
+    __device__ __forceinline__ void include_one(T x) {
+        include(PER_WORD<T> == 2 ? (unsigned)x.bits << 16 | x.bits : (unsigned)x.bits);
+    }
+
+    __device__ __forceinline__ void merge(unsigned other_high, unsigned other_low) {
+        high = greater<T>(high, other_high);
+        low = lesser<T>(low, other_low);
+    }
+
+    // Let all elements of the words be what is the greatest and the least of them.
+    __device__ __forceinline__ void fold() {
+        if constexpr (PER_WORD<T> == 2) merge(high >> 16 | high << 16, low >> 16 | low << 16);
+    }
+};
+
+// COUNT neighbours in memory, at an aligned address.
+template <class T, int COUNT>
+struct Chunk {
+    static constexpr int WORDS = COUNT / PER_WORD<T>;
+    unsigned words[WORDS];
+
+    __device__ __forceinline__ float at(int k) const { return number<T>(words[k / PER_WORD<T>], k % PER_WORD<T>); }
+
+    __device__ __forceinline__ void load(const void* x) {
+#pragma unroll
+        for (int w = 0; w < WORDS; w += 4) {
+            const uint4 four = reinterpret_cast<const uint4*>(x)[w / 4];
+            words[w] = four.x;
+            words[w + 1] = four.y;
+            words[w + 2] = four.z;
+            words[w + 3] = four.w;
+        }
+    }
+
+    __device__ __forceinline__ void store(void* x) const {
+#pragma unroll
+        for (int w = 0; w < WORDS; w += 4)
+            reinterpret_cast<uint4*>(x)[w / 4] = make_uint4(words[w], words[w + 1], words[w + 2], words[w + 3]);
+    }
+};
+
+// ---- codes: integers of 4 or 8 bits from -HALF to HALF - 1, stored plus HALF, the first in the lowest bits ----
 
 template <int BITS>
 constexpr int HALF = 1 << (BITS - 1);
 template <int BITS>
-constexpr int PER_BYTE = 8 / BITS;
-
-template <int BYTES>
-struct Word {
-    using Type = unsigned;
-};
-template <>
-struct Word<8> {
-    using Type = unsigned long long;
-};
-
-// The codes of a unit, the first in the lowest bits.
-template <int BITS, class T>
-using Codes = typename Word<Unit<T>::SIZE / PER_BYTE<BITS>>::Type;
-
-template <int BITS, class T>
-__device__ __forceinline__ Codes<BITS, T> load_codes(const unsigned char* bytes, int count, bool wide) {
-    if (wide && count == Unit<T>::SIZE) {
-        if constexpr (Unit<T>::SIZE / PER_BYTE<BITS> == 2) return *reinterpret_cast<const unsigned short*>(bytes);
-        else return *reinterpret_cast<const Codes<BITS, T>*>(bytes);
-    }
-    Codes<BITS, T> codes = 0;
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; k += PER_BYTE<BITS>)
-        if (k < count) codes |= (Codes<BITS, T>)bytes[k / PER_BYTE<BITS>] << BITS * k;
-    return codes;
-}
-
-// A code missing in the last byte, after an odd `count`, is stored as 0.
-template <int BITS, class T>
-__device__ __forceinline__ void store_codes(unsigned char* bytes, Codes<BITS, T> codes, int count, bool wide) {
-    if (wide && count == Unit<T>::SIZE) {
-        if constexpr (Unit<T>::SIZE / PER_BYTE<BITS> == 2)
-            *reinterpret_cast<unsigned short*>(bytes) = (unsigned short)codes;
-        else *reinterpret_cast<Codes<BITS, T>*>(bytes) = codes;
-        return;
-    }
-    if constexpr (PER_BYTE<BITS> > 1)
-        if (count % PER_BYTE<BITS>) codes &= (1u << BITS * count) - 1;
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; k += PER_BYTE<BITS>)
-        if (k < count) bytes[k / PER_BYTE<BITS>] = (unsigned char)(codes >> BITS * k);
-}
-
-// Adding 1.5 * 2^23 + HALF rounds to the nearest, halves to even, and leaves what is stored in the lowest bits.
+constexpr unsigned PER_BYTE = 8 / BITS;
 template <int BITS>
-__device__ __forceinline__ unsigned stored_code(float clipped) {
-    return __float_as_uint(__fadd_rn(clipped, 12582912.0f + HALF<BITS>)) & ((1u << BITS) - 1);
-}
+constexpr unsigned MASK = (1u << BITS) - 1;
 
-// The lowest bits as a code: 2^23 + what is stored, exactly, less 2^23 + HALF.
+// The codes of COUNT neighbours, at an address that is a multiple of their size.
+template <int BITS, int COUNT>
+struct Codes {
+    static constexpr int BYTES = COUNT * BITS / 8, WORDS = (BYTES + 3) / 4, PER_WORD = 32 / BITS;
+    unsigned words[WORDS];
+
+    // The k-th code as a float. With the exponent of 2^(23 - shift), the last place of what is stored has the value 1.
+    __device__ __forceinline__ float at(int k) const {
+        const int shift = k * BITS % 16;
+        const unsigned half = words[k / PER_WORD] >> k * BITS % 32 / 16 * 16;
+        const float sum = __uint_as_float((150u - shift) << 23 | (half & MASK<BITS> << shift));
+        return __fsub_rn(sum, (float)((1 << (23 - shift)) + HALF<BITS>));
+    }
+
+    __device__ __forceinline__ void load(const unsigned char* bytes) {
+        if constexpr (BYTES == 2) words[0] = *reinterpret_cast<const unsigned short*>(bytes);
+        else if constexpr (BYTES == 4) words[0] = *reinterpret_cast<const unsigned*>(bytes);
+        else if constexpr (BYTES == 8) {
+            const uint2 two = *reinterpret_cast<const uint2*>(bytes);
+            words[0] = two.x;
+            words[1] = two.y;
+        } else {
+            const uint4 four = *reinterpret_cast<const uint4*>(bytes);
+            words[0] = four.x;
+            words[1] = four.y;
+            words[2] = four.z;
+            words[3] = four.w;
+        }
+    }
+
+    __device__ __forceinline__ void store(unsigned char* bytes) const {
+        if constexpr (BYTES == 2) *reinterpret_cast<unsigned short*>(bytes) = (unsigned short)words[0];
+        else if constexpr (BYTES == 4) *reinterpret_cast<unsigned*>(bytes) = words[0];
+        else if constexpr (BYTES == 8) *reinterpret_cast<uint2*>(bytes) = make_uint2(words[0], words[1]);
+        else *reinterpret_cast<uint4*>(bytes) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+};
+
+// Adding 1.5 * 2^23 + HALF rounds to the nearest, halves to even: ROUNDED + what is stored.
+constexpr unsigned ROUNDED = 0x4b400000u;
 template <int BITS>
-__device__ __forceinline__ float code_of(unsigned stored) {
-    return __fsub_rn(__uint_as_float(0x4b000000u | (stored & ((1u << BITS) - 1))), 8388608.0f + HALF<BITS>);
+__device__ __forceinline__ unsigned rounded(float clipped) {
+    return __float_as_uint(__fadd_rn(clipped, 12582912.0f + HALF<BITS>));
 }
 
 // ---- quantizers ----
-//
-// The range of a group is held in words that are merged by taking the greatest, in any order. NaN and Inf come out on
-// top, as their bit patterns are the greatest, so that the group's parameters tell of them.
 
 constexpr float SMALLEST_SCALE = 1.17549435e-38f;
 constexpr float GREATEST = 3.402823466e+38f;
@@ -191,57 +255,33 @@ __device__ __forceinline__ float reciprocal(float scale) {
 template <int N>
 struct Symmetric {
     static constexpr int BITS = N;
-    static constexpr float STEP = 1.0f / HALF<N>;
-    static constexpr int WORDS = 1;
-    static constexpr bool ZERO_IS_IN_RANGE = true;
     static constexpr bool OFFSET = false;
 
-    // Magnitude above, sign below: of two extremes of one magnitude, the negative is the greater.
-    static __device__ __forceinline__ void include(unsigned (&range)[WORDS], float x) {
-        const unsigned bits = __float_as_uint(x);
-        range[0] = max(range[0], bits << 1 | bits >> 31);
-    }
-
-    static __device__ __forceinline__ Parameters fit(const unsigned (&range)[WORDS], bool paper) {
-        const float extreme = __uint_as_float(range[0] >> 1 | range[0] << 31);
-        const float scale = normal(paper ? fabsf(extreme) * STEP : extreme * -STEP);
+    static __device__ __forceinline__ Parameters fit(float high, float low, bool paper) {
+        const float extreme = high > -low ? high : low;
+        const float scale = normal(__fmul_rn(paper ? fabsf(extreme) : -extreme, 1.0f / HALF<N>));
         return {scale, 0.0f, reciprocal(scale)};
     }
 
     static __device__ __forceinline__ float scaled(float x, const Parameters& p) { return __fmul_rn(x, p.inverse); }
 
-    // Nothing is below -HALF by more than a rounding error, which `stored_code` rounds away.
+    // Nothing is below -HALF by more than a rounding error, which `rounded` rounds away.
     static __device__ __forceinline__ float clipped(float value) { return fminf(value, HALF<N> - 1.0f); }
 
-    static __device__ __forceinline__ float restored(unsigned stored, const Parameters& p) {
-        return __fmul_rn(code_of<N>(stored), p.scale);
+    static __device__ __forceinline__ float restored(float code, const Parameters& p) {
+        return __fmul_rn(code, p.scale);
     }
 };
 
 template <int N>
 struct Asymmetric {
     static constexpr int BITS = N;
+    static constexpr bool OFFSET = true;
     // 2 / 15 and 2 / 255, rounded down.
     static constexpr float STEP = N == 4 ? 0.13333332538604736f : 0.00784313678741455f;
     static constexpr float LARGEST_SCALE = GREATEST / HALF<N>;
-    static constexpr int WORDS = 2;
-    static constexpr bool ZERO_IS_IN_RANGE = false;
-    static constexpr bool OFFSET = true;
 
-    // Unsigned integers in the order of the floats; those of the least are complemented to be the greatest.
-    static __device__ __forceinline__ void include(unsigned (&range)[WORDS], float x) {
-        const unsigned bits = __float_as_uint(x);
-        const unsigned rank = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-        range[0] = max(range[0], rank);
-        range[1] = max(range[1], ~rank);
-    }
-
-    static __device__ __forceinline__ float ranked(unsigned rank) {
-        return __uint_as_float(rank ^ (rank >> 31 ? 0x80000000u : 0xffffffffu));
-    }
-
-    static __device__ __forceinline__ Parameters fit(const unsigned (&range)[WORDS], bool) {
-        const float high = ranked(range[0]), low = ranked(~range[1]);
+    static __device__ __forceinline__ Parameters fit(float high, float low, bool) {
         const float wanted = __fmul_rn(__fsub_rn(__fmul_rn(high, 0.5f), __fmul_rn(low, 0.5f)), STEP);
         const float scale = normal(wanted > LARGEST_SCALE && wanted <= GREATEST ? LARGEST_SCALE : wanted);
         return {scale, __fadd_rn(low, __fmul_rn((float)HALF<N>, scale)), reciprocal(scale)};
@@ -253,8 +293,8 @@ struct Asymmetric {
 
     static __device__ __forceinline__ float clipped(float value) { return clip<N>(value); }
 
-    static __device__ __forceinline__ float restored(unsigned stored, const Parameters& p) {
-        return __fadd_rn(__fmul_rn(code_of<N>(stored), p.scale), p.offset);
+    static __device__ __forceinline__ float restored(float code, const Parameters& p) {
+        return __fadd_rn(__fmul_rn(code, p.scale), p.offset);
     }
 };
 
@@ -281,50 +321,78 @@ __device__ __forceinline__ void philox(unsigned long long call, unsigned long lo
     words[3] = d;
 }
 
-// Widen the range to hold the first `count` elements of a unit, whose other elements are zero.
-template <class Q, class T>
-__device__ __forceinline__ void include(unsigned (&range)[Q::WORDS], const Unit<T>& unit, int count) {
-    const bool all = Q::ZERO_IS_IN_RANGE || count == Unit<T>::SIZE;
-#pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k)
-        if (all || k < count) Q::include(range, to_float(unit.at(k)));
+// The code of a value, rounded down, or up with the probability of its fraction. `word`: the element's random number.
+template <int BITS>
+__device__ __forceinline__ float randomly_rounded(float value, unsigned word) {
+    const float uniform = __fmul_rn((float)(word >> 8), 5.9604644775390625e-8f), floor = floorf(value);  // 2^-24
+    return clip<BITS>(uniform < __fsub_rn(value, floor) ? __fadd_rn(floor, 1.0f) : floor);
 }
 
-// The codes of a unit whose first element has the flat index `first`, which is even. `of(k)`: the Parameters of the
-// k-th element's group.
-template <class Q, bool STOCHASTIC, class T, class Of>
-__device__ __forceinline__ Codes<Q::BITS, T> encode(const Unit<T>& unit, Of of, long long first, long long seed) {
-    constexpr int SIZE = Unit<T>::SIZE, BITS = Q::BITS;
-    Codes<BITS, T> codes = 0;
-    if constexpr (STOCHASTIC) {
-        unsigned words[SIZE + 4];  // a unit may begin in the middle of a call's four numbers
+// ---- from elements to codes and back ----
+//
+// `of(k)`: the Parameters of the k-th element's group. `first`: the flat index of the first element, a multiple of 4.
+
+template <class Q, bool STOCHASTIC, class T, int COUNT, class Of>
+__device__ __forceinline__ Codes<Q::BITS, COUNT> encode(
+    const Chunk<T, COUNT>& chunk, Of of, long long first, long long seed) {
+    constexpr int BITS = Q::BITS, EACH = Codes<BITS, COUNT>::PER_WORD, IN_WORD = COUNT < EACH ? COUNT : EACH;
+    Codes<BITS, COUNT> codes;
+    unsigned random[4];
 #pragma unroll
-        for (int k = 0; k < SIZE + 4; k += 4)
-            if (k < SIZE || first & 2) philox((first + k) / 4, seed, words + k);
-#pragma unroll
-        for (int k = 0; k < SIZE; ++k) {
-            const unsigned word = first & 2 ? words[k + 2] : words[k];
-            const float uniform = __fmul_rn((float)(word >> 8), 5.9604644775390625e-8f);  // 2^-24
-            const float value = Q::scaled(to_float(unit.at(k)), of(k)), floor = floorf(value);
-            const float chosen = uniform < __fsub_rn(value, floor) ? __fadd_rn(floor, 1.0f) : floor;
-            codes |= (Codes<BITS, T>)stored_code<BITS>(clip<BITS>(chosen)) << BITS * k;
-        }
-    } else {
-#pragma unroll
-        for (int k = 0; k < SIZE; ++k)
-            codes |= (Codes<BITS, T>)stored_code<BITS>(Q::clipped(Q::scaled(to_float(unit.at(k)), of(k)))) << BITS * k;
+    for (int k = 0; k < COUNT; ++k) {
+        const float value = Q::scaled(chunk.at(k), of(k));
+        if (STOCHASTIC && k % 4 == 0) philox((first + k) / 4, seed, random);
+        const float code = STOCHASTIC ? randomly_rounded<BITS>(value, random[k % 4]) : Q::clipped(value);
+        const unsigned one = rounded<BITS>(code);
+        // The sum of the codes, each in its place, and of ROUNDED as often, which is known.
+        constexpr unsigned PLACES = (ALL_LANES >> (32 - BITS * IN_WORD)) / MASK<BITS>;
+        unsigned& word = codes.words[k / EACH];
+        word = k % EACH ? word + (one << BITS * (k % EACH)) : one - ROUNDED * PLACES;
     }
     return codes;
 }
 
-template <class Q, class T, class Of>
-__device__ __forceinline__ Unit<T> decode(Codes<Q::BITS, T> codes, Of of) {
-    Unit<T> unit = {};
+template <class Q, class T, int COUNT, class Of>
+__device__ __forceinline__ Chunk<T, COUNT> decode(const Codes<Q::BITS, COUNT>& codes, Of of) {
+    Chunk<T, COUNT> chunk;
 #pragma unroll
-    for (int k = 0; k < Unit<T>::SIZE; ++k) {
-        T x;
-        from_float(Q::restored((unsigned)(codes >> Q::BITS * k), of(k)), x);
-        unit.put(k, x);
+    for (int w = 0; w < Chunk<T, COUNT>::WORDS; ++w) {
+        float numbers[PER_WORD<T>];
+#pragma unroll
+        for (int k = 0; k < PER_WORD<T>; ++k) {
+            const int at = w * PER_WORD<T> + k;
+            numbers[k] = Q::restored(codes.at(at), of(at));
+        }
+        chunk.words[w] = word_of<T>(numbers);
     }
-    return unit;
+    return chunk;
+}
+
+// The slow way, for tensors of any address: write the codes of the elements `at` and `at + 1`, of which the second may
+// not exist, to the block's `codes`. A code missing in the last byte is stored as 0. `first`: the flat index of the
+// first of them, which is even.
+template <class Q, bool STOCHASTIC>
+__device__ __forceinline__ void store_pair(
+    unsigned char* codes, const float (&x)[2], const Parameters (&p)[2], long long at, bool both, long long first,
+    long long seed) {
+    constexpr int BITS = Q::BITS;
+    unsigned random[4] = {}, stored[2];
+    if (STOCHASTIC) philox(first / 4, seed, random);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        const float value = Q::scaled(x[k], p[k]);
+        const unsigned word = first & 2 ? random[k + 2] : random[k];
+        stored[k] = rounded<BITS>(STOCHASTIC ? randomly_rounded<BITS>(value, word) : Q::clipped(value)) & MASK<BITS>;
+    }
+    if (BITS == 4) codes[at / 2] = (unsigned char)(both ? stored[0] | stored[1] << 4 : stored[0]);
+    else {
+        codes[at] = (unsigned char)stored[0];
+        if (both) codes[at + 1] = (unsigned char)stored[1];
+    }
+}
+
+template <class Q>
+__device__ __forceinline__ float restore(const unsigned char* codes, long long at, const Parameters& p) {
+    const unsigned stored = Q::BITS == 4 ? codes[at / 2] >> 4 * (at & 1) & 15u : codes[at];
+    return Q::restored((float)((int)stored - HALF<Q::BITS>), p);
 }

@@ -1,238 +1,283 @@
 // Groups of neighbours in memory: group-wise, token-wise, asymmetric and outlier-separated INT4 and INT8.
 //
 // A team of threads (a power of two, 256 at most) has a group; a block has 256 / team groups, one after the other in
-// memory. A tile is what a team holds in registers: 16 elements a thread. The tensor is read once if a group fits in a
-// tile; of a longer one the tiles are read again, from the cache, after the extreme is known.
+// memory. A tile is what a team holds in registers: 128 bytes a thread, which are HELD chunks. The tensor is read once
+// if a group fits in a tile; of a longer one the tiles are read again, from the cache, after the extremes are known.
+//
+// A block takes whole chunks if all its groups consist of such at aligned addresses; otherwise it goes element by
+// element, and reads twice.
 #include "common.cuh"
 
 constexpr int BLOCK = 256;
-constexpr int HELD = 16;  // elements a thread
+constexpr int CHUNK = 16;  // neighbours
+template <class T>
+constexpr int HELD = 128 / (CHUNK * sizeof(T));
 
-// Where this thread's team and its elements are.
+// Where this thread's block, its team and its group are. Places in a block are counted from its first element on.
 template <class T>
 struct Place {
-    static constexpr int UNITS = HELD / Unit<T>::SIZE;
-    int team, lane, tiles;
-    long long group, first, count;   // of the team: its group, and the group's elements
-    long long window, window_count;  // of the block: the elements of its groups
+    int team, lane, size;
+    long long window, first_group;  // of the block: its first element, its first group
+    int window_count;               // elements of the block
+    int group, begin, count;        // of the team: its group in the block, the group's first element, its elements
+    bool there;  // whether the team has a group; if not, it goes along with the block's first and stores nothing
 
-    __device__ __forceinline__ Place(long long numel, long long size, long long threads) {
+    __device__ __forceinline__ Place(long long numel, long long group_size, long long threads) {
         const int shift = __ffs((int)threads) - 1;
+        const unsigned groups = BLOCK >> shift;
         team = (int)threads;
+        size = (int)group_size;
         lane = threadIdx.x & (team - 1);
-        tiles = (int)((size + (HELD << shift) - 1) >> shift) / HELD;
-        const long long block_group = (long long)blockIdx.x * (BLOCK >> shift);
-        group = block_group + (threadIdx.x >> shift);
-        first = group * size;
-        count = min(size, numel - first);
-        window = block_group * size;
-        window_count = min(size * (BLOCK >> shift), numel - window);
+        first_group = (long long)blockIdx.x * groups;
+        window = (long long)((unsigned long long)blockIdx.x * (groups * size));
+        window_count = (int)min((long long)(groups * size), numel - window);
+        group = threadIdx.x >> shift;
+        there = group * size < window_count;
+        begin = there ? group * size : 0;
+        count = min(size, window_count - begin);
     }
 
-    // The first element of the team's part of a tile.
-    __device__ __forceinline__ long long start(int tile) const { return first + (long long)tile * team * HELD; }
+    // The elements from one tile to the next.
+    __device__ __forceinline__ int step() const { return team * (HELD<T> * CHUNK); }
 
-    // From there on: where the k-th unit of the thread begins, and how many of its elements exist.
-    __device__ __forceinline__ int offset(int k) const { return (k * team + lane) * Unit<T>::SIZE; }
+    // Where the thread's k-th chunk of the tile at `tile` begins, counted from the group's first element on.
+    __device__ __forceinline__ int chunk(int tile, int k) const { return tile + (k * team + lane) * CHUNK; }
 
-    __device__ __forceinline__ int filled(int tile, int k) const {
-        return ::filled<T>(count - (long long)tile * team * HELD - offset(k));
+    // The same counted from the block's first element on, or else the group's last chunk: to read that twice changes
+    // nothing.
+    __device__ __forceinline__ int some_chunk(int tile, int k) const {
+        return begin + min(chunk(tile, k), count - CHUNK);
+    }
+
+    // Whether the block takes whole chunks.
+    __device__ __forceinline__ bool whole(const T* x, const unsigned char* codes) const {
+        return (size | window_count) % CHUNK == 0 && aligned(x) && aligned(codes);
     }
 };
 
-template <class T, bool OUTLIERS>
-struct Source;
-
+// Where a block's numbers come from: all of them from the tensor.
 template <class T>
-struct Source<T, false> {
-    const T* x;
-    bool wide;
+struct Everything {
+    const T* x;  // the block's
 
-    __device__ __forceinline__ void load(Unit<T> (&held)[Place<T>::UNITS], const Place<T>& place, int tile) const {
-        const T* start = x + place.start(tile);
-#pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k)
-            held[k] = load_unit(start + place.offset(k), place.filled(tile, k), wide);
-    }
+    __device__ __forceinline__ T element(int at) const { return x[at]; }
+    __device__ __forceinline__ void mask(Chunk<T, CHUNK>&, int) const {}
 };
 
-// The outlier channels of a (rows, width) tensor. `lanes`: a power of two, 256 at most; threads that share a row.
+// The outlier channels of a (rows, width) tensor, as a block sees them.
 struct Outliers {
-    long long width, capacity, lanes;
+    int width, capacity, lanes;  // lanes: the least power of two that is not less than the capacity
+    int skipped;                 // elements of the block's first row that are before the block
+    long long first_row;
+    unsigned reciprocal;  // of the width
 
-    // Call visit(position, raw index) for each outlier in `count` elements from `start` on; the block's threads share
-    // the work.
+    __device__ __forceinline__ Outliers(
+        long long width, long long capacity, long long lanes, long long reciprocal, long long window)
+        : width((int)width), capacity((int)capacity), lanes((int)lanes),
+          reciprocal((unsigned)((unsigned long long)reciprocal >> 32)) {
+        using Unsigned = unsigned long long;
+        first_row = (long long)divide((Unsigned)window, (Unsigned)width, (Unsigned)reciprocal);
+        skipped = (int)(window - first_row * width);
+    }
+
+    // The channel of an element of the block.
+    __device__ __forceinline__ unsigned channel(int at) const {
+        const unsigned place = skipped + at;
+        return place - divide(place, width, reciprocal) * width;
+    }
+
+    // Call visit(element of the block, raw index less that of the first row) for each outlier; the threads share them.
     template <class Index, class Visit>
-    __device__ __forceinline__ void each(const Index* channels, long long start, long long count, Visit visit) const {
-        const long long first = start / width, skipped = start - first * width;
-        const int shift = __ffs((int)lanes) - 1;
-        for (long long row = threadIdx.x >> shift; row * width - skipped < count; row += BLOCK >> shift)
-            for (int column = threadIdx.x & ((int)lanes - 1); column < capacity; column += (int)lanes) {
-                const long long position = row * width - skipped + channels[column];
-                if (position >= 0 && position < count) visit(position, (first + row) * capacity + column);
-            }
-    }
-};
-
-template <class T>
-struct Source<T, true> {
-    const T* x;
-    bool wide;
-    Outliers outliers;
-    const long long* channels;
-    T* raw;
-    unsigned char* flags;  // shared, 16-byte aligned: one for each element of a block's tile
-
-    // Store the outliers of a tile raw, and load the tile with zeros in their places.
-    __device__ __forceinline__ void load(Unit<T> (&held)[Place<T>::UNITS], const Place<T>& place, int tile) const {
-        Source<T, false>{x, wide}.load(held, place, tile);
-        const long long skipped = (long long)tile * BLOCK * HELD, start = place.window + skipped;
-        const long long count = min(place.window_count - skipped, (long long)BLOCK * HELD);
-        __syncthreads();
-        reinterpret_cast<uint4*>(flags)[threadIdx.x] = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-        outliers.each(channels, start, count, [&](long long position, long long index) {
-            flags[position] = 1;
-            raw[index] = x[start + position];
-        });
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k)
-            clear(held[k], flags + (place.start(tile) - start) + place.offset(k), place.filled(tile, k));
-    }
-
-    __device__ __forceinline__ void clear(Unit<T>& unit, const unsigned char* flags, int count) const {
-        if (wide && count == Unit<T>::SIZE) {
-            const unsigned* words = reinterpret_cast<const unsigned*>(flags);
-            if (!(Unit<T>::SIZE == 8 ? words[0] | words[1] : words[0])) return;
+    __device__ __forceinline__ void each(const Index* channels, int window_count, Visit visit) const {
+        const int shift = __ffs(lanes) - 1;
+#pragma unroll 1
+        for (int i = threadIdx.x;; i += BLOCK) {
+            const int row = i >> shift, column = i & (lanes - 1), start = row * width - skipped;
+            if (start >= window_count) break;
+            if (column >= capacity) continue;
+            const int at = start + (int)channels[column];
+            if (at >= 0 && at < window_count) visit(at, row * capacity + column);
         }
-#pragma unroll
-        for (int k = 0; k < Unit<T>::SIZE; ++k)
-            if (k < count && flags[k]) unit.clear(k);
     }
 };
 
-// The greatest of each word over the team, in all its threads.
-template <int WORDS>
-__device__ __forceinline__ void merge(unsigned (&range)[WORDS], int team) {
-    __shared__ unsigned merged[WORDS][BLOCK / WARP];
-    for (int step = min(team, WARP) / 2; step; step /= 2)
-        for (int w = 0; w < WORDS; ++w) range[w] = max(range[w], __shfl_xor_sync(ALL_LANES, range[w], step));
+// The same with zeros in place of outliers. `kept`: for each channel a mask, zero for an outlier channel.
+template <class T>
+struct Normals {
+    const T *x, *kept;
+    const Outliers& outliers;
+
+    __device__ __forceinline__ T element(int at) const {
+        T one = x[at];
+        one.bits &= kept[outliers.channel(at)].bits;
+        return one;
+    }
+
+    // Clear the outliers of a chunk. Its channels are of one row.
+    __device__ __forceinline__ void mask(Chunk<T, CHUNK>& chunk, int at) const {
+        Chunk<T, CHUNK> masks;
+        masks.load(kept + outliers.channel(at));
+#pragma unroll
+        for (int w = 0; w < chunk.WORDS; ++w) chunk.words[w] &= masks.words[w];
+    }
+};
+
+// The range of all of a team's numbers, in all its threads.
+template <class T>
+__device__ __forceinline__ void merge(Range<T>& range, int team) {
+    __shared__ unsigned highs[BLOCK / WARP], lows[BLOCK / WARP];
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        if (step >= team) return;
+        range.merge(__shfl_xor_sync(ALL_LANES, range.high, step), __shfl_xor_sync(ALL_LANES, range.low, step));
+    }
     if (team <= WARP) return;
     const int warp = threadIdx.x / WARP, warps = team / WARP;
-    if (threadIdx.x % WARP == 0)
-        for (int w = 0; w < WORDS; ++w) merged[w][warp] = range[w];
+    if (threadIdx.x % WARP == 0) {
+        highs[warp] = range.high;
+        lows[warp] = range.low;
+    }
     __syncthreads();
-    for (int other = warp & ~(warps - 1), i = 0; i < warps; ++i)
-        for (int w = 0; w < WORDS; ++w) range[w] = max(range[w], merged[w][other + i]);
+    for (int other = warp & ~(warps - 1), i = 0; i < warps; ++i) range.merge(highs[other + i], lows[other + i]);
 }
 
-template <class Q, bool STOCHASTIC, class T, bool OUTLIERS>
+template <class Source, class T>
+__device__ __forceinline__ void load(
+    const Source& source, Chunk<T, CHUNK> (&held)[HELD<T>], const Place<T>& place, int tile) {
+#pragma unroll
+    for (int k = 0; k < HELD<T>; ++k) held[k].load(source.x + place.some_chunk(tile, k));
+#pragma unroll
+    for (int k = 0; k < HELD<T>; ++k) source.mask(held[k], place.some_chunk(tile, k));
+}
+
+template <class Q, bool STOCHASTIC, class T, template <class> class Source>
 __device__ __forceinline__ void compress(
-    const Source<T, OUTLIERS>& source, unsigned char* codes, float* scales, float* offsets, const Place<T>& place,
+    const Source<T>& source, unsigned char* codes, float* scales, float* offsets, const Place<T>& place, bool whole,
     bool paper, long long seed) {
-    Unit<T> held[Place<T>::UNITS];
-    unsigned range[Q::WORDS] = {};
-    for (int tile = 0; tile < place.tiles; ++tile) {
-        source.load(held, place, tile);
+    codes += (unsigned long long)place.window / PER_BYTE<Q::BITS>;
+    Chunk<T, CHUNK> held[HELD<T>];
+    Range<T> range;
+    int tile = 0;
+    if (whole)
+        for (;; tile += place.step()) {
+            load(source, held, place, tile);
 #pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k)
-            include<Q>(range, held[k], place.filled(tile, k));
-    }
-    merge(range, place.team);
-    const Parameters p = Q::fit(range, paper);
-    if (place.lane == 0 && place.count > 0) {
-        scales[place.group] = p.scale;
-        if (Q::OFFSET) offsets[place.group] = p.offset;
-    }
-    for (int tile = 0; tile < place.tiles; ++tile) {
-        if (place.tiles > 1) source.load(held, place, tile);
+            for (int k = 0; k < HELD<T>; ++k)
 #pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k) {
-            const long long element = place.start(tile) + place.offset(k);
-            const auto packed = encode<Q, STOCHASTIC>(held[k], [&](int) { return p; }, element, seed);
-            store_codes<Q::BITS, T>(codes + element / PER_BYTE<Q::BITS>, packed, place.filled(tile, k), source.wide);
+                for (int w = 0; w < held[k].WORDS; ++w) range.include(held[k].words[w]);
+            if (tile + place.step() >= place.size) break;
         }
+    else
+        for (int k = place.lane; k < place.count; k += place.team) range.include_one(source.element(place.begin + k));
+    merge(range, place.team);
+    range.fold();
+    const Parameters p = Q::fit(number<T>(range.high, 0), number<T>(range.low, 0), paper);
+    if (!place.there) return;
+    if (place.lane == 0) {
+        const long long group = place.first_group + place.group;
+        scales[group] = p.scale;
+        if (Q::OFFSET) offsets[group] = p.offset;
     }
+    if (whole)
+        for (;; load(source, held, place, tile)) {  // the last tile first: it has been loaded
+#pragma unroll
+            for (int k = 0; k < HELD<T>; ++k) {
+                const int at = place.chunk(tile, k), element = place.begin + at;
+                if (at < place.count)
+                    encode<Q, STOCHASTIC>(held[k], [&](int) { return p; }, place.window + element, seed)
+                        .store(codes + (unsigned)element / PER_BYTE<Q::BITS>);
+            }
+            if (tile == 0) break;
+            tile -= place.step();
+        }
+    else
+        for (int k = 2 * place.lane; k < place.count; k += 2 * place.team) {
+            const int element = place.begin + k;
+            const bool both = k + 1 < place.count;
+            const float x[2] = {to_float(source.element(element)), both ? to_float(source.element(element + 1)) : 0.0f};
+            store_pair<Q, STOCHASTIC>(codes, x, {p, p}, element, both, place.window + element, seed);
+        }
 }
 
 template <class Q, class T>
 __device__ __forceinline__ void decompress(
-    const unsigned char* codes, const float* scales, const float* offsets, T* x, const Place<T>& place, bool wide) {
-    Parameters p = {};
-    if (place.count > 0) p = {scales[place.group], Q::OFFSET ? offsets[place.group] : 0.0f, 0.0f};
-    for (int tile = 0; tile < place.tiles; ++tile) {
-        Codes<Q::BITS, T> packed[Place<T>::UNITS];
-        const unsigned char* start = codes + place.start(tile) / PER_BYTE<Q::BITS>;
+    const unsigned char* codes, const float* scales, const float* offsets, T* x, const Place<T>& place) {
+    const bool whole = place.whole(x, codes);
+    codes += (unsigned long long)place.window / PER_BYTE<Q::BITS>;
+    x += place.window;
+    const long long group = place.first_group + place.group;
+    if (!place.there) return;
+    const Parameters p = {scales[group], Q::OFFSET ? offsets[group] : 0.0f, 0.0f};
+    if (whole)
+        for (int tile = 0; tile < place.size; tile += place.step()) {
+            Codes<Q::BITS, CHUNK> held[HELD<T>];
 #pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k)
-            packed[k] = load_codes<Q::BITS, T>(
-                start + place.offset(k) / PER_BYTE<Q::BITS>, place.filled(tile, k), wide);
+            for (int k = 0; k < HELD<T>; ++k)
+                held[k].load(codes + (unsigned)place.some_chunk(tile, k) / PER_BYTE<Q::BITS>);
 #pragma unroll
-        for (int k = 0; k < Place<T>::UNITS; ++k) {
-            const Unit<T> unit = decode<Q, T>(packed[k], [&](int) { return p; });
-            store_unit(x + place.start(tile) + place.offset(k), unit, place.filled(tile, k), wide);
+            for (int k = 0; k < HELD<T>; ++k) {
+                const int at = place.chunk(tile, k);
+                if (at < place.count) decode<Q, T>(held[k], [&](int) { return p; }).store(x + place.begin + at);
+            }
         }
-    }
-}
-
-// Whether all units of all groups are aligned.
-template <class T>
-__device__ __forceinline__ bool wide_access(const T* x, const unsigned char* codes, long long size) {
-    return size % Unit<T>::SIZE == 0 && aligned(x) && aligned(codes);
+    else
+        for (int k = place.lane; k < place.count; k += place.team)
+            from_float(restore<Q>(codes, place.begin + k, p), x[place.begin + k]);
 }
 
 // Names of kernels have the WIDTH in them unless codes have 4 BITS.
 #define COMPRESSORS(WIDTH, BITS, SUFFIX, T, STOCHASTIC, SEED, ...)                                                     \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) group##WIDTH##_compress##SUFFIX(           \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 2 : 3) group##WIDTH##_compress##SUFFIX(           \
         const T* x, unsigned char* codes, float* scales, __VA_ARGS__ long long numel, long long size, long long team,  \
         long long paper) {                                                                                             \
-        const Source<T, false> source = {x, wide_access(x, codes, size)};                                              \
         const Place<T> place(numel, size, team);                                                                       \
-        compress<Symmetric<BITS>, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                     \
+        const Everything<T> source = {x + place.window};                                                               \
+        compress<Symmetric<BITS>, STOCHASTIC>(                                                                         \
+            source, codes, scales, nullptr, place, place.whole(x, codes), paper, SEED);                                \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 4 : 1) asymmetric##WIDTH##_compress##SUFFIX(      \
+    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 2 : 3) asymmetric##WIDTH##_compress##SUFFIX(      \
         const T* x, unsigned char* codes, float* scales, float* offsets, __VA_ARGS__ long long numel, long long size,  \
         long long team) {                                                                                              \
-        const Source<T, false> source = {x, wide_access(x, codes, size)};                                              \
         const Place<T> place(numel, size, team);                                                                       \
-        compress<Asymmetric<BITS>, STOCHASTIC>(source, codes, scales, offsets, place, false, SEED);                    \
+        const Everything<T> source = {x + place.window};                                                               \
+        compress<Asymmetric<BITS>, STOCHASTIC>(                                                                        \
+            source, codes, scales, offsets, place, place.whole(x, codes), false, SEED);                                \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 3 : 4) outlier##WIDTH##_compress##SUFFIX(         \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 2) outlier##WIDTH##_compress##SUFFIX(                          \
         const T* x, unsigned char* codes, float* scales, T* raw, int* indices, const long long* channels,              \
-        __VA_ARGS__ long long numel, long long size, long long team, long long paper, long long width,                 \
-        long long capacity, long long lanes) {                                                                         \
-        __shared__ uint4 flags[BLOCK * HELD / sizeof(uint4)];                                                          \
-        const Source<T, true> source = {x, wide_access(x, codes, size), {width, capacity, lanes},                      \
-                                        channels, raw, reinterpret_cast<unsigned char*>(flags)};                       \
+        const T* kept, __VA_ARGS__ long long numel, long long size, long long team, long long paper, long long width,  \
+        long long capacity, long long lanes, long long reciprocal) {                                                   \
         const Place<T> place(numel, size, team);                                                                       \
+        const Outliers outliers(width, capacity, lanes, reciprocal, place.window);                                     \
+        const Normals<T> source = {x + place.window, kept, outliers};                                                  \
+        compress<Symmetric<BITS>, STOCHASTIC>(                                                                         \
+            source, codes, scales, nullptr, place, place.whole(x, codes) && width % CHUNK == 0, paper, SEED);          \
+        raw += outliers.first_row * capacity;                                                                          \
+        outliers.each(channels, place.window_count, [&](int at, int index) { raw[index] = source.x[at]; });            \
         if (blockIdx.x == 0)                                                                                           \
-            for (long long i = threadIdx.x; i < capacity; i += BLOCK) indices[i] = (int)channels[i];                   \
-        compress<Symmetric<BITS>, STOCHASTIC>(source, codes, scales, nullptr, place, paper, SEED);                     \
+            for (int i = threadIdx.x; i < capacity; i += BLOCK) indices[i] = (int)channels[i];                         \
     }
 
 #define DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)                                                                          \
-    extern "C" __global__ void __launch_bounds__(BLOCK) group##WIDTH##_decompress##SUFFIX(                             \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) group##WIDTH##_decompress##SUFFIX(                          \
         const unsigned char* codes, const float* scales, T* x, long long numel, long long size, long long team) {      \
-        const Place<T> place(numel, size, team);                                                                       \
-        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                    \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, Place<T>(numel, size, team));                           \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) asymmetric##WIDTH##_decompress##SUFFIX(                        \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) asymmetric##WIDTH##_decompress##SUFFIX(                     \
         const unsigned char* codes, const float* scales, const float* offsets, T* x, long long numel, long long size,  \
         long long team) {                                                                                              \
-        const Place<T> place(numel, size, team);                                                                       \
-        decompress<Asymmetric<BITS>>(codes, scales, offsets, x, place, wide_access(x, codes, size));                   \
+        decompress<Asymmetric<BITS>>(codes, scales, offsets, x, Place<T>(numel, size, team));                          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK) outlier##WIDTH##_decompress##SUFFIX(                           \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) outlier##WIDTH##_decompress##SUFFIX(                        \
         const unsigned char* codes, const float* scales, const T* raw, const int* indices, T* x, long long numel,      \
-        long long size, long long team, long long width, long long capacity, long long lanes) {                        \
+        long long size, long long team, long long width, long long capacity, long long lanes, long long reciprocal) {  \
         const Place<T> place(numel, size, team);                                                                       \
-        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place, wide_access(x, codes, size));                    \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place);                                                 \
+        const Outliers outliers(width, capacity, lanes, reciprocal, place.window);                                     \
+        raw += outliers.first_row * capacity;                                                                          \
+        x += place.window;                                                                                             \
         __syncthreads();  /* the block's own stores come first */                                                      \
-        const Outliers outliers = {width, capacity, lanes};                                                            \
-        outliers.each(indices, place.window, place.window_count, [&](long long position, long long index) {            \
-            x[place.window + position] = raw[index];                                                                   \
-        });                                                                                                            \
+        outliers.each(indices, place.window_count, [&](int at, int index) { x[at] = raw[index]; });                    \
     }
 
 #define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import ds_adacc.kernels
 from ds_adacc.kernels import CODECS, ROUNDINGS, SCALES, cuda, make_codec, reference, separates_outliers
 from ds_adacc.kernels.codec import make
+from ds_adacc.kernels.reference.bits import TILE
 
 SOURCES = Path(ds_adacc.kernels.__file__).parent / "cuda" / "sources"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -273,10 +274,10 @@ def test_empty_tensors_launch_nothing(cases, name, dtype):
 
 @pytest.mark.parametrize("reversed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES["bits"], ids=str)
-def test_bits_of_more_tiles_than_blocks(cases, dtype, reversed, monkeypatch):
-    monkeypatch.setattr(cuda.BitsCodec, "NOTES", 2)
-    for size in (cuda.BitsCodec.TILE_BYTES // dtype.itemsize * 5 - 3, 1):
-        Trial("bits", two_values((size,), dtype, generator(0))).run(0, reversed)
+def test_bits_of_several_tiles_with_values_of_their_own(cases, dtype, reversed):
+    for size in (3 * TILE - 5, TILE + 1, TILE):
+        tiles = [two_values((TILE,), dtype, generator(seed)) for seed in range(3)]
+        Trial("bits", torch.cat(tiles)[:size]).run(0, reversed)
         cases["bits"] += 1
 
 

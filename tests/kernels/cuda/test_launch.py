@@ -14,6 +14,7 @@ from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.codec import make
 from ds_adacc.kernels.cuda import modules
 from ds_adacc.kernels.cuda.launch import Planned
+from ds_adacc.kernels.reference.bits import TILE
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
 
@@ -45,11 +46,38 @@ def test_arguments_are_pointers_then_numbers(name):
     x = torch.randn(64, 256).bfloat16()
     payload = codec.compress(x)
     y = codec.decompress(payload, x.shape, x.dtype)
-    inputs = (x.data_ptr(), *pointers(payload), codec.channels.data_ptr())
+    (mask,) = codec._masks.values()
+    inputs = (x.data_ptr(), *pointers(payload), codec.channels.data_ptr(), mask.data_ptr())
+    outliers = (256, 2, 2, (1 << 56) - 1)  # channels, capacity, lanes, reciprocal
     assert recorder.launched == [
-        (f"{name}_compress_bf16", 4, 256, (*inputs, 64 * 256, 128, 8, 1, 256, 2, 2)),
-        (f"{name}_decompress_bf16", 4, 256, (*pointers(payload), y.data_ptr(), 64 * 256, 128, 8, 256, 2, 2)),
+        (f"{name}_compress_bf16", 1, 256, (*inputs, 64 * 256, 128, 2, 1, *outliers)),
+        (f"{name}_decompress_bf16", 1, 256, (*pointers(payload), y.data_ptr(), 64 * 256, 128, 2, *outliers)),
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_mask_of_outlier_channels_is_made_once(dtype):
+    codec = build("outlier", Recorder(), channels=(5, 0))
+    for rows in (4, 4, 9):
+        codec.compress(torch.zeros(rows, 8, dtype=dtype))
+    (mask,) = codec._masks.values()
+    assert (mask.tolist(), mask.itemsize) == ([0, -1, -1, -1, -1, 0, -1, -1], dtype.itemsize)
+
+
+@pytest.mark.parametrize("name", ["outlier", "outlier8"])
+def test_without_outlier_channels_the_kernels_are_those_of_groups(name):
+    recorder = Recorder()
+    codec = build(name, recorder, channels=())
+    x = torch.zeros(6, 8)
+    codec.decompress(codec.compress(x), x.shape, x.dtype)
+    group = name.replace("outlier", "group")
+    assert [launch[0] for launch in recorder.launched] == [f"{group}_compress_f32", f"{group}_decompress_f32"]
+    assert codec._masks == {}
+
+
+def test_groups_beyond_32_bit_places_are_refused():
+    with pytest.raises(ValueError, match=r"groups have at most 268435456 elements on CUDA; got 536870912 for shape"):
+        build("token", Recorder()).compress(torch.empty(2, 1 << 29, device="meta", dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +99,12 @@ def test_kernels_are_chosen_by_the_shape(name, size, kernels):
     recorder = Recorder()
     build(name, recorder).compress(torch.randn(size))
     assert [launch[0] for launch in recorder.launched] == kernels
+
+
+def test_bits_are_compressed_in_one_launch():
+    recorder = Recorder()
+    build("bits", recorder).compress(torch.zeros(TILE + 1, dtype=torch.bool))
+    assert [launch[:3] for launch in recorder.launched] == [("bits_compress_1", 2, 256)]
 
 
 def test_unaligned_channels_take_the_kernels_for_any_address():
@@ -109,7 +143,7 @@ def test_a_seed_is_drawn_for_stochastic_rounding_alone(name):
     payload = build(name, recorder, rounding="stochastic").compress(x)
     kernel, _, _, args = recorder.launched[-1]
     assert "_stochastic_" in kernel
-    assert args[1 + len(payload) + separates_outliers(name)] == seed
+    assert args[1 + len(payload) + 2 * separates_outliers(name)] == seed
     before = torch.get_rng_state()
     build(name, recorder).compress(x)
     assert torch.equal(torch.get_rng_state(), before)
@@ -118,8 +152,10 @@ def test_a_seed_is_drawn_for_stochastic_rounding_alone(name):
 @pytest.mark.parametrize("name", CODECS)
 def test_payloads_are_allocated_on_the_tensors_device_and_nothing_else_is(name):
     codec = build(name, Recorder())
+    if separates_outliers(name):
+        codec.channels = codec.channels.to("meta")
     x = torch.empty(64, 8, device="meta")
-    assert codec.workspace_bytes(x.shape, x.dtype) == (1024 * 4 if name == "bits" else 0)
+    assert codec.workspace_bytes(x.shape, x.dtype) == 0
     payload = codec.compress(x)
     assert {t.device.type for t in payload} == {"meta"}
     assert sum(t.nbytes for t in payload) == codec.payload_bytes(x.shape, x.dtype)

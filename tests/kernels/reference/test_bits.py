@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_adacc.kernels import is_two_valued, make_codec
+from ds_adacc.kernels.reference.bits import TILE
 
 DTYPES = [torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 CODEC = make_codec("bits", backend="reference", group_size=2)
@@ -30,6 +31,16 @@ def test_dropout_noise_comes_back():
     assert bits.tolist() == [0b10110]
     assert values.tolist() == [0.0, 1.25]
     assert torch.equal(CODEC.decompress((bits, values), x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("numel", [TILE, TILE + 1, 20 * TILE - 3])
+def test_each_tile_has_two_values_of_its_own(numel):
+    tile = torch.arange(numel) // TILE
+    x = torch.where(torch.arange(numel) % 3 == 0, tile, -1 - tile).float()
+    bits, values = CODEC.compress(x)
+    assert len(values) == 2 * -(-numel // TILE)
+    assert values[:2].tolist() == [0.0, -1.0] or values[:2].tolist() == [-1.0, 0.0]
+    assert same_bits(CODEC.decompress((bits, values), x.shape, x.dtype), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,0 +1,128 @@
+"""Count the instructions that a warp issues: walk through a kernel's machine code with a launch's real arguments.
+
+Integers, addresses and predicates are computed. What comes from memory is unknown, and so is all floating-point
+arithmetic but for what integer divisions use. So every loop and every branch that depends on arguments and on the
+thread's index is taken as a GPU would take it, and every instruction on that way counts as one, predicated off or not.
+
+Of a branch that depends on data, the way is taken that calls no subroutine: `__frcp_rn` has one for numbers that are
+subnormal or have a subnormal reciprocal. Where nothing is called, a forward branch is not taken, so that all that it
+might skip is counted; a backward one is an error.
+"""
+
+from collections.abc import Sequence
+
+from sass import Instruction
+from sass_arithmetic import Arithmetic, both
+from sass_state import WARP, is_predicate, next_of
+
+MOST = 200_000  # instructions of a thread; more are an endless loop
+
+
+class SassError(Exception):
+    """The walk met an instruction that it does not know, or a branch that depends on data."""
+
+
+def count_warps(
+    instructions: Sequence[Instruction], threads: int, block: int, arguments: Sequence[int]
+) -> list[list[Instruction]]:
+    """Return what the first thread of each warp of a block executes: a list of instructions for each warp."""
+    return [_Thread(instructions, thread, threads, block, arguments).walk() for thread in range(0, threads, WARP)]
+
+
+class _Thread(Arithmetic):
+    """One thread, and where it is in the program."""
+
+    def __init__(self, instructions: Sequence[Instruction], *launch: object) -> None:
+        super().__init__(*launch)
+        self._instructions = instructions
+        self._at = {each.address: position for position, each in enumerate(instructions)}
+        self._position = 0
+
+    def walk(self) -> list[Instruction]:
+        """Return the instructions that the thread executes, from the first to EXIT."""
+        executed: list[Instruction] = []
+        while len(executed) < MOST:
+            instruction = self._instructions[self._position]
+            executed.append(instruction)
+            self._position += 1
+            taken = self.predicate(instruction.guard) if instruction.guard else True
+            name = instruction.opcode[0]
+            if name in ("BRA", "CALL", "RET", "EXIT"):
+                if name == "BRA":
+                    for operand in instruction.operands[:-1]:
+                        taken = both(taken, self.predicate(operand))
+                if self._jumps(instruction, taken):
+                    if name == "EXIT":
+                        return executed
+                    self._jump(instruction)
+            elif taken is not False:
+                self._execute(instruction, known=taken is True)
+        raise SassError(f"no end after {MOST} instructions")
+
+    # ---- branches ----
+
+    def _jumps(self, instruction: Instruction, taken: bool | None) -> bool:
+        if taken is not None:
+            return taken
+        if instruction.opcode[0] == "BRA":
+            target = int(instruction.operands[-1], 16)
+            if self._calls(self._position):
+                return True
+            if self._calls(self._at[target]) or target > instruction.address:
+                return False
+        raise SassError(f"depends on data: {instruction}")
+
+    def _calls(self, position: int) -> bool:
+        """Whether the straight code at a position calls a subroutine."""
+        for instruction in self._instructions[position:]:
+            if instruction.opcode[0] == "CALL":
+                return True
+            if instruction.opcode[0] in ("BRA", "EXIT", "RET", "BSYNC"):
+                return False
+        return False
+
+    def _jump(self, instruction: Instruction) -> None:
+        if instruction.opcode[0] == "RET":
+            target = self.value(instruction.operands[0].split()[0])
+            if target is None:
+                raise SassError(f"depends on data: {instruction}")
+        else:
+            target = int(instruction.operands[-1], 16)
+        self._position = self._at[target]
+
+    def _execute(self, instruction: Instruction, known: bool) -> None:
+        name, *modifiers = instruction.opcode
+        method = "_" + name.lower()
+        if name in _WITHOUT_RESULT:
+            return
+        if name in _UNKNOWN:
+            self._forget(instruction, known)
+        elif method in _COMPUTED or method.replace("_u", "_", 1) in _COMPUTED:  # ULEA is LEA for a whole warp
+            method = method if method in _COMPUTED else method.replace("_u", "_", 1)
+            getattr(self, method)(modifiers, instruction.operands, known)
+        else:
+            raise SassError(f"unknown instruction: {instruction}")
+
+    def _forget(self, instruction: Instruction, known: bool) -> None:
+        """Make unknown what the instruction sets: predicates, and one register or several."""
+        name, *modifiers = instruction.opcode
+        count = 2 if name.startswith("D") else {"64": 2, "128": 4}.get(modifiers[-1] if modifiers else "", 1)
+        for operand in instruction.operands:
+            if not is_predicate(operand):
+                break
+            self.set_predicate(operand, None, known)
+        for _ in range(0 if "SETP" in name or name == "FCHK" else count):
+            self.set(operand, None, known)
+            operand = next_of(operand)
+
+
+_COMPUTED = {name for name in vars(Arithmetic) if name.startswith("_") and not name.startswith("__")}
+_WITHOUT_RESULT = {
+    *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "BAR", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL"),
+    *("ST", "STG", "STS", "STL", "RED", "REDG"),
+}
+_UNKNOWN = {
+    *("LD", "LDG", "LDS", "LDL", "ATOM", "ATOMG", "ATOMS", "SHFL", "VOTE", "VOTEU"),
+    *("FADD", "FMUL", "FFMA", "FMNMX", "FSET", "FSETP", "FCHK", "FRND", "F2F", "F2FP", "I2FP"),
+    *("HADD2", "HMUL2", "HMNMX2", "VHMNMX", "HSETP2", "DADD", "DSETP"),
+}
