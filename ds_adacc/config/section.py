@@ -18,6 +18,7 @@ SECTION = "adacc"
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
 _MIB = 1 << 20
+_FEWEST_BYTES = 1 << 14  # a smaller integer is a fraction, percents or MiB; small models need few bytes
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -90,7 +91,7 @@ def _memory_budget(value: Any) -> MemoryBudget:
             return MemoryBudget("bytes", amount)
     if type(value) is float and 0 < value <= 1:
         return MemoryBudget("fraction", value)
-    if type(value) is int and value >= _MIB:
+    if type(value) is int and value >= _FEWEST_BYTES:
         return MemoryBudget("bytes", value)
     if type(value) is int and value > 0:
         plural = "" if value == 1 else "s"

@@ -178,6 +178,10 @@ def test_budgets_that_are_none(value):
     ]
 
 
+def test_the_smallest_budget_that_an_error_names_is_valid():
+    assert load({"adacc": {"memory_budget": 596_992}}).memory_budget == MemoryBudget("bytes", 596_992)
+
+
 def test_a_whole_number_of_bytes_is_no_fraction():
     assert errors({"memory_budget": 1}) == [
         "adacc.memory_budget = 1: 1 byte can hold nothing; did you mean the fraction 1.0, or '1MiB'?"
