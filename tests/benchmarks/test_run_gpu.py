@@ -67,8 +67,8 @@ def test_every_strategy_trains_with_the_same_weights(rehearsed):
     rows = rehearsed["training"]
     assert set(rows) == {f"{model} {name}" for model, names in training_stage.REHEARSED.items() for name in names}
     for name, row in rows.items():
-        lossy = "default" in name or "compiled" in name
-        assert (row["gradient_error"] == 0) != lossy, name
+        is_exact = "default" not in name and "compiled" not in name
+        assert 0 <= row["gradient_error"] <= (0 if is_exact else 0.2), name
         assert row["tokens_per_second"] > 0 and row["peak_bytes"] > 0
         assert row["loss"] == rows[name.split()[0] + " none"]["loss"] or "compiled" in name
     whole = rows["GPT ours 1.0"]
