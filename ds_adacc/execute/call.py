@@ -113,14 +113,15 @@ class Call:
             self.holders[index].fill(state)
         return True
 
-    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> ValueSlot | None:
+    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> Slot | None:
         """A slot for a tensor that looks as recorded; None if it is not (a part of) the value all the same."""
         value = instruction.value
         holder = self.holders[value]
         if instruction.root is None:
             address, storage = self._seen[value]
-            is_it = tensor.data_ptr() == address + instruction.start and (storage is None or not storage.expired())
-            return ValueSlot(holder, instruction.view) if is_it else None
+            if tensor.data_ptr() != address + instruction.start or (storage is not None and storage.expired()):
+                return None
+            return holder if instruction.view is None else ValueSlot(holder, instruction.view)
         is_whole = instruction.view is None
         if not is_whole and not instruction.fits(tensor):
             return None
@@ -131,7 +132,7 @@ class Call:
             tensor = tensor.detach()
             root = tensor if is_whole else instruction.whole(tensor)
             (holder.fill if instruction.fill else holder.hold)(root)
-        return ValueSlot(holder, instruction.view)
+        return holder if is_whole else ValueSlot(holder, instruction.view)
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self._diverge()

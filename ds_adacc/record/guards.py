@@ -225,9 +225,10 @@ class _Walk:
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
-        for key, value in module.__dict__.items():
-            if key not in _NOT_GUARDED and not key.startswith("ds_"):
-                self.value(f"{name}.{key}", value, depth)
+        attributes = module.__dict__
+        for key in [key for key in attributes if key not in _NOT_GUARDED]:  # most of them are torch's own
+            if not key.startswith("ds_"):
+                self.value(f"{name}.{key}", attributes[key], depth)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self._seen.setdefault(id(value), name)

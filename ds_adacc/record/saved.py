@@ -1,7 +1,7 @@
 """What autograd holds in place of a saved tensor: a *slot*, which unpacks to the tensor.
 
-A slot is a view of a *holder's* value, or of a live parameter. `ds_adacc.execute.holders` has a holder for each choice;
-recording needs only the one that retains a value as it is.
+A slot is a *holder*, if the whole value was saved; or a view of a holder's value, or of a live parameter.
+`ds_adacc.execute.holders` has a holder for each choice; recording needs only the one that retains a value as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from ds_adacc.record.stand_in import StandIn
 UNPLANNED = "unplanned"  # the name of a value that no plan knows
 
 
-class Holder(Protocol):
-    """Stands for one value of one call, from forward to backward."""
+class Slot(Protocol):
+    """Stands for one saved tensor of one call."""
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
+
+
+class Holder(Slot, Protocol):
+    """Stands for one value of one call, from forward to backward. As a slot, it unpacks to the whole value."""
 
     name: str
 
@@ -50,22 +57,23 @@ class Retained:
             raise modified(f"value {self.name}", self.tensor, self.version)
         return self.tensor
 
+    unpack = get
+
     def held(self) -> tuple[torch.Tensor, ...]:
         return () if self.tensor is None else (self.tensor,)
 
 
 class ValueSlot:
-    """A saved tensor that is a view of a holder's value."""
+    """A saved tensor that is a part of a holder's value."""
 
     __slots__ = ("holder", "view")
 
-    def __init__(self, holder: Holder, view: Geometry | None) -> None:
+    def __init__(self, holder: Holder, view: Geometry) -> None:
         self.holder = holder
         self.view = view
 
     def unpack(self) -> torch.Tensor:
-        root = self.holder.get()
-        return root if self.view is None else self.view.view(root)
+        return self.view.view(self.holder.get())
 
 
 class ParameterSlot:
@@ -96,17 +104,14 @@ class ParameterSlot:
         return is_same_shape and view.start == 0 and view.dtype is parameter.dtype
 
 
-Slot = ValueSlot | ParameterSlot
-
-
-def keep(tensor: torch.Tensor) -> ValueSlot:
+def keep(tensor: torch.Tensor) -> Retained:
     """A slot that retains `tensor` itself."""
     holder = Retained(UNPLANNED)
     held = tensor.detach()
     if held.numel() == 0:  # an empty view would keep its whole storage alive; this one still counts writes
         held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
     holder.fill(held)
-    return ValueSlot(holder, None)
+    return holder
 
 
 def never_saved(name: str) -> RuntimeError:

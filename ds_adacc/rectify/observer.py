@@ -13,7 +13,7 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
 from ds_adacc.plan.forward_order import ForwardPass
-from ds_adacc.record.saved import UNPLANNED, Slot, ValueSlot
+from ds_adacc.record.saved import UNPLANNED, Retained, Slot
 from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
 
 
@@ -52,8 +52,8 @@ class Observer:
 
         def watched(tensor: torch.Tensor) -> _WatchedSlot:
             slot = pack(tensor)
-            if isinstance(slot, ValueSlot) and slot.holder.name == UNPLANNED:
-                self._holders.add(slot.holder)
+            if isinstance(slot, Retained) and slot.name == UNPLANNED:
+                self._holders.add(slot)
             return _WatchedSlot(slot, ticket)
 
         def done() -> None:

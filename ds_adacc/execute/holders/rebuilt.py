@@ -62,5 +62,7 @@ class Rebuilt:
     def get(self) -> torch.Tensor:
         return self.pending.get() if self.pending is not None else self.replay.get(self.output)
 
+    unpack = get
+
     def held(self) -> tuple[torch.Tensor, ...]:
         return self.pending.held() if self.pending is not None else ()

@@ -29,6 +29,9 @@ class Restored(ABC):
             self._cached, self._left = None, self.uses
         return root
 
+    def unpack(self) -> torch.Tensor:
+        return self.get()
+
     @abstractmethod
     def _restore(self) -> torch.Tensor:
         """All elements, flat, in memory order. Raises RuntimeError if the value was never saved."""
