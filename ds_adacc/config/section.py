@@ -89,13 +89,13 @@ def _memory_budget(value: Any) -> MemoryBudget:
         amount = int(Decimal(match[1]) * _UNITS[match[2].lower()])
         if amount > 0:
             return MemoryBudget("bytes", amount)
-    if type(value) is float and 0 < value <= 1:
-        return MemoryBudget("fraction", value)
+    # DeepSpeed's reader of files makes 1.0 an integer.
+    if (type(value) is float and 0 < value <= 1) or (type(value) is int and value == 1):
+        return MemoryBudget("fraction", float(value))
     if type(value) is int and value >= _FEWEST_BYTES:
         return MemoryBudget("bytes", value)
     if type(value) is int and value > 0:
-        plural = "" if value == 1 else "s"
-        hint = f"{value} byte{plural} can hold nothing; did you mean the fraction 1.0, or '{value}MiB'?"
+        hint = f"{value} bytes can hold nothing; did you mean the fraction 1.0, or '{value}MiB'?"
         raise _invalid(((), value, hint))
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"

@@ -178,14 +178,17 @@ def test_budgets_that_are_none(value):
     ]
 
 
+def test_the_whole_peak_is_a_fraction_in_a_file_too(tmp_path):
+    file = tmp_path / "ds_config.json"
+    file.write_text('{"adacc": {"memory_budget": 1.0}}')
+    assert load(file).memory_budget == MemoryBudget("fraction", 1.0)
+
+
 def test_the_smallest_budget_that_an_error_names_is_valid():
     assert load({"adacc": {"memory_budget": 596_992}}).memory_budget == MemoryBudget("bytes", 596_992)
 
 
 def test_a_whole_number_of_bytes_is_no_fraction():
-    assert errors({"memory_budget": 1}) == [
-        "adacc.memory_budget = 1: 1 byte can hold nothing; did you mean the fraction 1.0, or '1MiB'?"
-    ]
     assert errors({"memory_budget": 512}) == [
         "adacc.memory_budget = 512: 512 bytes can hold nothing; did you mean the fraction 1.0, or '512MiB'?"
     ]
