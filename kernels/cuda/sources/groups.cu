@@ -82,7 +82,7 @@ struct Outliers {
 
     // The channel of an element of the block.
     __device__ __forceinline__ unsigned channel(int at) const {
-        const unsigned place = skipped + at;
+        const unsigned place = (unsigned)skipped + (unsigned)at;
         return place - divide(place, width, reciprocal) * width;
     }
 
@@ -92,16 +92,17 @@ struct Outliers {
         const int shift = __ffs(lanes) - 1;
 #pragma unroll 1
         for (int i = threadIdx.x;; i += BLOCK) {
-            const int row = i >> shift, column = i & (lanes - 1), start = row * width - skipped;
+            const int row = i >> shift, column = i & (lanes - 1);
+            const long long start = (long long)row * width - skipped;
             if (start >= window_count) break;
             if (column >= capacity) continue;
-            const int at = start + (int)channels[column];
-            if (at >= 0 && at < window_count) visit(at, row * capacity + column);
+            const long long at = start + channels[column];
+            if (at >= 0 && at < window_count) visit((int)at, row * capacity + column);
         }
     }
 };
 
-// The same with zeros in place of outliers. `kept`: for each channel a mask, zero for an outlier channel.
+// Numbers with zeros in place of outliers. `kept`: for each channel a mask, zero for an outlier channel.
 template <class T>
 struct Normals {
     const T *x, *kept;
