@@ -116,7 +116,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)
-    available = available_bytes(loss.device, peak_when(planner.recompute_policy, problem))
+    available = available_bytes(loss.device, peak_when(planner.recompute_policy, problem), runtime.agreement.peak)
     return Recorded(batch, problem, known, loss.device, available)
 
 

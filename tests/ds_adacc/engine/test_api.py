@@ -13,6 +13,7 @@ from ds_adacc import planner
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.plan.ranks import Ranks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
 
@@ -121,9 +122,10 @@ def test_one_warning_when_no_block_was_run(caplog):
     assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
 
 
-def test_a_rank_that_runs_no_block_votes_with_the_others():
+def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
     adacc = stepped(nn.Linear(4, 4))
     votes = []
+    monkeypatch.setattr(Ranks, "size", 2)
     adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
     adacc.runtime.controller.plan_waiting = lambda corrections: votes.append("planned")
     adacc.end_step()

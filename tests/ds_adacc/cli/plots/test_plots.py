@@ -108,7 +108,9 @@ def test_the_timelines_are_the_planner_s_own(block_type, problem, tmp_path):
     for name, policies in plans.items():
         expected = [alive / MIB for _, alive in timeline_of(problem, simulations(problem, policies))]
         assert lines[name].get_ydata().tolist() == expected
-        assert max(expected) * MIB == planner.peak_bytes(problem, policies)
+        peak = planner.peak_bytes(problem, policies)
+        # What is offloaded makes the peak in forward: it is copied to the host while the next block runs.
+        assert max(expected) * MIB < peak if name == "plan" else max(expected) * MIB == peak
     assert list(lines["budget"].get_ydata()) == [30, 30]
     assert [
         (tick, label.get_text()) for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
