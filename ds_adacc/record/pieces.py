@@ -8,7 +8,7 @@ import torch
 
 from ds_adacc.record.geometry import Geometry
 
-PIECE = 1 << 18  # elements; 2 MiB in double precision
+PIECE = 1 << 17  # elements; 1 MiB in double precision
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
