@@ -147,6 +147,7 @@ def assert_same(plain, ours):
     assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(("at", "error"), [*((at, RuntimeError) for at in (1, 2, 4)), (2, KeyboardInterrupt)])

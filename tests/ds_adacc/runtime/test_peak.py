@@ -41,6 +41,7 @@ def smallest(model, codecs):
     return refusal.value.smallest
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 @pytest.mark.parametrize("budget", [0.5, "smallest"])
 def test_measured_peak_is_within_the_budget(model, codecs, budget):

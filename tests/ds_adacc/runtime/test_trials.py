@@ -87,6 +87,7 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
     assert seen.held.planned == seen.held.observed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
 @pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 40), (1, 100), (3, 0), (3, 10), (3, 40)])
 def test_sharp_attention_keeps_the_bound(codecs, scale, bias):

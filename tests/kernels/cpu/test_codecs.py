@@ -9,6 +9,7 @@ from ds_adacc.kernels import CODECS, cpu, make_codec, rank_outliers, reference, 
 from ds_adacc.kernels.cpu import bits as bits_kernels
 from ds_adacc.kernels.cpu import groups
 
+pytestmark = pytest.mark.matrix
 QUANTIZED = [name for name in CODECS if name != "bits"]
 # The shapes of tests/kernels/conftest.py lie within one block: these cross blocks, strips of channels, and threads.
 LARGE = [(4099,), (131, 1537), (129, 2048), (1, 9001), (66, 1026), (2311, 63)]

@@ -1,7 +1,7 @@
 """Every kernel compiles for every architecture, without a warning, a spill or a header that NVRTC lacks.
 
-The oldest and the H200's are compiled always, for each takes 40 s of CPU time; `--all-architectures` compiles
-for the rest. `pytest -rP` on this file shows the registers and the shared memory of each.
+The oldest and the H200's are compiled always, for each takes 40 s of CPU time; `--all` compiles for the
+rest. `pytest -rP` on this file shows the registers and the shared memory of each.
 """
 
 import os
@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc):
 
 
 def architectures(config):
-    return ARCHITECTURES if config.getoption("--all-architectures") else ALWAYS
+    return ARCHITECTURES if config.getoption("--all") else ALWAYS
 
 
 @pytest.fixture(scope="module")

@@ -243,6 +243,7 @@ def test_any_tensor(
     cases[name] += 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize(("name", "dtype"), NARROW_AND_DTYPES)
 def test_odd_shapes(cases, name, dtype, group_size):
