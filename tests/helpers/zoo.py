@@ -32,6 +32,17 @@ class GPTBlock(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
 
 
+class Tiny(nn.Module):
+    """Two Linear layers around a tanh, for four features."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.inner(x)))
+
+
 class RMSNorm(nn.Module):
     def __init__(self, width):
         super().__init__()

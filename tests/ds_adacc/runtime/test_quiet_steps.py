@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import zoo
 from torch import nn
 
 from ds_adacc.config import load
@@ -36,15 +37,6 @@ class TwoRanks(Ranks):
         return result
 
 
-class Square(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.outer(torch.tanh(self.inner(x)))
-
-
 @pytest.fixture
 def training():
     return Training()
@@ -55,7 +47,7 @@ class Training:
         section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"max_interval": 64}}
         self.ranks = TwoRanks()
         self.runtime = Runtime(load({"adacc": section}), self.ranks, stepped=True)
-        self.block = Square()
+        self.block = zoo.Tiny()
 
     def step(self, *others):
         """Purpose of a step with a micro-batch for each block, and what the ranks were asked at its end."""

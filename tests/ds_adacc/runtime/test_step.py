@@ -1,7 +1,7 @@
 """What the steps of a run are for, and what a step keeps of the passes that it has seen."""
 
 import torch
-from torch import nn
+import zoo
 
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
@@ -47,15 +47,6 @@ def test_a_resumed_run_keeps_to_a_shorter_interval():
     assert (schedule.interval, schedule.track_from) == (8, 18)
 
 
-class Square(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.outer(torch.tanh(self.inner(x)))
-
-
 def runtime():
     return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
 
@@ -69,7 +60,7 @@ def forward(runs, blocks, length):
 
 def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
     """Two losses, each with a backward of its own: the second finds no block called since the first."""
-    runs, blocks = runtime(), [Square() for _ in range(3)]
+    runs, blocks = runtime(), [zoo.Tiny() for _ in range(3)]
     losses = [forward(runs, blocks, 2), forward(runs, blocks, 2)]
     for loss in losses:
         loss.backward()
@@ -84,7 +75,7 @@ def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
 
 
 def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
-    runs, block = runtime(), Square()
+    runs, block = runtime(), zoo.Tiny()
     for length in range(2, 14):
         forward(runs, [block], length).backward()
         runs.controller.end_step()
@@ -96,7 +87,7 @@ def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
 
 
 def test_every_step_has_one_purpose():
-    runs, block, purposes = runtime(), Square(), []
+    runs, block, purposes = runtime(), zoo.Tiny(), []
     for _ in range(6):
         purposes.append(runs.controller.step.purpose)
         forward(runs, [block], 2).backward()
