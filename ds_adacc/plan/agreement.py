@@ -177,15 +177,16 @@ class Agreement:
         peak = planner.peak_bytes(problem, [each.policies for each in agreed])
         return self.limit is not None and peak <= self.limit
 
-    def partners(self, digests: Sequence[str]) -> list[LiveSet]:
+    def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.
 
-        These are the sets that share a block type, directly or through other sets. Block types that are only in sets
-        without a fitting plan are left out.
+        These are the sets that share a block type, directly or through other sets. Sets without a fitting plan, and
+        block types that are only in these, are left out where the plan `must_fit`.
         """
-        lost = frozenset().union(*self.unfit) - frozenset().union(*self.live_sets)
+        known = self.live_sets if must_fit else (*self.live_sets, *self.unfit)
+        lost = frozenset().union(*self.unfit) - frozenset().union(*known)
         digests = [digest for digest in digests if digest not in lost]
-        sets = (*self.live_sets, *(frozenset((digest,)) for digest in digests))
+        sets = (*known, *(frozenset((digest,)) for digest in digests))
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 

@@ -154,8 +154,9 @@ class Coordinator:
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if agreement.limit is None else ()
-        settled = {
-            digest: agreed.policies for digest, agreed in agreement.types.items() if agreement.may_all_run(agreed)
+        settled = {  # a block type whose policies were rejected is settled on none
+            digest: agreed.policies if agreement.may_all_run(agreed) else ()
+            for digest, agreed in agreement.types.items()
         }
         try:
             groups = solve(request, budget, agreement.config, settled, forgiven)

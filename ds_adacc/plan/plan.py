@@ -150,13 +150,14 @@ def solve(
 ) -> tuple[Group, ...]:
     """Choose policies for all block types, group by group. The budget is in bytes.
 
-    Policies `in_force` stay where new ones would save less time than measured seconds scatter. Raises
+    Policies `in_force` stay where new ones would save less time than measured seconds scatter; () stands for policies
+    that may not run any more. Raises
     planner.InfeasibleBudget with a budget that all groups would fit, and planner.NoSolutionInTime.
 
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
-    or whose policies need a codec that is no longer on offer, is recomputed. If all block types of the group have
-    policies and the budget is too small for it, as may happen after a correction, it takes the policies of the smallest
-    peak, unless these break the budget for more live sets.
+    or whose policies need a codec that is no longer on offer, is recomputed. If the budget is too small for a group of
+    which no block type is new, as may happen after a correction or when the bound on the gradient error rules policies
+    out, it takes the policies of the smallest peak, unless these break the budget for more live sets.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -168,7 +169,7 @@ def solve(
         except planner.InfeasibleBudget as error:
             refusals.append(error)
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
-            if planner.InfeasibleBudget in forgiven and _are_possible(in_force, problem):
+            if planner.InfeasibleBudget in forgiven and {each.name for each in problem.block_types} <= in_force.keys():
                 group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:

@@ -105,35 +105,33 @@ def _replan(
     capacity: Mapping[str, Mapping[int, int]],
     rejected: Collection[BlockKey],
 ) -> Review:
-    """Plan again for these block types. If no plan is found, the old one stays, but the `rejected` blocks are exact."""
+    """Plan again for these block types. If no plan is found, the old one stays.
+
+    The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so. So blocks
+    with `rejected` policies get the plan that takes the least, if none that keeps the bound fits the budget.
+    """
     agreement, step = controller.agreement, controller.schedule.ended
-    fail = _leave_exact if rejected else _stay
-    live_sets = agreement.partners(sorted(digests))
+    must_fit = not (rejected and controller.has_run_a_plan)
+    live_sets = agreement.partners(sorted(digests), must_fit)
     if not live_sets:
-        return fail(step, reason, "nothing fits the budget")
+        return _stay(step, reason, "nothing fits the budget", rejected)
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
-        plan = controller.decide(live_sets, f"step {step}: {reason}", True, capacity=capacity)
+        plan = controller.decide(live_sets, f"step {step}: {reason}", must_fit, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-        if rejected and isinstance(error, planner.InfeasibleBudget) and not controller.has_run_a_plan:
+        if rejected and isinstance(error, planner.InfeasibleBudget):
             raise
-        return fail(step, reason, error)
+        return _stay(step, reason, error, rejected)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     get_logger().info("step %d: %s: re-planned, %d values changed", step, reason, changed)
     return Review(True, changed)
 
 
-def _stay(step: int, reason: str, why: object) -> Review:
+def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
     """A line of log is given the text of an exception: who keeps the line would keep the frames that raised it."""
-    get_logger().warning("step %d: %s, but the plan in force stays: %s", step, reason, str(why))
-    return Review()
-
-
-def _leave_exact(step: int, reason: str, why: object) -> Review:
-    """The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so."""
-    text = "step %d: %s. Blocks above the bound now hold everything exactly, which takes more than the budget: %s"
-    get_logger().warning(text, step, reason, str(why))
+    exact = " Blocks above the bound hold everything exactly." if rejected else ""
+    get_logger().warning("step %d: %s, but the plan in force stays: %s.%s", step, reason, str(why).rstrip("."), exact)
     return Review()
 
 
