@@ -27,7 +27,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.kernels import Codec
-from ds_adacc.record.replay import replay
+from ds_adacc.program.replay import replay
 from ds_adacc.runtime.runtime import Runtime
 
 ROUNDS, CALLS = 10, 60

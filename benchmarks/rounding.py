@@ -38,9 +38,9 @@ from ds_adacc.config import codecs_for, load
 from ds_adacc.execute.bound_policy import BoundPolicy, bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.program.saved import unpack
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import Capture, capture
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.saved import unpack
 
 ROUNDINGS = ("nearest", "stochastic")
 TRAINED = 100  # exact steps before the first draw

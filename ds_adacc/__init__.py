@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ds_adacc import checkpointing
     from ds_adacc.engine.api import attach, initialize
-    from ds_adacc.record.registration import register_function
+    from ds_adacc.program.registration import register_function
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "attach", "checkpointing", "initialize", "register_function"]
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return initialize
     if name == "register_function":
-        from ds_adacc.record.registration import register_function
+        from ds_adacc.program.registration import register_function
 
         return register_function
     if name == "checkpointing":

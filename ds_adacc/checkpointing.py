@@ -18,7 +18,7 @@ from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_group
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.record.closure import name_of
+from ds_adacc.python_state.closure import name_of
 from ds_adacc.runtime.runtime import Runtime
 
 if TYPE_CHECKING:

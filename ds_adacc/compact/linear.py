@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ds_adacc.compact.shared import Shared
-from ds_adacc.record.registration import register_function
+from ds_adacc.program.registration import register_function
 
 PROXY = "compact_update"  # the name of the proxy parameter among a layer's own
 

@@ -14,9 +14,9 @@ from ds_adacc.execute.holders import Compressed, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Draw, ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
-from ds_adacc.record.replay import Rerun
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.recording import Draw, ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.program.replay import Rerun
 
 
 @dataclass(frozen=True, slots=True)

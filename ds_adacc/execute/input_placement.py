@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ds_adacc import planner
 from ds_adacc.kernels import Codec
-from ds_adacc.record.recording import RecordedValue, Recording
+from ds_adacc.program.recording import RecordedValue, Recording
 
 PARTITION = "partition"
 

@@ -23,7 +23,7 @@ from ds_adacc.plan.live_sets import Policies
 from ds_adacc.plan.plan import LiveSet, Plan, components, largest
 from ds_adacc.plan.step_peak import StepPeak
 from ds_adacc.profile.codecs import CodecMaker
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 
 _UNLIMITED = 1 << 62
 _REMEMBERED = 256  # block types whose policies are kept in case they run again

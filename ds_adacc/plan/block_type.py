@@ -10,7 +10,7 @@ from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import Policies
 from ds_adacc.profile.gradient_error import CodecErrors
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 
 
 @dataclass(frozen=True)

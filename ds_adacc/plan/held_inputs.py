@@ -7,7 +7,7 @@ from dataclasses import replace
 from ds_adacc import planner
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.correction import Correction
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 
 
 def with_held_inputs(profile: planner.Profile, recording: Recording, placement: InputPlacement) -> planner.Profile:

@@ -13,8 +13,8 @@ from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.open_types import OpenTypes
-from ds_adacc.record.recording import Recording
-from ds_adacc.record.sizes import Sizes, fits
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.sizes import Sizes, fits
 
 _TOLD = 3  # predicted sizes with a line of log each
 

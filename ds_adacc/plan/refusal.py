@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ds_adacc import planner
 from ds_adacc.plan.plan import PlanRequest
-from ds_adacc.record.recording import RecordedValue, Recording
+from ds_adacc.program.recording import RecordedValue, Recording
 
 _MOST_VALUES = 3
 _FRACTION_DIGITS = 4

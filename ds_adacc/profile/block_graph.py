@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.record.recording import RecordedOp, Recording, ValueRef
+from ds_adacc.program.recording import RecordedOp, Recording, ValueRef
 
 _SUMS = ("add", "add_", "sub", "sub_")
 

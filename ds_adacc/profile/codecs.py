@@ -14,7 +14,7 @@ from ds_adacc.execute.pinned_pool import pinned
 from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
 from ds_adacc.log import get_logger
 from ds_adacc.profile.timer import Timer
-from ds_adacc.record.recording import RecordedValue, Recording
+from ds_adacc.program.recording import RecordedValue, Recording
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LEAST_OFFLOADED = 1 << 20  # bytes; a smaller copy takes as long as this one

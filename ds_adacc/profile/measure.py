@@ -10,10 +10,10 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer
 from ds_adacc.profile.workspace import workspaces
-from ds_adacc.record.generators import unmoved
-from ds_adacc.record.pieces import pieces
-from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
-from ds_adacc.record.replay import replay
+from ds_adacc.program.generators import unmoved
+from ds_adacc.program.pieces import pieces
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.replay import replay
 from ds_adacc.record.tensors import RecordedTensors
 
 _SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)

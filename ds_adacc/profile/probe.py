@@ -20,14 +20,14 @@ from ds_adacc.execute.bound_policy import BoundPolicy, states_at
 from ds_adacc.execute.call import Call
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
+from ds_adacc.program.generators import unmoved
+from ds_adacc.program.pieces import pieces
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.registration import computes_only
+from ds_adacc.program.saved import Slot
+from ds_adacc.program.schema import tensors_in
+from ds_adacc.program.signature import flatten
 from ds_adacc.record.capture import LateSlot
-from ds_adacc.record.generators import unmoved
-from ds_adacc.record.pieces import pieces
-from ds_adacc.record.recording import Recording
-from ds_adacc.record.registration import computes_only
-from ds_adacc.record.saved import Slot
-from ds_adacc.record.schema import tensors_in
-from ds_adacc.record.signature import flatten
 
 Measure = Callable[[BoundPolicy], float]
 Study = Callable[[Measure], None]

@@ -13,8 +13,8 @@ from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
-from ds_adacc.record.recording import Recording
 
 
 class Profiler:

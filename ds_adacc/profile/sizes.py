@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.record.formula import Variables, fit
-from ds_adacc.record.recording import Recording
-from ds_adacc.record.sizes import Sizes
+from ds_adacc.program.formula import Variables, fit
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.sizes import Sizes
 
 
 class OpenProfile:

@@ -7,35 +7,21 @@ reason. A block is recorded once for each signature, not at every step.
 
 The files, in the order in which a call meets them:
 
-* `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype,
-  autocast.
-* `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
-* `guards`: the state of all that, as flat marks. Other marks, another program.
-* `content`: what one Python object holds, or why that cannot be read.
-* `watch`: what Python itself does while the block is recorded: it reads globals, random numbers, a tensor's data; it
-  applies Functions and calls collectives.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
-* `functions`: a call of an `autograd.Function` as an operator; `application`: what such a call does inside.
-* `registration`: what the user tells of a Function; which operator of ATen one is like, by its name.
+* `application`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
-* `geometry`: where a view lies in memory; `pieces`: whether two tensors have the same bits.
-* `parameters`: the block's parameters by index.
-* `recording`: what is written down: values, operators, positions of the pack hook.
-* `draws`: which operators draw random numbers, and from which state; `generators`: to put a generator into a state.
-* `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
-* `labels`: what the user would call a value: the module and the tensor.
-* `roles`: which layer a value belongs to, read off the operators.
+* `draws`: which operators draw random numbers, and from which state.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
-* `replay`: runs one recorded operator again; backward uses it too.
-* `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
-* `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value.
-* `stand_in`: gives backward a parameter with its attributes.
+* `labels`: what the user would call a value: the module and the tensor.
+* `roles`: which layer a value belongs to, read off the operators.
 
-Rules of this room, cited where they are obeyed:
+What is written down is in `program/`, what it depends on besides tensors in `python_state/`.
+
+Rules of this room and of these two, cited where they are obeyed:
 
 1. The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would draw
    other random numbers and fire module hooks twice.

@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.functions import FunctionCall, autocast_now, changes, place_of
-from ds_adacc.record.guards import Guards
-from ds_adacc.record.known import admit, storage_of
-from ds_adacc.record.pieces import pieces, same_bits
-from ds_adacc.record.ran import Ran
-from ds_adacc.record.recording import COLLECTIVE
-from ds_adacc.record.registration import is_attention
-from ds_adacc.record.schema import (
+from ds_adacc.program.functions import FunctionCall, autocast_now, changes, place_of
+from ds_adacc.program.pieces import pieces, same_bits
+from ds_adacc.program.recording import COLLECTIVE
+from ds_adacc.program.registration import is_attention
+from ds_adacc.program.schema import (
     OPAQUE,
     has_dynamic_shape,
     refusal_of,
@@ -23,7 +20,10 @@ from ds_adacc.record.schema import (
     tensors_in,
     written_tensors,
 )
-from ds_adacc.record.watch import Place, marks_of
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.watch import Place, marks_of
+from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.ran import Ran
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
-from ds_adacc.record.closure import Closure
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.saved import Slot, keep, unpack
+from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.recorder import Recorder
-from ds_adacc.record.recording import Recording
 from ds_adacc.record.roles import assign_roles
-from ds_adacc.record.saved import Slot, keep, unpack
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.verify import without_inaccessible
-from ds_adacc.record.watch import Watch
 
 
 class LateSlot:

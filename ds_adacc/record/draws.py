@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.generators import default_generators, same_state
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Draw, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.program.generators import default_generators, same_state
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, ValueRef
 
 
 class Draws:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.closure import Closure
-from ds_adacc.record.geometry import Geometry, span
-from ds_adacc.record.recording import ParameterRef, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.recording import ParameterRef, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.tensors import RecordedTensors
 
 

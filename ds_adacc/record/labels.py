@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.record.closure import Closure
-from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.python_state.closure import Closure
 
 _CALL = nn.Module._call_impl.__code__  # each call of a module has one frame of this function
 _RECORDER = ("ds_adacc.record.capture", "capture")  # what called it is not the block's

@@ -11,18 +11,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.record.application import Application
-from ds_adacc.record.closure import Closure
-from ds_adacc.record.compiled import KERNEL, in_compiled_code
-from ds_adacc.record.draws import Draws
-from ds_adacc.record.functions import as_tuple, attributes, why_not_one
-from ds_adacc.record.generators import unmoved
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
-from ds_adacc.record.labels import Labels
-from ds_adacc.record.parameters import Parameters
-from ds_adacc.record.ran import Ran
-from ds_adacc.record.recording import (
+from ds_adacc.program.functions import as_tuple, attributes, why_not_one
+from ds_adacc.program.generators import unmoved
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.parameters import Parameters
+from ds_adacc.program.recording import (
     COLLECTIVE,
     COMPILED,
     UNINITIALISED,
@@ -32,8 +25,8 @@ from ds_adacc.record.recording import (
     Recording,
     ValueRef,
 )
-from ds_adacc.record.registration import registration_of
-from ds_adacc.record.schema import (
+from ds_adacc.program.registration import registration_of
+from ds_adacc.program.schema import (
     MASKS,
     OPAQUE,
     by_look,
@@ -47,6 +40,13 @@ from ds_adacc.record.schema import (
     with_dtype,
     written_tensors,
 )
+from ds_adacc.python_state.closure import Closure
+from ds_adacc.record.application import Application
+from ds_adacc.record.compiled import KERNEL, in_compiled_code
+from ds_adacc.record.draws import Draws
+from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
+from ds_adacc.record.labels import Labels
+from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference, unsure
 
 _OVERWRITTEN = "what it makes is overwritten in place"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.record.geometry import Geometry, span
-from ds_adacc.record.recording import Recording
-from ds_adacc.record.replay import replay
+from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.replay import replay
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from ds_adacc import planner
 from ds_adacc.report.choices import choices
 
 if TYPE_CHECKING:  # a journal is shown without torch
-    from ds_adacc.record.recording import Recording
+    from ds_adacc.program.recording import Recording
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
-from ds_adacc.record.generators import unmoved
+from ds_adacc.program.generators import unmoved
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.report.decision import Decision, decision_of, span
 

@@ -14,7 +14,7 @@ from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codecs import CodecMaker
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 
 
 class Binder:

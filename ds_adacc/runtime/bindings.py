@@ -13,7 +13,7 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import is_lossy
 from ds_adacc.plan.other_sizes import OtherSizes
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials

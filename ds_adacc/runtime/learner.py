@@ -8,10 +8,10 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.profiler import Profiler
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.signature import sizes_of
+from ds_adacc.python_state.guards import unreadable
 from ds_adacc.record.capture import Capture
-from ds_adacc.record.guards import unreadable
-from ds_adacc.record.recording import Recording
-from ds_adacc.record.signature import sizes_of
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings

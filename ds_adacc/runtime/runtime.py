@@ -26,12 +26,12 @@ from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
+from ds_adacc.program.saved import unpack
+from ds_adacc.program.signature import ambient, describe, flatten, refusal, sizes_of, surroundings
+from ds_adacc.python_state.closure import Closure, closure_of, with_modules
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.watch import Watch, marks_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import Closure, closure_of, with_modules
-from ds_adacc.record.guards import Guards
-from ds_adacc.record.saved import unpack
-from ds_adacc.record.signature import ambient, describe, flatten, refusal, sizes_of, surroundings
-from ds_adacc.record.watch import Watch, marks_of
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal

@@ -38,7 +38,7 @@ from ds_adacc.plan.other_sizes import OtherSizes
 from ds_adacc.plan.plan import LiveSet, Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.record.recording import Recording
+from ds_adacc.program.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review

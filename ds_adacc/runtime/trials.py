@@ -23,8 +23,8 @@ from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
 from ds_adacc.profile.probe import Measure, Probe, refusal
+from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
-from ds_adacc.record.recording import Recording
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Purpose, Step
 

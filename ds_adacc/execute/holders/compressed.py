@@ -6,8 +6,8 @@ import torch
 
 from ds_adacc.execute.holders.restored import Restored
 from ds_adacc.kernels import Codec
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.saved import never_saved
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.saved import never_saved
 
 
 class Compressed(Restored):

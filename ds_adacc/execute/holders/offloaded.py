@@ -8,9 +8,9 @@ import torch
 
 from ds_adacc.execute.holders.restored import Restored
 from ds_adacc.execute.host_offload import Offloads
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.replay import modified
-from ds_adacc.record.saved import never_saved
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.replay import modified
+from ds_adacc.program.saved import never_saved
 
 
 class Offloaded(Restored):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ds_adacc.record.replay import Rerun, modified, replay
-from ds_adacc.record.saved import Holder, Retained
+from ds_adacc.program.replay import Rerun, modified, replay
+from ds_adacc.program.saved import Holder, Retained
 
 
 class Replay:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ds_adacc.record.geometry import Geometry
+from ds_adacc.program.geometry import Geometry
 
 
 class Restored(ABC):

@@ -5,7 +5,7 @@ import torch
 import zoo
 from recorded import profile_of, random_policy, record, under
 
-import ds_adacc.record.replay
+import ds_adacc.program.replay
 import ds_adacc.record.verify
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
@@ -149,7 +149,7 @@ def test_operator_whose_replay_raises_is_not_replayed(monkeypatch, error):
     def replay(op, root, parameters):
         if op.short_name == "gelu":
             raise error("no")
-        return ds_adacc.record.replay.replay(op, root, parameters)
+        return ds_adacc.program.replay.replay(op, root, parameters)
 
     monkeypatch.setattr(ds_adacc.record.verify, "replay", replay)
     recording = record(*zoo.example("gpt"))

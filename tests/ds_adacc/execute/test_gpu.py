@@ -8,7 +8,7 @@ from recorded import profile_of, record, tensors_of, under
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
-from ds_adacc.record.saved import unpack
+from ds_adacc.program.saved import unpack
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ from ds_adacc.config import load
 from ds_adacc.profile import measure
 from ds_adacc.profile.block_graph import Workspace
 from ds_adacc.profile.codecs import CodecMaker
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import Position, RecordedValue, Recording, ValueRef
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.recording import Position, RecordedValue, Recording, ValueRef
 from ds_adacc.record.tensors import RecordedTensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

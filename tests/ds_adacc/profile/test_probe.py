@@ -16,9 +16,9 @@ from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.probe import Probe, main_output, refusal, relative_error
+from ds_adacc.program.saved import unpack
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.saved import unpack
 
 MAKER = CodecMaker(load({"adacc": {"codecs": "auto"}}))
 

@@ -14,8 +14,8 @@ from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from recorded import profile_of, record, under
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ds_adacc import planner
-from ds_adacc.record.schema import reveals_data
+from ds_adacc.program.schema import reveals_data
 
 KINDS = (*attention.OPERATORS, "function")
 STATES = {"flash": 2, "cudnn": 2, "efficient": 2, "flash_attn": 1, "function": 1}

@@ -12,9 +12,9 @@ import zoo
 from recorded import record, tensors_of
 from torch import nn
 
+from ds_adacc.python_state.closure import closure_of
+from ds_adacc.python_state.guards import guards_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.guards import guards_of
 
 
 def labels(recording):

@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.record.closure import closure_of
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.runtime.runtime import Runtime
 
 

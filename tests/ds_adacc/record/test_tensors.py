@@ -7,9 +7,9 @@ from recorded import tensors_of
 from storages import Storages
 
 from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.program.recording import ValueRef
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.recording import ValueRef
 from ds_adacc.record.tensors import RecordedTensors
 
 

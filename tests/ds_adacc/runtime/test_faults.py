@@ -12,15 +12,15 @@ from storages import Storages
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import ds_adacc.record.replay
+import ds_adacc.program.replay
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.hooks import ending_backward, ending_step
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
@@ -219,7 +219,7 @@ def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, er
         if op.short_name == "rand_like":
             torch.rand(3)
             raise error("fault")
-        return ds_adacc.record.replay.replay(op, *others)
+        return ds_adacc.program.replay.replay(op, *others)
 
     noisy = nn.Sequential(block, Noisy())
     torch.manual_seed(4)

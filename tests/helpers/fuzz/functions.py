@@ -12,9 +12,9 @@ from recorded import profile_of, random_policy, tensors_of, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.program.functions import FunctionCall
+from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.functions import FunctionCall
 
 SHAPE = (3, 4)
 # What a Function does besides; each by itself leaves it replayable, or has it refused.

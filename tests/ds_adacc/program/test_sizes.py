@@ -6,10 +6,10 @@ import zoo
 from recorded import profile_of, record, under
 
 from ds_adacc import planner
-from ds_adacc.record.closure import closure_of
-from ds_adacc.record.formula import Formula, Variables, fit
-from ds_adacc.record.signature import ambient, describe, flatten, sizes_of
-from ds_adacc.record.sizes import Example, OpenProgram, fits
+from ds_adacc.program.formula import Formula, Variables, fit
+from ds_adacc.program.signature import ambient, describe, flatten, sizes_of
+from ds_adacc.program.sizes import Example, OpenProgram, fits
+from ds_adacc.python_state.closure import closure_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ds_adacc.record.geometry import Geometry
+from ds_adacc.program.geometry import Geometry
 
 PIECE = 1 << 17  # elements; 1 MiB in double precision
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

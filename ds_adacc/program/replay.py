@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.functions import FunctionCall
-from ds_adacc.record.generators import drawing_again
-from ds_adacc.record.recording import ParameterRef, RecordedOp, ValueRef
+from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.generators import drawing_again
+from ds_adacc.program.recording import ParameterRef, RecordedOp, ValueRef
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
 _REFERENCES = (ValueRef, ParameterRef)

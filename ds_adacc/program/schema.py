@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.recording import COLLECTIVE, UNINITIALISED, Constant, RecordedOp
+from ds_adacc.program.recording import COLLECTIVE, UNINITIALISED, Constant, RecordedOp
 
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed

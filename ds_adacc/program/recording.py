@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.geometry import Geometry
+from ds_adacc.program.geometry import Geometry
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`

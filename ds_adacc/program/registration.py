@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from ds_adacc.config.presets import ROLES
-from ds_adacc.record.functions import FunctionCall, has_setup_context
-from ds_adacc.record.recording import RecordedOp, ValueRef
+from ds_adacc.program.functions import FunctionCall, has_setup_context
+from ds_adacc.program.recording import RecordedOp, ValueRef
 
 _REPLAY = ("auto", "never", "operators")
 _ATTENTION = "scaled_dot_product"

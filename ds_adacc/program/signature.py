@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ds_adacc.record.functions import autocast_now
-from ds_adacc.record.guards import Look, snapshot
+from ds_adacc.program.functions import autocast_now
+from ds_adacc.python_state.guards import Look, snapshot
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:

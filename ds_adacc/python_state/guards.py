@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ds_adacc.record.content import (
+from ds_adacc.python_state.content import (
     SCALARS,
     Items,
     Unreadable,

@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc import planner, register_function
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.record.functions import FunctionCall
+from ds_adacc.program.functions import FunctionCall
 
 factor = 2.0
 counter = [0]

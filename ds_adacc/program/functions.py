@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.content import SCALARS, is_library
-from ds_adacc.record.guards import Guards, guards_of_values
-from ds_adacc.record.recording import FUNCTION
-from ds_adacc.record.watch import Place, marks_of
+from ds_adacc.program.recording import FUNCTION
+from ds_adacc.python_state.content import SCALARS, is_library
+from ds_adacc.python_state.guards import Guards, guards_of_values
+from ds_adacc.python_state.watch import Place, marks_of
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ds_adacc.record.formula import Variables, fit
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.recording import CONSTANTS, RecordedValue, Recording, put, take, with_arguments
+from ds_adacc.program.formula import Variables, fit
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.recording import CONSTANTS, RecordedValue, Recording, put, take, with_arguments
 
 Sizes = tuple[int, ...]
 

@@ -7,7 +7,7 @@ from recorded import profile_of, random_policy, record, under
 
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.record.functions import FunctionCall
+from ds_adacc.program.functions import FunctionCall
 
 pytestmark = pytest.mark.gpu
 

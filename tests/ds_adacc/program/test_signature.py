@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ds_adacc.record.signature import ambient, describe, differ_in_sizes, flatten
+from ds_adacc.program.signature import ambient, describe, differ_in_sizes, flatten
 
 
 def test_keyword_arguments_in_any_order_are_one_call():

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.record.content import is_known_by_identity, items_of
-from ds_adacc.record.guards import LONGEST, Guards, guards_of, snapshot
+from ds_adacc.python_state.content import is_known_by_identity, items_of
+from ds_adacc.python_state.guards import LONGEST, Guards, guards_of, snapshot
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3

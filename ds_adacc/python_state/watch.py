@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._dynamo.eval_frame import skip_code
 
-from ds_adacc.record.content import is_library
-from ds_adacc.record.guards import Guards, guards_of_values
+from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from ds_adacc.record.geometry import Geometry
-from ds_adacc.record.replay import live, modified
-from ds_adacc.record.stand_in import StandIn
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.replay import live, modified
+from ds_adacc.program.stand_in import StandIn
 
 UNPLANNED = "unplanned"  # the name of a value that no plan knows
 

@@ -1,0 +1,17 @@
+"""A block's program: what it consists of, how one operator of it runs again, and what it is at other input sizes.
+
+A program has operators (ATen calls, and calls of `autograd.Function`), values (tensors), and the order in which
+autograd saves them. `record/` writes it down; the rooms above read it and replay parts of it. The rules cited here are
+those of `record/`.
+
+* `recording`: the program: values, operators, positions of the pack hook; `parameters`: the block's, by index.
+* `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
+* `geometry`: where a view lies in memory; `pieces`: whether two tensors have the same bits.
+* `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
+* `functions`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of a Function, and
+  which operator of ATen one is like, by its name.
+* `replay`: runs one operator again; `generators`: puts a random generator into a state.
+* `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
+  backward a parameter with its attributes.
+* `sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the sizes.
+"""

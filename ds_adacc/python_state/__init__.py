@@ -1,0 +1,11 @@
+"""What a block's program depends on besides tensors: numbers, attributes, globals, and whatever else Python can reach.
+
+A Python number is a constant of a recorded program. So this state is read before every call, and if any of it has
+changed, the program is not used. The rules cited here are those of `record/`; Rule 8 is the main one.
+
+* `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
+* `guards`: the state of all that, as flat marks. Other marks, another program.
+* `content`: what one Python object holds, or why that cannot be read.
+* `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
+  applies Functions and calls collectives.
+"""
