@@ -7,22 +7,25 @@ The kernels of a Function may write by address, unseen by the dispatcher. So the
 from __future__ import annotations
 
 import enum
+import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_library
-from ds_adacc.python_state.guards import Guards, guards_of_values
-from ds_adacc.python_state.watch import Place, marks_of
+from ds_adacc.python_state.guards import guards_of_values
+from ds_adacc.python_state.watch import Place
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
 
 _PLAIN = (*SCALARS, enum.Enum, torch.Generator, torch.memory_format, torch.layout)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; the operator inside is recorded
 
 
@@ -30,32 +33,20 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 class FunctionCall:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
-    `saved`: how many tensors a call saves for backward. `places`: what its forward reads besides its arguments, and
-    `marks`: what was there when it was recorded.
+    `saved`: how many tensors a call saves for backward.
     """
 
     cls: type[torch.autograd.Function]
     saved: int
-    places: Mapping[str, Place] = field(repr=False)
-    marks: Guards = field(repr=False)
 
     def __str__(self) -> str:
         return f"{FUNCTION}.{self.cls.__name__}.{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, *args: Any, needs_input_grad: tuple[bool, ...], autocast: Autocast) -> tuple[Any, ...]:
-        """What forward returns, and after it what it saves. In grad mode: what `apply` returns.
-
-        Raises RuntimeError if what forward reads besides its arguments has changed.
-        """
+        """What forward returns, and after it what it saves. In grad mode: what `apply` returns."""
         if torch.is_grad_enabled():  # to look at its backward
             with _autocast(autocast):
                 return as_tuple(self.cls.apply(*args))
-        changed = changes(self.marks, marks_of(self.places))
-        if changed is not None:
-            raise RuntimeError(
-                f"{self.cls.__name__} cannot be replayed: {changed}, which its forward reads, has changed between "
-                "forward and backward. Give it as an argument, or change it after backward"
-            )
         context = self.cls._backward_cls()
         context.needs_input_grad = needs_input_grad
         with torch.no_grad(), _autocast(autocast):
@@ -79,20 +70,34 @@ def has_setup_context(cls: type[torch.autograd.Function]) -> bool:
     return cls.setup_context is not torch.autograd.Function.setup_context
 
 
-def why_not_one(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:
+    """The names of what `apply` takes."""
+    names = tuple(inspect.signature(cls.forward).parameters)
+    return names if has_setup_context(cls) else names[1:]
+
+
+def by_position(
+    cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """What `apply` was given, in the order of forward's arguments. Torch lets none before a named one be left out."""
+    return (*args, *(kwargs[name] for name in arguments_of(cls)[len(args) :] if name in kwargs)) if kwargs else args
+
+
+def why_not_one(
+    cls: type[torch.autograd.Function], args: tuple[Any, ...], is_guarded: Callable[[Any], bool]
+) -> str | None:
     """Why this call is no operator of its own, but its operators are recorded one by one; None if it is one.
 
-    An object among its arguments may hold anything, and may be another one at the next call.
+    An object among its arguments may hold anything, and may be another one at the next call. So may a class that is
+    made inside a function, unless it is one that the block's guards know: `is_guarded` tells.
     """
     if cls.__module__ == _OF_CUSTOM_OPERATORS or not issubclass(cls, torch.autograd.Function):
         return ""
-    if kwargs:
-        return "it is given arguments by name"
     strange = next(_strange(args), None)
     if strange is not None:
         return f"it takes a {strange.__name__}"
-    if not _is_found_again(cls) and len(guards_of_values({"": cls})) > 1:
-        return "its class is made inside a function, and refers to what is there"
+    if not (_is_found_again(cls) or is_guarded(cls)) and len(guards_of_values({"": cls})) > 1:
+        return "its class is made inside a function at each call, and refers to what is there"
     return None
 
 
@@ -101,8 +106,15 @@ def _strange(tree: Any) -> Iterator[type]:
     if type(tree) in (tuple, list, torch.Size):
         for item in tree:
             yield from _strange(item)
-    elif not isinstance(tree, torch.Tensor) and not isinstance(tree, _PLAIN):
+    elif not isinstance(tree, (torch.Tensor, *_PLAIN)) and not (isinstance(tree, _FUNCTIONS) and _is_constant(tree)):
         yield type(tree)
+
+
+def _is_constant(function: types.FunctionType | types.BuiltinFunctionType) -> bool:
+    """Whether the function holds nothing: what it reads elsewhere is guarded when it runs."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return isinstance(function.__self__, types.ModuleType | type | None)
+    return not (function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)
 
 
 def _is_found_again(cls: type) -> bool:
@@ -115,20 +127,16 @@ def _is_found_again(cls: type) -> bool:
 
 def place_of(cls: type) -> dict[str, Place]:
     """Where the class of a user's Function is found, by a name for messages: it may have state of its own."""
-    if is_library(cls.__module__) or not _is_found_again(cls):
+    full_name = f"{cls.__module__}.{cls.__qualname__}"
+    if is_library(cls.__module__):
         return {}
+    if not _is_found_again(cls):
+        return {full_name: ({full_name: cls}, full_name)}
     owner: Any = sys.modules[cls.__module__]
     *outer, name = cls.__qualname__.split(".")
     for each in outer:
         owner = getattr(owner, each)
-    return {f"{cls.__module__}.{cls.__qualname__}": (vars(owner), name)}
-
-
-def changes(before: Guards, after: Guards) -> str | None:
-    """The name of something that differs in the two; None if nothing does."""
-    if before == after:
-        return None
-    return next(name for name in {**before, **after} if before.get(name, marks_of) != after.get(name, marks_of))
+    return {full_name: (vars(owner), name)}
 
 
 def autocast_now() -> Autocast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.record.python_reads import PythonReads
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
@@ -115,6 +117,7 @@ class RecordedOp:
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule 4). All are replayed together. The values after the write are the last of `outputs`.
+    `python_reads`: what its kernel reads besides its arguments, if that is Python.
     """
 
     index: int
@@ -126,6 +129,7 @@ class RecordedOp:
     draw: Draw | None = None
     bases: tuple[RecordedOp, ...] = ()
     written: tuple[int, ...] = ()
+    python_reads: PythonReads | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -253,7 +257,8 @@ class Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
         numbers = iter(other.constants)
         # A Function may be another class in each block.
-        own = [replace(op, func=its.func) for op, its in zip(self.ops, other.ops, strict=True)]
+        pairs = zip(self.ops, other.ops, strict=True)
+        own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
         ops = with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
@@ -323,6 +328,8 @@ def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
         return tree.type
     if isinstance(tree, torch.Generator):
         return "generator", tree.device.type
+    if isinstance(tree, types.FunctionType | types.BuiltinFunctionType):  # whose text has its address
+        return "function", tree.__module__, tree.__qualname__
     if isinstance(tree, ValueRef) and tree.index in dynamic:
         return "dynamic", tree.index
     if type(tree) in CONSTANTS:

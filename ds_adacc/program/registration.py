@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from ds_adacc.config.presets import ROLES
-from ds_adacc.program.functions import FunctionCall, has_setup_context
+from ds_adacc.program.functions import FunctionCall, arguments_of
 from ds_adacc.program.recording import RecordedOp, ValueRef
 
 _REPLAY = ("auto", "never", "operators")
@@ -87,12 +86,6 @@ def is_attention(cls: type[torch.autograd.Function]) -> bool:
 def computes_only(cls: type[torch.autograd.Function]) -> bool:
     """Whether its backward may be run by itself. That of a parallel Linear may hold a collective."""
     return _PLACE in vars(cls) or like(cls) not in (None, "linear")
-
-
-def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:
-    """The names of what `apply` takes."""
-    names = tuple(inspect.signature(cls.forward).parameters)
-    return names if has_setup_context(cls) else names[1:]
 
 
 def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:

@@ -62,6 +62,8 @@ def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
 
 
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if op.python_reads is not None:
+        op.python_reads.check(op.short_name)
     args = [tensor_of(arg) if type(arg) in _REFERENCES else _resolve(arg, tensor_of) for arg in op.args]
     kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
     is_cast = torch._C._is_any_autocast_enabled() and not isinstance(op.func, FunctionCall)  # that casts as in forward

@@ -14,7 +14,7 @@ OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
-_OF_TORCH = ("aten", "prims")
+OF_TORCH = ("aten", "prims")  # the namespaces of its own operators
 _OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags
 # Parts of the names of collectives that other packages define as operators.
 _COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
@@ -94,7 +94,7 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
         return OPAQUE
     if func.namespace in _COLLECTIVES:
         return COLLECTIVE
-    if func.namespace not in _OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
+    if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
         return COLLECTIVE
     if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"

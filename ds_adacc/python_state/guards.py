@@ -109,6 +109,12 @@ def moved(before: Guards, after: Guards) -> set[str] | None:
     return names if all(_is_number(before[name]) and _is_number(after[name]) for name in names) else None
 
 
+def holds(marks: Guards, value: Any) -> bool:
+    """Whether one of the marks is that of this very object, which is one that is known by identity."""
+    mark = _token(value)
+    return any(each is mark for each in marks.values())
+
+
 def unreadable(marks: Any, name: str = "") -> str | None:
     """The first object in the marks, or in a key that holds some, whose content could not be read: name and reason."""
     if isinstance(marks, Unreadable):

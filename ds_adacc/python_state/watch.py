@@ -36,15 +36,6 @@ _APPLY = torch.autograd.Function.apply.__func__.__code__
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
 
-class Running(Protocol):
-    """A call of an `autograd.Function` that is an operator of the program. `places`: what is known that it reads."""
-
-    places: dict[str, Place]
-
-    def reads(self, places: Mapping[str, Place]) -> None:
-        """A function begins inside, which reads these places."""
-
-
 class Listener(Protocol):
     """What a watch tells of."""
 
@@ -54,8 +45,11 @@ class Listener(Protocol):
     def note_collective(self) -> None:
         """Python calls a collective, perhaps inside an operator of the user's."""
 
-    def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Running | None:
-        """`cls.apply` is called. None: the listener does not want to know when it ends, but of those inside."""
+    def note_places(self, places: Mapping[str, Place]) -> None:
+        """A function begins, perhaps inside an operator of the user's, which reads these places."""
+
+    def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """`cls.apply` is called. False: the listener does not want to know when it ends, but of those inside."""
 
     def function_ends(self, result: Any, raised: bool) -> None:
         """The Function has returned, or raised."""
@@ -88,7 +82,6 @@ class Watch:
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
         self._applying: types.FrameType | None = None  # of the outermost Function that runs
-        self._running: Running | None = None
         self._raised = False
 
     @staticmethod
@@ -103,7 +96,7 @@ class Watch:
 
     def stop(self) -> None:
         sys.setprofile(None)
-        self._listener = self._importing = self._applying = self._running = None
+        self._listener = self._importing = self._applying = None
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
@@ -113,8 +106,8 @@ class Watch:
             known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
             if known is None:
                 known = self._codes[id(frame.f_code)] = self._look_at(frame)
-            if self._running is not None and known.places:
-                self._running.reads(known.places)
+            if known.places and self._listener is not None:
+                self._listener.note_places(known.places)
             if known.is_collective and self._listener is not None:
                 self._listener.note_collective()
         elif event == "c_call":
@@ -125,17 +118,15 @@ class Watch:
         elif frame is self._applying:
             self._raised = self._raised or event == "c_exception"
             if event == "return":
-                self._applying = self._running = None
+                self._applying = None
                 self._listener.function_ends(called, self._raised)
 
     def _note_function(self, frame: types.FrameType) -> None:
         """A Function is applied. Those that are applied within another one are part of it."""
         if self._applying is None and self._listener is not None:
             given = frame.f_locals
-            self._running = self._listener.function_begins(given["cls"], given["args"], given["kwargs"])
-            if self._running is not None:
+            if self._listener.function_begins(given["cls"], given["args"], given["kwargs"]):
                 self._applying, self._raised = frame, False
-                self.add(self._running.places)
 
     def _look_at(self, frame: types.FrameType) -> _Code:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name

@@ -63,8 +63,10 @@ Rules of this room and of these two, cited where they are obeyed:
     context of its own, below autograd, but under the autocast of forward, and in verifying on memory filled with a
     pattern. Looking on tells why it must not be replayed: a collective, data read into Python, state that it changes,
     other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
-    Python is guarded (Rule 8), and must be the same when it is replayed. A Function that takes objects may depend on
-    anything: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of `apply`.
+    Python is guarded (Rule 8), and must be the same when it is replayed; so must what the kernels of `torch.library`'s
+    operators read. A Function that takes objects may depend on anything, and so may one whose class is made anew at
+    each call: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of
+    `apply`.
 16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them on

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ds_adacc.program.functions import FunctionCall, autocast_now, changes, place_of
+from ds_adacc.program.functions import FunctionCall, autocast_now, place_of
+from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.pieces import pieces, same_bits
 from ds_adacc.program.recording import COLLECTIVE
 from ds_adacc.program.registration import is_attention
@@ -20,9 +21,8 @@ from ds_adacc.program.schema import (
     tensors_in,
     written_tensors,
 )
-from ds_adacc.python_state.guards import Guards
-from ds_adacc.python_state.watch import Place, marks_of
 from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.python_reads import PythonReads
 from ds_adacc.record.ran import Ran
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
@@ -33,7 +33,7 @@ class Application:
 
     `states`: of the random generators, before. `packed`: what autograd has saved, with the generators' states then.
     `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data. `reads_data`: Python has read data.
-    `places`: what its forward reads besides its arguments; `marks`: what was there before it ran.
+    `python_reads`: what its forward reads besides its arguments.
     """
 
     def __init__(
@@ -46,8 +46,7 @@ class Application:
         self.refusal: str | None = None
         self.is_dynamic = False
         self.reads_data = False
-        self.places: dict[str, Place] = {}
-        self.marks: Guards = {}
+        self.python_reads = PythonReads(place_of(cls))
         self._made: set[int] = set()
         self._written: dict[int, torch.Tensor] = {}
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
@@ -55,13 +54,6 @@ class Application:
             admit(tensor)
         self._given = {storage_of(tensor) for tensor in given}
         self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
-        self.reads(place_of(cls))
-
-    def reads(self, places: Mapping[str, Place]) -> None:
-        """Note a function that begins inside, and what it reads."""
-        new = {name: place for name, place in places.items() if name not in self.places}
-        self.places.update(new)
-        self.marks.update(marks_of(new))
 
     def note(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         """Note an operator that has run inside."""
@@ -81,7 +73,7 @@ class Application:
         self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
         if not all(map(self._is_own, read)):
             self.refuse("it reads a tensor that is not among its arguments")
-        for tensor in written_tensors(func, given):
+        for tensor in _overwritten(func, given):
             if storage_of(tensor) not in self._made:
                 self._written.setdefault(storage_of(tensor), tensor)
         self._made.update({*map(storage_of, outputs)} - {*map(storage_of, read)})
@@ -98,7 +90,7 @@ class Application:
             if tensor._version != version or not _have_same_bits(bits, tensor.detach()):
                 self._written.setdefault(storage_of(tensor), tensor)
         self._before.clear()
-        changed = changes(self.marks, marks_of(self.places))
+        changed = self.python_reads.changed()
         if changed is not None:
             self.refuse(f"it keeps state: {changed} changes")
         made = (*results, *(tensor for tensor, _ in self.packed))
@@ -112,7 +104,7 @@ class Application:
         outputs = (*results, *saved)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(
-            func=FunctionCall(self.cls, len(saved), self.places, self.marks),
+            func=FunctionCall(self.cls, len(saved)),
             args=encode(self.args),
             kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
             given=(self.args, {}),
@@ -123,10 +115,23 @@ class Application:
             dynamic=self.is_dynamic,
             saved=len(saved),
             handed_on=small_integers(outputs) if is_attention(self.cls) else frozenset(),
+            python_reads=self.python_reads,
         )
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._given or storage_of(tensor) in self._made
+
+
+def _overwritten(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
+    """The tensors whose data the operator overwrites. Triton's interpreter points tensors at its arguments' memory."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet is torch.ops.aten.set_:  # it gives a tensor other memory, and leaves all memory as it is
+        return []
+    if packet is torch.ops.aten.copy_:
+        to, source, *_ = given[0]
+        if storage_of(to) == storage_of(source) and Geometry.of(to, 0) == Geometry.of(source, 0):  # onto itself
+            return []
+    return written_tensors(func, given)
 
 
 def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -87,7 +87,7 @@ class _RecordingHook:
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule 1)."""
     recorder = Recorder(name, inputs, found)
-    hook, watch = _RecordingHook(recorder), Watch(recorder)
+    hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
@@ -98,7 +98,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
         recording = without_inaccessible(_sound(recorder.recording()))
-        recorder.known.tensors.complete(recording)
+        recorder.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.labels.give(assign_roles(recording, recorder.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)

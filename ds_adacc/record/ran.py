@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ds_adacc.record.python_reads import PythonReads
+
 
 @dataclass
 class Ran:
@@ -15,7 +17,8 @@ class Ran:
 
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
     generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
-    data. `handed_on`: the numbers of the outputs that are generators' states (Rule 16).
+    data. `handed_on`: the numbers of the outputs that are generators' states (Rule 16). `python_reads`: what its kernel
+    has read besides its arguments, if that is Python.
     """
 
     func: Callable[..., Any]
@@ -29,3 +32,4 @@ class Ran:
     dynamic: bool
     saved: int = 0
     handed_on: frozenset[int] = frozenset()
+    python_reads: PythonReads | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.program.functions import as_tuple, attributes, why_not_one
+from ds_adacc.program.functions import as_tuple, attributes, by_position, why_not_one
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import Parameters
@@ -28,6 +28,7 @@ from ds_adacc.program.recording import (
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
     MASKS,
+    OF_TORCH,
     OPAQUE,
     by_look,
     generator_states,
@@ -41,11 +42,14 @@ from ds_adacc.program.schema import (
     written_tensors,
 )
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.guards import holds
+from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.application import Application
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.python_reads import PythonReads, places_of_kernels
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference, unsure
 
@@ -86,10 +90,13 @@ class Recorder(TorchDispatchMode):
         self._is_aside = False  # while it runs operators of its own
         self._fresh = False
         self._has_collective = False  # of the call that is under way
+        self._python_reads: PythonReads | None = None  # of the operator that is under way, if its kernel may be Python
         self._running: Application | None = None
         self._remarks: dict[str, None] = {}
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self._draws = Draws(found.generators(), self.known.values, self.known.tensors)
+        self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
+        self.watch = Watch(self)
 
     # -- what torch calls
 
@@ -112,11 +119,17 @@ class Recorder(TorchDispatchMode):
         with self._noting():
             encoded = self._arguments(func, args, kwargs)
             states = self._draws.states()
+            if getattr(func, "namespace", None) not in OF_TORCH:
+                self._python_reads = PythonReads(places_of_kernels(func))
+                self.watch.add(self._python_reads.places)
         self._has_collective = False
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            reads, self._python_reads = self._python_reads, None
         if self.failure is None:
             with self._noting():
-                self._note(self._ran(func, encoded, (args, kwargs), result, states))
+                self._note(self._ran(func, encoded, (args, kwargs), result, states, reads))
         return result
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -142,23 +155,31 @@ class Recorder(TorchDispatchMode):
         """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""
         self._has_collective = True
 
+    def note_places(self, places: Mapping[str, Place]) -> None:
+        """Note what a function reads that begins inside a Function, or in the kernel of an operator."""
+        reads = self._python_reads if self._running is None else self._running.python_reads
+        if reads is not None:
+            reads.note(places)
+
     def function_begins(
         self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Application | None:
-        """An `autograd.Function` is applied; None if its operators are to be recorded one by one (Rule 15)."""
+    ) -> bool:
+        """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule 15)."""
         if self.failure is not None or self._is_aside or in_compiled_code():
-            return None
-        if registration_of(cls).replay == "operators":
-            return None
-        reason = why_not_one(cls, args, kwargs)
+            return False
+        if self._python_reads is not None or registration_of(cls).replay == "operators":
+            return False  # within an operator's kernel it is a part of that
+        args = by_position(cls, args, kwargs)
+        reason = why_not_one(cls, args, self._is_guarded)
         if reason is not None:
             self._remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
-            return None
+            return False
         with self._noting(), self.aside(), torch.no_grad():
             self._running, self._has_collective = Application(cls, args, self._draws.states()), False
+            self.watch.add(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")
-        return self._running
+        return self._running is not None
 
     def function_ends(self, result: Any, raised: bool) -> None:
         """The Function has returned, or raised an error."""
@@ -208,17 +229,26 @@ class Recorder(TorchDispatchMode):
 
     # -- bookkeeping
 
-    def _ran(self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any) -> Ran:
-        """A call of the dispatcher's."""
+    def _is_guarded(self, thing: Any) -> bool:
+        """Whether the block's guards notice when something else takes its place."""
+        return holds(self._closure.state, thing) or holds(self.watch.marks, thing)
+
+    def _ran(
+        self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any
+    ) -> Ran:
+        """A call of the dispatcher's. `reads`: what its kernel has read of Python."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
         refusal = refusal_of(func, self._tainted, bool(self._bases(written)))
         refusal = COMPILED if self._note_compiled() else COLLECTIVE if self._has_collective else refusal
+        changed = None if reads is None else reads.changed()
+        if changed is not None:
+            refusal = refusal or f"it keeps state: {changed} changes"
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()
         dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
-        return Ran(func, *encoded, given, outputs, states, written, refusal, dynamic, handed_on=handed_on)
+        return Ran(func, *encoded, given, outputs, states, written, refusal, dynamic, 0, handed_on, reads)
 
     def _note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
         """Note what the context of a Function holds: no hook is told of that."""
@@ -253,7 +283,7 @@ class Recorder(TorchDispatchMode):
         bases = self._bases(ran.written)
         draw, unknown = self._draws.of(ran.given, ran.states)
         refusal, (written, makers) = ran.refusal or unknown, (tuple(bases), tuple(bases.values()))
-        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written)
+        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written, ran.python_reads)
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.recording import Recording
+from ds_adacc.program.recording import RecordedOp, RecordedValue
 from ds_adacc.program.replay import replay
 
 
@@ -33,7 +33,9 @@ class RecordedTensors:
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
-        self._recording: Recording | None = None
+        self._values: Sequence[RecordedValue] = ()
+        self._ops: Sequence[RecordedOp] = ()
+        self._parameters: Sequence[torch.Tensor] = ()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,19 +81,20 @@ class RecordedTensors:
         offset = (entry.start - storage.data_ptr()) // entry.geometry.dtype.itemsize
         return alias.set_(storage, offset, entry.geometry.size, entry.geometry.stride)
 
-    def complete(self, recording: Recording) -> None:
-        """From now on, values that have died are rebuilt as the recording says."""
-        self._recording = recording
+    def rebuild_from(
+        self, values: Sequence[RecordedValue], ops: Sequence[RecordedOp], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Values that have died are rebuilt by these operators. While the block is recorded, the sequences grow."""
+        self._values, self._ops, self._parameters = values, ops, parameters
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """The value's tensor, rebuilt if it has died. Only a value that a policy could rebuild may be asked for."""
         tensor = self.at_hand(index)
         if tensor is not None:
             return tensor
-        assert self._recording is not None
-        op = self._recording.ops[self._recording.values[index].producer]
+        op = self._ops[self._values[index].producer]
         inputs = {need: self[need] for need in op.needs}
-        return replay(op, inputs.__getitem__, self._recording.parameters)[op.outputs.index(index)]
+        return replay(op, inputs.__getitem__, self._parameters)[op.outputs.index(index)]
 
     def inputs(self, needs: Iterable[int]) -> dict[int, torch.Tensor]:
         """The tensors of these values, to be used several times."""

@@ -3,9 +3,10 @@
 import pytest
 import torch
 import zoo
-from recorded import tensors_of
+from recorded import profile_of, tensors_of, under
 from storages import Storages
 
+from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.recording import ValueRef
 from ds_adacc.python_state.closure import closure_of
@@ -38,6 +39,23 @@ def test_what_nobody_needs_dies_and_is_rebuilt_to_the_same_bits():
         made[op.outputs[0]] = expected
     for index, tensor in made.items():
         assert torch.equal(found.tensors[index], tensor)
+
+
+def test_a_write_to_what_was_made_of_a_value_that_has_died():
+    """LoRA's sum, say, which Liger-Kernel's RoPE overwrites: both are replayed together."""
+
+    block, x = torch.nn.Module(), torch.randn(64, requires_grad=True)
+    block.forward = lambda x: (x.sin() * 2).relu_() * x
+    expected = zoo.gradients(block, (x,), {})
+    recording = captured(block, x).recording
+    assert [(op.short_name, op.refusal) for op in recording.ops] == [
+        ("sin", None),
+        ("mul", "what it makes is overwritten in place"),
+        ("relu_", None),
+        ("mul", None),
+    ]
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, run))
 
 
 def test_recording_holds_no_more_than_a_forward_and_one_result():

@@ -1,0 +1,74 @@
+"""What a kernel in Python reads besides its arguments: all of it must be there again when the kernel is replayed.
+
+Such kernels are the forward of an `autograd.Function`, and those of operators that are defined by `torch.library`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch._library.custom_ops import OPDEFS
+
+from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.watch import Place, marks_of
+
+
+class PythonReads:
+    """What one call was seen to read.
+
+    `places`: where that is found, by a name for messages. `_marks`: what was there before the call read it.
+    """
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self.places: dict[str, Place] = {}
+        self._marks: Guards = {}
+        self.note(places)
+
+    def note(self, places: Mapping[str, Place]) -> None:
+        """A function begins, which reads these places."""
+        new = {name: place for name, place in places.items() if name not in self.places}
+        self.places.update(new)
+        self._marks.update(marks_of(new))
+
+    def changed(self) -> str | None:
+        """The name of something that is not as it was; None if all of it is."""
+        before, after = self._marks, marks_of(self.places)
+        if before == after:
+            return None
+        return next(name for name in {**before, **after} if before.get(name, self) != after.get(name, self))
+
+    def check(self, operator: str) -> None:
+        """Raises RuntimeError if anything is not as it was: `operator` may make something else now."""
+        changed = self.changed()
+        if changed is not None:
+            raise RuntimeError(
+                f"{operator} cannot be replayed: {changed}, which its forward reads, has changed between forward and "
+                "backward. Give it as an argument, or change it after backward"
+            )
+
+
+def places_of_kernels(func: Any) -> dict[str, Place]:
+    """Where the Python functions are found that run when the operator `func` is called: they may have closures.
+
+    Those of `torch.library.custom_op` and `triton_op`. Torch does not tell which functions `Library.impl` was given.
+    """
+    definition = OPDEFS.get(getattr(func, "_name", None))
+    if definition is None:
+        return {}
+    kernels = (definition._init_fn, *definition._backend_fns.values())
+    found = {f"{kernel.__module__}.{kernel.__qualname__}": kernel for each in kernels for kernel in _users(each)}
+    return {name: (found, name) for name in found}
+
+
+def _users(kernel: Any) -> Iterator[types.FunctionType]:
+    """The user's function that `kernel` is, or those that torch has wrapped into it."""
+    if not isinstance(kernel, types.FunctionType):
+        return
+    if not is_library(kernel.__globals__.get("__name__")):
+        yield kernel
+        return
+    for cell in kernel.__closure__ or ():
+        yield from _users(cell.cell_contents)

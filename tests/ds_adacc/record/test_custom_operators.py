@@ -1,0 +1,97 @@
+"""Operators that are defined by `torch.library`: replayed, or refused for what they write to or keep."""
+
+import re
+import types
+
+import pytest
+import torch
+from functions import batch, check
+from opaque import array
+from recorded import profile_of, under
+from torch import nn
+
+from ds_adacc import planner
+
+counter = [0]
+
+
+@pytest.mark.parametrize("kept", ["global", "cell", "attribute"])
+def test_a_custom_operator_that_keeps_state_is_refused(kept):
+    count, holder = 0, types.SimpleNamespace(count=0)
+
+    @torch.library.custom_op(f"ds_adacc_tests::counts_in_{kept}", mutates_args=())
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        if kept == "global":
+            counter[0] += 1
+        elif kept == "cell":
+            count += 1
+        else:
+            holder.count += 1
+        return x * 3
+
+    counts.register_autograd(
+        lambda ctx, grad: grad * 3 + 0 * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    )
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            return getattr(torch.ops.ds_adacc_tests, f"counts_in_{kept}")(x.tanh()).tanh()
+
+    counter[0] = 0
+    refusals = {op.short_name: op.refusal for op in check(Calls(), batch()).ops}
+    assert refusals["tanh"] is None
+    assert re.fullmatch(r"it keeps state: .*count.* changes", refusals[f"counts_in_{kept}"])
+    assert max(counter[0], count, holder.count) == 11, "once a call: plain, recorded, and under nine policies"
+
+
+def test_what_a_custom_operator_reads_must_not_change_before_backward():
+    scales = [2.0]
+
+    @torch.library.custom_op("ds_adacc_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * scales[0]
+
+    scaled.register_autograd(lambda ctx, grad: grad * 2)
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            return torch.ops.ds_adacc_tests.scaled(x.tanh()).tanh()
+
+    block, x = Calls(), batch()
+    recording = check(block, x)
+    assert all(op.replayable for op in recording.ops)
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    output = run(x)
+    scales[0] = 3.0
+    with pytest.raises(RuntimeError, match=r"scaled cannot be replayed: "):
+        output.sum().backward()
+
+
+def test_custom_operators_are_replayed_and_those_that_write_are_refused():
+    @torch.library.custom_op("ds_adacc_tests::triple", mutates_args=())
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        array(y)[...] = array(x.contiguous()) * 3
+        return y
+
+    @torch.library.custom_op("ds_adacc_tests::triple_", mutates_args={"x"})
+    def triple_(x: torch.Tensor) -> None:
+        array(x)[...] *= 3
+
+    triple.register_autograd(
+        lambda ctx, grad: grad * 3 + 0 * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    )
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            y = triple(x.tanh())
+            z = y.detach().clone()
+            w = z + 1
+            triple_(z)
+            return y * z + w
+
+    refusals = {op.short_name: op.refusal for op in check(Calls(), batch()).ops}
+    assert refusals["triple"] is None and refusals["triple_"] == "writes in place"

@@ -1,0 +1,131 @@
+"""What calls of an `autograd.Function` are operators: with which arguments, and of which classes."""
+
+import pytest
+import torch
+import zoo
+from functions import Block, Plain, batch, check, function_of
+from recorded import profile_of, record, under
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.program.recording import _portable, _without_data
+from ds_adacc.runtime.runtime import Runtime
+
+LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+
+
+class Computed(torch.autograd.Function):
+    """Takes a function."""
+
+    @staticmethod
+    def forward(ctx, x, function):
+        ctx.save_for_backward(x)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3 + 0 * ctx.saved_tensors[0], None
+
+
+def test_objects_among_the_arguments_leave_the_operators_to_be_recorded_one_by_one():
+    scale = 3
+
+    class Computes(nn.Module):
+        def forward(self, x):
+            return Computed.apply(x.tanh(), lambda x: x * scale).tanh()
+
+    recording = check(Computes(), batch())
+    assert [op.short_name for op in recording.ops] == ["tanh", "mul", "tanh"]
+    assert recording.remarks == ("Computed: it takes a function, so its operators are recorded one by one",)
+
+
+@pytest.mark.parametrize("given", [torch.tanh, lambda x: x * 3])
+def test_a_function_that_holds_nothing_may_be_an_argument(given):
+    class Applied(Computed):
+        """Another class."""
+
+    class Computes(nn.Module):
+        def forward(self, x):
+            return Applied.apply(x.tanh(), given).tanh()
+
+    recordings = [check(Computes(), batch(), policies=2) for _ in range(2)]
+    assert function_of(recordings[0]).refusal is None
+    assert recordings[0].digest == recordings[1].digest
+    assert " at 0x" not in repr(_without_data(_portable(function_of(recordings[0])), frozenset()))
+
+
+def test_a_class_that_is_made_inside_a_function_and_refers_to_what_is_there():
+    def of(scale):
+        class Local(Plain):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x * 1)
+                return x * scale
+
+        return Local
+
+    recording = check(Block(of(3.0)), batch())
+    assert function_of(recording).refusal is None and not recording.remarks
+
+    class Makes(nn.Module):
+        """No guard sees the class before it is made."""
+
+        def forward(self, x):
+            return of(x.shape[0]).apply(x)
+
+    recording = check(Makes(), batch())
+    assert recording.remarks == (
+        "Local: its class is made inside a function at each call, and refers to what is there, "
+        "so its operators are recorded one by one",
+    )
+
+
+def test_what_a_local_class_refers_to_may_change():
+    """The block is recorded anew; between forward and backward it is an error."""
+    scales = [2.0]
+
+    class Local(Plain):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x * 1)
+            return x * scales[0]
+
+    work, block, x = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(Local), batch()
+    for scale in (2.0, 2.0, 3.0):
+        scales[0] = scale
+        expected = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+    recording = record(block, (x,), {})
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    output = run(x)
+    scales[0] = 4.0
+    with pytest.raises(RuntimeError, match=r"Local cannot be replayed: .*<scales>.contents\[0\]"):
+        output.sum().backward()
+
+
+class Offset(Plain):
+    """With an argument that is mostly given by name."""
+
+    @staticmethod
+    def forward(ctx, x, offset):
+        ctx.save_for_backward(x * offset)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3 + 0 * ctx.saved_tensors[0], None
+
+
+def test_arguments_by_name():
+    class Named(nn.Module):
+        def forward(self, x):
+            return Offset.apply(x.tanh(), offset=2.0).tanh()
+
+    try:
+        Named()(batch())
+    except TypeError:
+        pytest.skip("this version of torch takes no arguments by name")
+    op = function_of(check(Named(), batch()))
+    assert op.refusal is None and op.args[1:] == (2.0,)
