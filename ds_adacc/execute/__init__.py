@@ -10,6 +10,7 @@ The files, in the order in which a tensor meets them:
 * `block`: what is known of a block, one record for each signature and state of its modules.
 * `bound_policy`: ties a policy to a recording: what to do at each call of the pack hook, what to replay in backward.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
+* `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
 * `holders/`: what stands for a value until backward, one file for each choice.
 * `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.
@@ -44,6 +45,8 @@ Rules of this room, cited where they are obeyed:
     not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
 14. The states of random generators that replays need are noted at the recorded positions, before anything else is done
     there. Backward leaves every generator as it finds it.
+15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
+    rebuilt from that tensor for an operator that backward visits later, backward gets a copy.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ds_adacc.execute.copied import copied
 from ds_adacc.execute.holders import Compressed, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
@@ -31,7 +32,7 @@ class Instruction:
     `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `keeps`: with the
     tensor itself, so that its storage lives as long as the call.
     `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
-    kept any longer, since all their sources are saved (Rule 4).
+    kept any longer, since all their sources are saved (Rule 4). `copy`: backward gets a copy of it (`copied.py`).
     """
 
     value: int | None = None
@@ -48,6 +49,7 @@ class Instruction:
     hold: bool = False
     release: tuple[int, ...] = ()
     states: tuple[tuple[int, torch.Generator], ...] = ()
+    copy: bool = False
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole value, of which `tensor` is the part saved at this position."""
@@ -128,7 +130,7 @@ def bind(
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
     states = states_at([draw for op in replays for draw in recording.ops[op].draws])
-    instructions = _instructions(recording, policy, order, states)
+    instructions = _instructions(recording, policy, order, states, copied(recording, replays))
     inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
@@ -209,7 +211,11 @@ def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses:
 
 
 def _instructions(
-    recording: Recording, policy: Policy, order: tuple[int, ...], states: Mapping[int, Mapping[int, torch.Generator]]
+    recording: Recording,
+    policy: Policy,
+    order: tuple[int, ...],
+    states: Mapping[int, Mapping[int, torch.Generator]],
+    copies: Collection[int],
 ) -> tuple[Instruction, ...]:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -228,7 +234,7 @@ def _instructions(
         for number in range(len(recording.positions))
     )
     return tuple(
-        replace(instruction, states=tuple(states.get(number, {}).items()))
+        replace(instruction, states=tuple(states.get(number, {}).items()), copy=number in copies)
         for number, instruction in enumerate(instructions)
     )
 

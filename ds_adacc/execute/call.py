@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ds_adacc.execute.bound_policy import BoundPolicy, Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.saved import ParameterSlot, Slot, ValueSlot, keep
+from ds_adacc.program.saved import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
 
 class Call:
@@ -81,6 +81,8 @@ class Call:
             slot = None
         elif instruction.value is not None:
             slot = self._save(instruction, tensor)
+            if instruction.copy and slot is not None:
+                slot = CopyingSlot(slot)
         else:
             parameter = self.bound.recording.parameters[instruction.parameter]
             is_it = tensor.data_ptr() == parameter.data_ptr() + instruction.start

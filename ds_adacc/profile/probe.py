@@ -24,7 +24,7 @@ from ds_adacc.program.generators import unmoved
 from ds_adacc.program.pieces import pieces
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
-from ds_adacc.program.saved import Slot
+from ds_adacc.program.saved import CopyingSlot, Slot
 from ds_adacc.program.schema import tensors_in
 from ds_adacc.program.signature import flatten
 from ds_adacc.record.capture import LateSlot
@@ -140,7 +140,7 @@ class Probe:
     def _hold(self, slots: Iterable[Slot]) -> None:
         """Let backward take its tensors from these slots, and leave them as they are."""
         for slot, held in zip(self.slots, slots, strict=True):
-            slot.slot = _Copying(held) if self._copies else held
+            slot.slot = CopyingSlot(held) if self._copies else held
 
     def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
         starts = [*self._of_inputs, *self._of_parameters]
@@ -151,18 +151,6 @@ class Probe:
         inputs = len(self._of_inputs)
         parts = (slice(None, inputs), slice(inputs, None))
         return max(relative_error(gradients[part], exact[part]) for part in parts)
-
-
-class _Copying:
-    """A slot that gives a copy at each time."""
-
-    __slots__ = ("_slot",)
-
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-
-    def unpack(self) -> torch.Tensor:
-        return self._slot.unpack().detach().clone()  # a parameter's copy has none of its attributes
 
 
 class _Arrival(torch.autograd.Function):

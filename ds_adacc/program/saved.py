@@ -76,6 +76,18 @@ class ValueSlot:
         return self.view.view(self.holder.get())
 
 
+class CopyingSlot:
+    """A slot that gives a copy each time, for a backward that may write to what it is given."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    def unpack(self) -> torch.Tensor:
+        return self.slot.unpack().detach().clone()  # a parameter's copy has none of its attributes
+
+
 class ParameterSlot:
     """A saved view of a parameter, taken from the live parameter when backward asks (Rule 5)."""
 

@@ -1,0 +1,46 @@
+"""Of which saved tensors backward gets a copy.
+
+Backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does, which puts its gradient
+there. In plain autograd nobody reads the tensor after that. Here something might be rebuilt from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ds_adacc.program.recording import Position, RecordedOp, Recording, ValueRef
+
+
+def copied(recording: Recording, replays: Sequence[int]) -> frozenset[int]:
+    """The positions of the pack hook of which backward gets a copy, if it runs these `replays`, sorted.
+
+    Backward visits the operators in reverse. So these are the tensors from which something is rebuilt for an operator
+    that comes before the one that saves them. In a block of norms, attention and an MLP there are none.
+    """
+    positions = [(n, p) for n, p in enumerate(recording.positions) if isinstance(p.ref, ValueRef)]
+    savers = {number: _saver(recording, position) for number, position in positions}
+    if not any(savers.values()):
+        return frozenset()
+    first: dict[int, int] = {}  # by value, the first operator whose backward needs it, or something rebuilt from it
+    of_rebuilt: dict[int, int] = {}  # the same without the value itself
+    for _, position in positions:
+        first[position.ref.index] = min(_index(position), first.get(position.ref.index, len(recording.ops)))
+    for op in (recording.ops[index] for index in reversed(replays)):  # what reads a value comes after what makes it
+        needed = min((first[made] for made in op.outputs if made in first), default=len(recording.ops))
+        for need in op.needs:
+            for known in (first, of_rebuilt):
+                known[need] = min(needed, known.get(need, len(recording.ops)))
+    found = ((number, position.ref.index, savers[number]) for number, position in positions)
+    return frozenset(n for n, value, op in found if op is not None and of_rebuilt.get(value, op.index) < op.index)
+
+
+def _saver(recording: Recording, position: Position) -> RecordedOp | None:
+    """The operator that saves the tensor, if its backward is not torch's own."""
+    index = _index(position)
+    op = recording.ops[index] if index < len(recording.ops) else None
+    return op if op is not None and op.python_reads is not None else None
+
+
+def _index(position: Position) -> int:
+    """That of the operator that saves the tensor, or of the one before: of two it is not known which."""
+    return position.ops_done - position.fresh
