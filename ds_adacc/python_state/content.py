@@ -32,7 +32,9 @@ _NAMED += (
     logging.Logger,
 )
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
-_WITHOUT_NUMBERS = frozenset({"torch", "triton", "_thread", "re", "ctypes", "_ctypes", "_abc"})
+_WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_abc"})
+# Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
+_BY_IDENTITY = frozenset({"ds_adacc", "triton"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
 
 Items = list[tuple[Any, Any]]
@@ -86,7 +88,7 @@ def is_known_by_identity(value: Any) -> bool:
     if type(value) is types.BuiltinFunctionType:
         return isinstance(value.__self__, types.ModuleType | type | None)
     package = type(value).__module__.partition(".")[0]
-    return package == "ds_adacc" or (package in _WITHOUT_NUMBERS and not _is_visible(type(value)))
+    return package in _BY_IDENTITY or (package in _WITHOUT_NUMBERS and not _is_visible(type(value)))
 
 
 def items_of(value: Any) -> Items | None:

@@ -145,7 +145,8 @@ class Watch:
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
-            if source in _RANDOM or (source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))):
+            is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
+            if is_read or (source in _RANDOM and not _names_a_file(frame)):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
@@ -229,11 +230,18 @@ def _source(value: Any) -> str | None:
     return None if owner is None else type(owner).__module__
 
 
+def _names_a_file(frame: types.FrameType | None) -> bool:
+    """Whether a temporary file is being named, at random. Triton's compiler writes some when a kernel first runs."""
+    while frame is not None and frame.f_globals.get("__name__") != "tempfile":
+        frame = frame.f_back
+    return frame is not None
+
+
 def _is_ours(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"
 
 
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them.
-for _each in (*vars(Watch).values(), marks_of, _source, _is_ours):
+for _each in (*vars(Watch).values(), marks_of, _source, _names_a_file, _is_ours):
     if isinstance(_each, types.FunctionType):
         skip_code(_each.__code__)

@@ -4,6 +4,7 @@ import cProfile
 import logging
 import random
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -15,6 +16,8 @@ from recorded import record
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.python_state.closure import closure_of
+from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -92,6 +95,14 @@ def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplo
     assert not any(op.replayable for op in found.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert name.partition(".")[0] in warning
+
+
+def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
+    """Triton's compiler writes some, when a kernel first runs."""
+    files = tempfile._RandomNameSequence()  # as a new process has it
+    block = Block(lambda x: float(len(next(files))))
+    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    assert captured.watch.unguarded is None
 
 
 def of_global(x):
