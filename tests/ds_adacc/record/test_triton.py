@@ -27,7 +27,7 @@ if HAS_TRITON:
     _scale, _to_compile = triton.jit(_scale_rows), JITFunction(_scale_rows)
 
 
-pytestmark = needs_triton
+pytestmark = [pytest.mark.gpu, needs_triton]
 
 
 def _grid(count):
