@@ -16,15 +16,17 @@ _REPLAY = ("auto", "never", "operators")
 _ATTENTION = "scaled_dot_product"
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
 _LIKE = {
-    "norm": "rms_norm",
     "attention": _ATTENTION,
     "attn": _ATTENTION,
+    "linear": "linear",  # before the norm that TransformerEngine and flash-attn fuse with one
+    "mlp": "linear",
+    "dense": "linear",
+    "norm": "rms_norm",
     "swiglu": "silu",
     "geglu": "gelu",
     "silu": "silu",
     "gelu": "gelu",
     "relu": "relu",
-    "linear": "linear",
     "rope": "mul",
     "rotary": "mul",
 }

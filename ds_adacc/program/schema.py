@@ -88,7 +88,7 @@ def _is_computed_with(kind: torch._C.Type) -> bool:
 def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
     """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest.
 
-    `writes_to_fresh`: what it writes to is made anew by every replay (Rule 4).
+    `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule 4).
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE

@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):
         """A call of the dispatcher's. `reads`: what its kernel has read of Python."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
-        refusal = refusal_of(func, self._tainted, bool(self._bases(written)))
+        refusal = refusal_of(func, self._tainted, not written or bool(self._bases(written)))
         refusal = COMPILED if self._note_compiled() else COLLECTIVE if self._has_collective else refusal
         changed = None if reads is None else reads.changed()
         if changed is not None:

@@ -58,10 +58,10 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, T
 
 
 @torch.library.custom_op("flash_attn::forward_of_the_tests", mutates_args=())
-def flash_attn(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As the package flash-attn defines its own: without a tag."""
+def flash_attn(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `flash_attn::_flash_attn_forward` of flash-attn 2: without a tag; with an empty S_dmask before its state."""
     state = _unwritten(2)
-    return *_run("flash_attn", q, k, v, dropout, state), state
+    return *_run("flash_attn", q, k, v, dropout, state), q.new_empty(0), state
 
 
 OPERATORS = {"flash": flash, "cudnn": cudnn, "efficient": efficient, "flash_attn": flash_attn}
@@ -73,7 +73,7 @@ def _keep(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_):
-    q, k, v, out, lse, state, *_ = ctx.saved_tensors
+    q, k, v, out, lse, state = ctx.saved_tensors[:6]
     if ctx.dropout:
         grad = grad * _mask(out, state)
         out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
@@ -86,22 +86,34 @@ for _operator in OPERATORS.values():
 
 
 class FlashAttnFunc(torch.autograd.Function):
-    """As flash-attn's: a Function around its own operator, whose memory no one outside of it can fill."""
+    """As flash-attn's: a Function around its own operator, whose memory no one outside of it can fill.
+
+    It pads heads to a multiple of 8 numbers, and returns a part of what it saves.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, dropout):
-        out, lse, state = flash_attn(q, k, v, dropout)
-        ctx.save_for_backward(q, k, v, out, lse, state)
-        ctx.dropout = dropout
-        return out
+    def forward(ctx, q, k, v, dropout, scale, causal, window, softcap, alibi, deterministic, softmax, grad_enabled):
+        needs_grad = grad_enabled and any(x.requires_grad for x in (q, k, v))
+        ctx.size = q.shape[-1]
+        ctx.padding = -ctx.size % 8
+        q, k, v = (F.pad(x, [0, ctx.padding]) for x in (q, k, v)) if ctx.padding else (q, k, v)
+        out, lse, _, state = flash_attn(q, k, v, dropout > 0)
+        if needs_grad:
+            ctx.save_for_backward(q, k, v, out, lse, state)
+            ctx.dropout = dropout > 0
+        return out[..., : ctx.size]
 
     @staticmethod
     def backward(ctx, grad):
-        return _backward(ctx, grad)
+        grad = F.pad(grad, [0, ctx.padding]) if ctx.padding else grad
+        return *(each[..., : ctx.size] for each in _backward(ctx, grad)[:3]), *(None,) * 9
 
 
 class Block(nn.Module):
-    """Pre-norm attention and an MLP; `kind` names the operator, or is "function" for flash-attn's Function."""
+    """Pre-norm attention and an MLP; `kind` names the operator.
+
+    Or it is "function" for flash-attn's Function, "padded" for heads that it pads.
+    """
 
     def __init__(self, kind, dropout=False, width=16, heads=2):
         super().__init__()
@@ -113,8 +125,9 @@ class Block(nn.Module):
     def forward(self, x):
         parts = self.qkv(self.ln1(x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous() for part in parts)
-        if self.kind == "function":
-            out = FlashAttnFunc.apply(q, k, v, self.dropout)
+        if self.kind in ("function", "padded"):
+            plain = (None, True, (-1, -1), 0.0, None, False, False, torch.is_grad_enabled())
+            out = FlashAttnFunc.apply(q, k, v, 0.3 if self.dropout else 0.0, *plain)
         else:
             out, *_ = OPERATORS[self.kind](q, k, v, self.dropout)
         x = x + self.proj(out.transpose(1, 2).flatten(-2))

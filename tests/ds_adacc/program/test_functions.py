@@ -14,6 +14,7 @@ from torch import nn
 
 from ds_adacc import planner, register_function
 from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.program.registration import computes_only, like
 
 factor = 2.0
 counter = [0]
@@ -377,6 +378,32 @@ def test_roles_follow_the_names_of_known_functions():
     assert [roles[name] for name in ("query", "key", "v out")] == ["query", "key", "value"]
     assert roles["Attention"] == "attention" and roles["Attention output 5"] == "statistic"
     assert roles["gate out"] == roles["up out"] == "gelu"
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "is_run_alone"),
+    [
+        ("LigerRMSNormFunction", "rms_norm", True),
+        ("FusedLayerNormAffineFunction", "rms_norm", True),
+        ("LigerSiLUMulFunction", "silu", True),
+        ("LigerGELUMulFunction", "gelu", True),
+        ("SwiGLUFunction", "silu", True),
+        ("ApplyRotaryEmb", "mul", True),
+        ("LigerRopeFunction", "mul", True),
+        ("FlashAttnVarlenFunc", "scaled_dot_product", True),
+        ("FusedAttnFunc", "scaled_dot_product", True),
+        ("_LayerNormLinear", "linear", False),
+        ("_LayerNormMLP", "linear", False),
+        ("LayerNormLinearFn", "linear", False),
+        ("LinearWithGradAccumulationAndAsyncCommunication", "linear", False),
+        ("LigerFusedLinearCrossEntropyFunction", "linear", False),
+        ("MoEPermute", None, False),
+    ],
+)
+def test_known_functions_by_their_names(name, operator, is_run_alone):
+    """The backward of a Linear that a parallel one may be holds a collective, whatever it is fused with."""
+    cls = type(name, (Plain,), {})
+    assert (like(cls), computes_only(cls)) == (operator, is_run_alone)
 
 
 class Told(Plain):

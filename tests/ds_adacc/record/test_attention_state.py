@@ -13,17 +13,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ds_adacc import planner
 from ds_adacc.program.schema import reveals_data
 
-KINDS = (*attention.OPERATORS, "function")
-STATES = {"flash": 2, "cudnn": 2, "efficient": 2, "flash_attn": 1, "function": 1}
+KINDS = (*attention.OPERATORS, "function", "padded")
+STATES = {"flash": 2, "cudnn": 2, "efficient": 2, "flash_attn": 1, "function": 1, "padded": 1}
 
 
 def block_of(kind, dropout=False):
     torch.manual_seed(0)
-    return attention.Block(kind, dropout), (torch.randn(2, 9, 16, requires_grad=True),)
+    width = 12 if kind == "padded" else 16
+    return attention.Block(kind, dropout, width), (torch.randn(2, 9, width, requires_grad=True),)
 
 
 def runs(kind):
-    return int(attention.RUNS["flash_attn" if kind == "function" else kind])
+    return int(attention.RUNS["flash_attn" if kind in ("function", "padded") else kind])
 
 
 @pytest.mark.parametrize("dropout", [False, True])

@@ -69,6 +69,25 @@ def test_what_a_custom_operator_reads_must_not_change_before_backward():
         output.sum().backward()
 
 
+def test_an_operator_that_was_not_given_what_it_would_write_to_is_replayed():
+    """Flash-attention 3 has such arguments."""
+
+    @torch.library.custom_op("ds_adacc_tests::doubled", mutates_args={"out"})
+    def doubled(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is not None:
+            out.copy_(x * 2)
+        return x * 2
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            y = x.detach().tanh()
+            out = torch.ones_like(y)
+            return x * doubled(y) * (doubled(y, out) + out)
+
+    given, writing = (op for op in check(Calls(), batch()).ops if op.short_name == "doubled")
+    assert given.refusal is None and writing.refusal is None and writing.bases
+
+
 def test_custom_operators_are_replayed_and_those_that_write_are_refused():
     @torch.library.custom_op("ds_adacc_tests::triple", mutates_args=())
     def triple(x: torch.Tensor) -> torch.Tensor:
