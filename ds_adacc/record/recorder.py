@@ -244,6 +244,7 @@ class Recorder(TorchDispatchMode):
         changed = None if reads is None else reads.changed()
         if changed is not None:
             refusal = refusal or f"it keeps state: {changed} changes"
+            self._remark(f"{func}: never replayed: {refusal}")
         if not self._tainted and reveals_data(func, given, outputs):
             self._tainted = True
             self._doubt_from_here()

@@ -40,7 +40,7 @@ def test_replayed_or_refused_and_never_wrong(ranks, name, replayed, refused):
 
 def test_what_takes_objects_is_told(ranks):
     for name, remark in {
-        "TiledMlp": "TiledMLP: it takes a function, so its operators are recorded one by one",
+        "TiledMlp": "TiledMLP: it takes a TiledMlp, so its operators are recorded one by one",
         "Experts": "_AllToAll: it takes a ProcessGroup, so its operators are recorded one by one",
     }.items():
         assert ranks[0][name]["remarks"] == [remark]

@@ -40,9 +40,12 @@ def test_a_custom_operator_that_keeps_state_is_refused(kept):
             return getattr(torch.ops.ds_adacc_tests, f"counts_in_{kept}")(x.tanh()).tanh()
 
     counter[0] = 0
-    refusals = {op.short_name: op.refusal for op in check(Calls(), batch()).ops}
+    recording = check(Calls(), batch())
+    refusals = {op.short_name: op.refusal for op in recording.ops}
     assert refusals["tanh"] is None
-    assert re.fullmatch(r"it keeps state: .*count.* changes", refusals[f"counts_in_{kept}"])
+    refusal = refusals[f"counts_in_{kept}"]
+    assert re.fullmatch(r"it keeps state: .*count.* changes", refusal)
+    assert recording.remarks_on_functions == (f"ds_adacc_tests.counts_in_{kept}.default: never replayed: {refusal}",)
     assert max(counter[0], count, holder.count) == 11, "once a call: plain, recorded, and under nine policies"
 
 
