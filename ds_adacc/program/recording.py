@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.record.python_reads import PythonReads
+from ds_adacc.python_state.python_reads import PythonReads
 
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`

@@ -21,8 +21,8 @@ from ds_adacc.program.schema import (
     tensors_in,
     written_tensors,
 )
+from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.known import admit, storage_of
-from ds_adacc.record.python_reads import PythonReads
 from ds_adacc.record.ran import Ran
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes

@@ -43,13 +43,13 @@ from ds_adacc.program.schema import (
 )
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import holds
+from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.application import Application
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.known import Known, Unrecordable, admit, storage_of
 from ds_adacc.record.labels import Labels
-from ds_adacc.record.python_reads import PythonReads, places_of_kernels
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference, unsure
 
