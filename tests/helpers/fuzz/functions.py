@@ -20,7 +20,7 @@ SHAPE = (3, 4)
 # What a Function does besides; each by itself leaves it replayable, or has it refused.
 HARMLESS = ("address", "hidden", "view", "twice", "output", "unwritten", "noise", "nested", "needs", "attribute", "two")
 HARMFUL = ("state", "in place", "dirty", "reads", "table", "returns table", "reads by numpy")
-PLAIN = ("tanh", "linear", "multiply", "add", "transposed", "dropout", "relu_", "buffer", "detach")
+PLAIN = ("tanh", "linear", "multiply", "add", "transposed", "dropout", "relu_", "buffer", "detach", "overwritten")
 
 calls = [0]
 table = torch.full(SHAPE, 0.5)
@@ -97,6 +97,21 @@ class Odd(torch.autograd.Function):
         return None, None, *(grad * (n + 1) if needed else None for n, needed in enumerate(ctx.needs_input_grad[2:]))
 
 
+class Overwriting(torch.autograd.Function):
+    """Its backward puts the gradient where the input was, by address, as Liger-Kernel's SwiGLU does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        array(x)[...] = (2 * x * grad).numpy()
+        return x
+
+
 class Program(nn.Module):
     """A random sequence of calls on the tensors at hand."""
 
@@ -126,6 +141,9 @@ class Program(nn.Module):
             return x @ self.weight
         if kind in ("multiply", "add"):
             return x * xs[-1] if kind == "multiply" else x + xs[-1]
+        if kind == "overwritten":
+            x = (x * 2).contiguous()
+            return x.tanh() + Overwriting.apply(x)  # tanh saves its output, which may be rebuilt from x
         if kind == "transposed":
             return x.t().contiguous().t()
         if kind == "dropout":
