@@ -129,3 +129,36 @@ def test_arguments_by_name():
         pytest.skip("this version of torch takes no arguments by name")
     op = function_of(check(Named(), batch()))
     assert op.refusal is None and op.args[1:] == (2.0,)
+
+
+class Drawn(Plain):
+    """Draws its mask inside, from the generator that it is given."""
+
+    @staticmethod
+    def forward(ctx, x, generator):
+        mask = torch.rand(x.shape, generator=generator) > 0.4
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+
+def test_a_draw_from_a_generator_that_a_function_is_given():
+    """It is drawn again, and the generator is left where plain autograd leaves it."""
+
+    class Given(Block):
+        def __init__(self):
+            super().__init__(Drawn)
+            self.generator = torch.Generator()
+
+        def forward(self, x):
+            self.generator.manual_seed(7)
+            return self.second(Drawn.apply(self.first(x), self.generator).tanh())
+
+    block, x = Given(), batch()
+    assert function_of(check(block, x)).refusal is None
+    after = block.generator.get_state()
+    block(x)
+    assert torch.equal(block.generator.get_state(), after)
