@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.copied import copied
-from ds_adacc.execute.holders import Compressed, Retained
+from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy
@@ -27,10 +27,12 @@ class Instruction:
     `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
     `size`, `stride`, `dtype`: what the tensor must look like (Rule 3).
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
-    in bytes from the first byte there. `root`: the value's own geometry, at its first position only.
+    in bytes from the first byte there. `root`: the value's own geometry seen from the tensor, at its first position
+    only. `is_part`: at that position, the value reaches beyond the tensor.
     `states`: the random generators whose states are noted here, each with the value that holds its state.
-    `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `keeps`: with the
-    tensor itself, so that its storage lives as long as the call.
+    `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `taken`: the
+    geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
+    storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
     `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
     kept any longer, since all their sources are saved (Rule 4). `copy`: backward gets a copy of it (`copied.py`).
     """
@@ -43,22 +45,19 @@ class Instruction:
     view: Geometry | None = None
     root: Geometry | None = None
     start: int = 0
+    is_part: bool = False
     again: bool = False
     fill: bool = False
+    taken: Geometry | None = None
     keeps: bool = False
+    detaches: bool = False
     hold: bool = False
     release: tuple[int, ...] = ()
     states: tuple[tuple[int, torch.Generator], ...] = ()
     copy: bool = False
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole value, of which `tensor` is the part saved at this position."""
-        return tensor if self.view is None else self.view.root(tensor, self.root)
-
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
-        if self.view is None or self.root is None:
-            return True
         first = tensor.storage_offset() * tensor.element_size() - self.start
         return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
@@ -68,7 +67,8 @@ class BoundPolicy:
     """How to execute one block's calls under a policy.
 
     `codecs`: by compressed value. `instructions`: by position of the pack hook.
-    `order`: the values with a holder, sources first (Rule 10). `inputs`: those of them that exist before the forward.
+    `order`: the values with a holder, sources first (Rule 10). `inputs`: those of them that exist before the forward,
+    each with the geometry of what its holder is given; None: the tensor itself.
     `replays`: by operator that backward replays. `uses`: how often backward asks for each value.
     `first_states`: the random generators whose states are noted when the call begins, each with the value that holds
     its state. `prefetcher`: None unless a value is offloaded.
@@ -81,27 +81,26 @@ class BoundPolicy:
     order: tuple[int, ...]
     replays: Mapping[int, Rerun]
     uses: Mapping[int, int]
-    inputs: tuple[int, ...]
+    inputs: tuple[tuple[int, Geometry | None], ...]
     first_states: tuple[tuple[int, torch.Generator], ...] = ()
     prefetcher: Prefetcher | None = None
 
     @functools.cached_property
-    def stored(self) -> tuple[tuple[type[Retained | Compressed], int, tuple[Any, ...]], ...]:
-        """Of each value that is retained or compressed: the class of its holder, its index, the holder's arguments."""
+    def stored(self) -> tuple[tuple[int, type[Retained | Compressed], Any], ...]:
+        """Of each value that is retained or compressed: its index, the class of its holder, the holder's argument."""
         found = []
         for index, value, choice in self._choices():
             if choice == RETAIN:
-                found.append((Retained, index, (value.name,)))
+                found.append((index, Retained, value.name))
             elif choice not in (None, OFFLOAD):
-                facts = (value.name, self.codecs[index], value.geometry, rows(value), self.uses[index])
-                found.append((Compressed, index, facts))
+                found.append((index, Compressed, compression(value, self.codecs[index], self.uses[index])))
         return tuple(found)
 
     @functools.cached_property
-    def offloaded(self) -> tuple[tuple[int, tuple[Any, ...]], ...]:
-        """Of each value that is offloaded: its index, and its holder's arguments but the last."""
+    def offloaded(self) -> tuple[tuple[int, Facts], ...]:
+        """Of each value that is offloaded: its index, and what its holder knows of it."""
         offloaded = ((index, value) for index, value, choice in self._choices() if choice == OFFLOAD)
-        return tuple((index, (value.name, value.geometry, self.uses[index])) for index, value in offloaded)
+        return tuple((index, Facts(value.name, value.geometry, self.uses[index])) for index, value in offloaded)
 
     @functools.cached_property
     def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
@@ -131,7 +130,8 @@ def bind(
     order = _order(recording, policy, replays, uses)
     states = states_at([draw for op in replays for draw in recording.ops[op].draws])
     instructions = _instructions(recording, policy, order, states, copied(recording, replays))
-    inputs = tuple(i for i in order if recording.values[i].origin in ("input", "buffer"))
+    given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
+    inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
     used_codecs = {index: codec for index, codec in codecs.items() if index in order}
     reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
     offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
@@ -163,10 +163,33 @@ def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
     return states
 
 
-def rows(value: RecordedValue) -> tuple[int, int]:
-    """The shape (rows, channels) in which codecs see the value's memory."""
-    count = value.geometry.numel
-    return count // value.channels if value.channels else 0, value.channels
+def flat(value: RecordedValue) -> Geometry:
+    """How codecs see the value's memory: the geometry of (rows, channels)."""
+    rows = value.geometry.numel // value.channels if value.channels else 0
+    return Geometry((rows, value.channels), (value.channels, 1), value.geometry.dtype, 0)
+
+
+def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
+    """What the holder of a compressed value knows of it before the call."""
+    seen = flat(value)
+    if value.geometry.is_contiguous and value.geometry.size[-1:] == seen.size[-1:]:
+        seen = value.geometry  # the codec gives the value its own shape
+    return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
+
+
+def _compresses(value: RecordedValue, policy: Policy) -> bool:
+    return policy.stores[value.index] not in (None, RETAIN, OFFLOAD)
+
+
+def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | None:
+    """The geometry, seen from a tensor, of what the value's holder is given; None if that is the tensor itself."""
+    held = flat(value) if _compresses(value, policy) else value.geometry
+    if seen == held:
+        return None
+    is_flat = seen.is_contiguous and seen.numel == held.numel and seen.dtype is held.dtype
+    if is_flat and seen.size[-1:] == held.size[-1:] and _compresses(value, policy):
+        return None
+    return held.seen_from(seen)
 
 
 def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
@@ -258,15 +281,20 @@ def _instruction(
     value = recording.values[ref.index]
     first, last = sightings
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
+    fill, hold = is_first and policy.stores[ref.index] is not None, is_first and ready.get(ref.index, -1) > number
+    root = value.geometry.seen_from(seen)
     return Instruction(
         value=ref.index,
         **look,
         view=None if seen == value.geometry else seen,
-        root=value.geometry if is_first else None,
+        root=root if is_first else None,
+        is_part=is_first and (root.start < 0 or root.start + root.span > seen.span),
         again=is_first and last[ref.index] > number,
-        fill=is_first and policy.stores[ref.index] is not None,
-        keeps=is_first and policy.stores[ref.index] == RETAIN,
-        hold=is_first and ready.get(ref.index, -1) > number,
+        fill=fill,
+        taken=_taken(value, policy, seen) if fill or hold else None,
+        keeps=fill and policy.stores[ref.index] == RETAIN,
+        detaches=hold or (fill and not _compresses(value, policy)),
+        hold=hold,
         release=release,
     )
 

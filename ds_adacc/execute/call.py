@@ -45,7 +45,7 @@ class Call:
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
-        for index in bound.inputs:
+        for index, taken in bound.inputs:
             value = bound.recording.values[index]
             if value.origin == "input":
                 tensor = inputs[value.source]
@@ -55,7 +55,8 @@ class Call:
                     self._diverge()
                     return
             self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
-            self.holders[index].fill(tensor.detach())
+            tensor = tensor.detach()
+            self.holders[index].fill(tensor if taken is None else taken.view(tensor))
         if not self._note(bound.first_states):
             self._diverge()
 
@@ -124,17 +125,18 @@ class Call:
             if tensor.data_ptr() != address + instruction.start or (storage is not None and storage.expired()):
                 return None
             return holder if instruction.view is None else ValueSlot(holder, instruction.view)
-        is_whole = instruction.view is None
-        if not is_whole and not instruction.fits(tensor):
+        if instruction.is_part and not instruction.fits(tensor):
             return None
         if instruction.again:  # the storage too: freed in between, its address may belong to another tensor
             weak = None if instruction.keeps else StorageWeakRef(tensor.untyped_storage())
             self._seen[value] = tensor.data_ptr() - instruction.start, weak
         if instruction.fill or instruction.hold:
-            tensor = tensor.detach()
-            root = tensor if is_whole else instruction.whole(tensor)
-            (holder.fill if instruction.fill else holder.hold)(root)
-        return holder if is_whole else ValueSlot(holder, instruction.view)
+            if instruction.detaches:
+                tensor = tensor.detach()  # it may be part of the autograd graph
+            if instruction.taken is not None:
+                tensor = instruction.taken.view(tensor)
+            (holder.fill if instruction.fill else holder.hold)(tensor)
+        return holder if instruction.view is None else ValueSlot(holder, instruction.view)
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self._diverge()
@@ -159,10 +161,10 @@ class Call:
 def _open(bound: BoundPolicy) -> dict[int, Holder]:
     """Empty holders for one call, each linked to those that it is rebuilt from (Rules 5 and 10)."""
     replays: dict[int, Replay] = {}
-    holders: dict[int, Holder] = {index: kind(*facts) for kind, index, facts in bound.stored}
+    holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}
     if bound.prefetcher is not None:
         offloads = bound.prefetcher.register()
-        holders.update((index, Offloaded(*facts, offloads)) for index, facts in bound.offloaded)
+        holders.update((index, Offloaded(facts, offloads)) for index, facts in bound.offloaded)
     for index, name, producer, output in bound.rebuilt:
         replay = replays.get(producer)
         if replay is None:

@@ -11,7 +11,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.bound_policy import flat
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
@@ -198,7 +198,7 @@ class Agreement:
         """Bytes of an outlier codec's payload for a value if the codec keeps `capacity` channels raw."""
         value = known.recording.values[index]
         codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
-        return codec.payload_bytes(torch.Size(rows(value)), value.geometry.dtype)
+        return codec.payload_bytes(flat(value).size, value.geometry.dtype)
 
     def counted(self, known: KnownType) -> planner.Profile:
         profile = known.profile if self.approvals.bound is None else known.errors.of(known.profile)

@@ -8,7 +8,7 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, codecs_for
-from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.bound_policy import compression, flat
 from ds_adacc.execute.holders import Compressed
 from ds_adacc.execute.pinned_pool import pinned
 from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
@@ -66,8 +66,7 @@ class CodecMaker:
 
     def outliers(self, root: torch.Tensor, value: RecordedValue) -> tuple[torch.Tensor, torch.Tensor]:
         """Channels by falling Z-score, and how many exceed the threshold (Adacc paper, equation 1); on the device."""
-        flat = root.as_strided(rows(value), (value.channels, 1))
-        return rank_outliers(flat, self._config.zscore_threshold, backend=self._backend(root.device))
+        return rank_outliers(flat(value).view(root), self._config.zscore_threshold, backend=self._backend(root.device))
 
     def byte_seconds(self, device: torch.device) -> tuple[float, float]:
         """Seconds for each byte of a copy to the host, and of one back. Timed once for each device."""
@@ -94,4 +93,4 @@ def empty_holder(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: 
         order, count = codecs.outliers(tensor, value)
         channels = order[: int(count)]
     codec = codecs.make(name, tensor.device, channels)
-    return Compressed(value.name, codec, value.geometry, rows(value), uses=1)
+    return Compressed(compression(value, codec, uses=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.bound_policy import flat
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer
@@ -57,16 +57,16 @@ def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMa
         out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
         return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0)
     holder = empty_holder(name, value, tensor, codecs)
-    codec, shape, dtype = holder.codec, torch.Size(rows(value)), value.geometry.dtype
-    compress = timer(lambda: holder.fill(tensor))
+    codec, seen, dtype = holder.facts.codec, flat(value), value.geometry.dtype
+    compress = timer(lambda: holder.fill(seen.view(tensor)))
     decompress = timer(holder.get)
     return planner.CodecCost(
         codec=name,
-        nbytes=codec.payload_bytes(shape, dtype),
+        nbytes=codec.payload_bytes(seen.size, dtype),
         compress_seconds=compress,
         decompress_seconds=decompress,
         error=_relative_error(tensor, holder.get()),
-        workspace_bytes=codec.workspace_bytes(shape, dtype),
+        workspace_bytes=codec.workspace_bytes(seen.size, dtype),
     )
 
 

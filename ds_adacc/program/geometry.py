@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +26,26 @@ class Geometry:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for length in self.size:
-            count *= length
-        return count
+        return math.prod(self.size)
 
-    @property
+    @functools.cached_property
     def span(self) -> int:
         """Bytes from the first element to the end of the last one."""
         if self.numel == 0:
             return 0
         last = sum((length - 1) * step for length, step in zip(self.size, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in the order of their indices, without gaps."""
+        expected = 1
+        for step, length in zip(reversed(self.stride), reversed(self.size), strict=True):
+            if length != 1:
+                if step != expected:
+                    return False
+                expected *= length
+        return True
 
     @property
     def is_dense(self) -> bool:
@@ -59,10 +69,9 @@ class Geometry:
         alias = torch.empty(0, dtype=self.dtype, device=root.device)
         return alias.set_(root.untyped_storage(), offset, self.size, self.stride)
 
-    def root(self, view: torch.Tensor, root: Geometry) -> torch.Tensor:
-        """The tensor of geometry `root` whose part with this geometry is `view`. Shares its storage."""
-        back = Geometry(root.size, root.stride, root.dtype, -self.start)
-        return back.view(view)
+    def seen_from(self, part: Geometry) -> Geometry:
+        """The same geometry relative to the first byte of `part`, where both are relative to one root."""
+        return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,6 +6,7 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
+import operator
 from typing import Protocol
 
 import torch
@@ -101,12 +102,10 @@ class ParameterSlot:
     def unpack(self) -> torch.Tensor:
         if self.parameter._version != self.version:
             raise modified("a parameter", self.parameter, self.version)
-        data = live(self.parameter)
-        if self._is_whole():
-            if not self.parameter.requires_grad:
-                return self.parameter
-            if self.parameter.__dict__:
-                return StandIn.of(self.parameter)
+        parameter = self.parameter
+        data = live(parameter)
+        if (not parameter.requires_grad or parameter.__dict__) and self._is_whole():
+            return StandIn.of(parameter) if parameter.requires_grad else parameter
         return self.view.view(data)
 
     def _is_whole(self) -> bool:
@@ -130,6 +129,4 @@ def never_saved(name: str) -> RuntimeError:
     return RuntimeError(f"backward needs value {name}, which this call's forward did not save")
 
 
-def unpack(slot: Slot) -> torch.Tensor:
-    """The unpack hook."""
-    return slot.unpack()
+unpack = operator.methodcaller("unpack")  # the unpack hook: autograd calls it with a slot

@@ -27,14 +27,14 @@ class OutlierTracker:
         self._record = record
         self._codecs = codecs
         self._values = frozenset(values)
-        for index in call.bound.inputs:
+        for index, _ in call.bound.inputs:
             if index in self._values:
                 self._look(index, inputs[call.bound.recording.values[index].source])
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         instruction = self._call.next_instruction
         if instruction is not None and instruction.root is not None and instruction.value in self._values:
-            self._look(instruction.value, instruction.whole(tensor.detach()))
+            self._look(instruction.value, instruction.root.view(tensor.detach()))
         return self._call.pack(tensor)
 
     def _look(self, index: int, root: torch.Tensor) -> None:

@@ -5,11 +5,12 @@ replaying an operator. `restored.py` has what compressed and offloaded values sh
 `ds_adacc/execute/__init__.py`.
 """
 
-from ds_adacc.execute.holders.compressed import Compressed
+from ds_adacc.execute.holders.compressed import Compressed, Compression
 from ds_adacc.execute.holders.offloaded import Offloaded
 from ds_adacc.execute.holders.rebuilt import Rebuilt, Replay
+from ds_adacc.execute.holders.restored import Facts
 from ds_adacc.program.saved import Retained
 
-__all__ = ["Compressed", "Holder", "Offloaded", "Rebuilt", "Replay", "Retained"]
+__all__ = ["Compressed", "Compression", "Facts", "Holder", "Offloaded", "Rebuilt", "Replay", "Retained"]
 
 Holder = Retained | Compressed | Offloaded | Rebuilt

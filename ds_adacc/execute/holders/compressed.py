@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from ds_adacc.execute.holders.restored import Restored
+from ds_adacc.execute.holders.restored import Facts, Restored
 from ds_adacc.kernels import Codec
-from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.saved import never_saved
+
+
+@dataclass(frozen=True)
+class Compression(Facts):
+    """What is known of a compressed value. `shape`: the one that its codec restores; `device`: the type of its own."""
+
+    codec: Codec
+    shape: tuple[int, ...]
+    device: str
 
 
 class Compressed(Restored):
     """A value kept as a codec's payload."""
 
-    __slots__ = ("_device", "codec", "payload", "rows")
+    __slots__ = ("payload",)
 
-    def __init__(self, name: str, codec: Codec, geometry: Geometry, rows: tuple[int, int], uses: int) -> None:
-        super().__init__(name, geometry, uses)
-        self.codec = codec
-        self.rows = rows
+    facts: Compression
+
+    def __init__(self, facts: Compression) -> None:
+        self.facts = facts
         self.payload: tuple[torch.Tensor, ...] | None = None
-        self._device: torch.device | None = None
+        self._cached: torch.Tensor | None = None
+        self._left = facts.uses
 
-    def fill(self, root: torch.Tensor) -> None:
-        self._device = root.device
-        flat = root.as_strided(self.rows, (self.rows[1], 1))
-        self.payload = self.codec.compress(flat)
+    def fill(self, flat: torch.Tensor) -> None:
+        """`flat`: the value's elements in memory order, contiguous, with its channels as the last dimension.
+
+        It may be part of the autograd graph: no codec keeps it, and the pack hook is called with gradients off.
+        """
+        self.payload = self.facts.codec.compress(flat)
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """The payload's tensors on the value's device."""
-        return tuple(tensor for tensor in self.payload or () if tensor.device == self._device)
+        return tuple(tensor for tensor in self.payload or () if tensor.device.type == self.facts.device)
 
     def _restore(self) -> torch.Tensor:
+        facts = self.facts
         if self.payload is None:
-            raise never_saved(self.name)
-        return self.codec.decompress(self.payload, torch.Size(self.rows), self.geometry.dtype)
+            raise never_saved(facts.name)
+        return facts.codec.decompress(self.payload, facts.shape, facts.geometry.dtype)

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.holders.restored import Restored
+from ds_adacc.execute.holders.restored import Facts, Restored
 from ds_adacc.execute.host_offload import Offloads
-from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.replay import modified
 from ds_adacc.program.saved import never_saved
 
@@ -18,8 +17,10 @@ class Offloaded(Restored):
 
     __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
 
-    def __init__(self, name: str, geometry: Geometry, uses: int, offloads: Offloads) -> None:
-        super().__init__(name, geometry, uses)
+    def __init__(self, facts: Facts, offloads: Offloads) -> None:
+        self.facts = facts
+        self._cached: torch.Tensor | None = None
+        self._left = facts.uses
         self.offloads = offloads
         offloads.add(self)
         self._handle: Any = None
@@ -29,7 +30,7 @@ class Offloaded(Restored):
 
     def fill(self, root: torch.Tensor) -> None:
         self._witness, self._version = _witness(root), root._version
-        self._handle = self.offloads.transfer.out(root.as_strided((self.geometry.numel,), (1,)))
+        self._handle = self.offloads.transfer.out(root.as_strided((self.facts.geometry.numel,), (1,)))
 
     def drop(self) -> None:
         """Let the value go from the device: the copy to the host has had its time."""
@@ -44,8 +45,10 @@ class Offloaded(Restored):
 
     def get(self) -> torch.Tensor:
         if self._witness is not None and self._witness._version != self._version:
-            raise modified(f"value {self.name}", self._witness, self._version)
+            raise modified(f"value {self.facts.name}", self._witness, self._version)
         return super().get()
+
+    unpack = get
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """Nothing on the device."""
@@ -53,7 +56,7 @@ class Offloaded(Restored):
 
     def _restore(self) -> torch.Tensor:
         if self._handle is None:
-            raise never_saved(self.name)
+            raise never_saved(self.facts.name)
         self.offloads.expect()
         self.prefetch()
         self._coming = False

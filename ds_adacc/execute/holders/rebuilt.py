@@ -18,14 +18,16 @@ class Replay:
         self.inputs = inputs
         self.parameters = {index: rerun.parameters[index] for index in rerun.read_parameters}
         self.versions = [parameter._version for parameter in self.parameters.values()]
-        self._left = list(rerun.uses)
-        self._cached: list[torch.Tensor | None] = [None] * len(rerun.uses)
+        self._left: list[int] = []  # by output, the uses to come of what is cached
+        self._cached: list[torch.Tensor | None] = []
 
     def get(self, output: int) -> torch.Tensor:
-        tensor, uses = self._cached[output], self.rerun.uses
+        uses = self.rerun.uses
+        tensor = self._cached[output] if self._cached else None
         if tensor is None:
             outputs = self._run()
             self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
+            self._left = self._left or list(uses)
             tensor = outputs[output]
         self._left[output] -= 1
         if self._left[output] <= 0:

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from ds_adacc.program.geometry import Geometry
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a value before the call. `uses`: how often backward asks for it."""
+
+    name: str
+    geometry: Geometry
+    uses: int
+
+
 class Restored(ABC):
     """A value held in another form. It is restored at its first use and cached until its last (Rule 6)."""
 
-    __slots__ = ("__weakref__", "_cached", "_left", "geometry", "name", "uses")
+    __slots__ = ("__weakref__", "_cached", "_left", "facts")
 
-    def __init__(self, name: str, geometry: Geometry, uses: int) -> None:
-        self.name = name
-        self.geometry = geometry
-        self.uses = self._left = uses
-        self._cached: torch.Tensor | None = None
+    facts: Facts
 
     def get(self) -> torch.Tensor:
         root = self._cached
         if root is None:
-            root = self._cached = self._restore().as_strided(self.geometry.size, self.geometry.stride)
+            root = self._cached = self.facts.geometry.view(self._restore())
         self._left -= 1
         if self._left <= 0:
-            self._cached, self._left = None, self.uses
+            self._cached, self._left = None, self.facts.uses
         return root
 
-    def unpack(self) -> torch.Tensor:
-        return self.get()
+    unpack = get
 
     @abstractmethod
     def _restore(self) -> torch.Tensor:
-        """All elements, flat, in memory order. Raises RuntimeError if the value was never saved."""
+        """All elements in memory order. Raises RuntimeError if the value was never saved."""
