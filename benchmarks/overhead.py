@@ -2,15 +2,17 @@
 
     python benchmarks/overhead.py
 
-In CPU time on one thread, with blocks so small that the hooks are all that matters; the least of many runs, which
-alternate. Beside it stand hooks that do nothing but detach. What is replayed counts in backward.
+In CPU time on one thread, with blocks so small that the hooks are all that matters. The ways take turns call by call;
+what is told is the tenth percentile of a way's calls, above that of the plain block. Beside it stand hooks that do
+nothing but detach: torch's own share of any hook.
 
 The LLaMA block's plan is one for a GPU: matmuls' inputs and attention's tensors are compressed, what lies between is
-replayed. Its codecs are stubs that cost one tensor, and the operators that are replayed are measured by themselves.
+replayed. Its codecs are stubs that cost one tensor. The operators that backward replays are measured by themselves.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -30,7 +32,7 @@ from ds_adacc.kernels import Codec
 from ds_adacc.program.replay import replay
 from ds_adacc.runtime.runtime import Runtime
 
-ROUNDS, CALLS = 10, 60
+CALLS = 1000
 COMPRESSED = ("linear", "gelu", "query", "key", "value", "attention", "block_input")
 
 
@@ -52,15 +54,15 @@ def checkpointed(block, args, budget):
 
 
 class Stub(Codec):
-    """Gives back what it was given: the Python around a codec is all that it costs."""
+    """Keeps what it was given: the Python around a codec is all that it costs."""
 
     form, lossless, dtypes = "stub", True, (torch.float32,)
 
     def compress(self, x):
-        return (x,)
+        return (x.detach(),)
 
     def decompress(self, payload, shape, dtype):
-        return payload[0].detach()
+        return payload[0].detach().view(shape)
 
     def payload_bytes(self, shape, dtype):
         return 0
@@ -98,23 +100,38 @@ def stubbed(block, args, kwargs):
     return lambda *given: runtime.checkpoint(block, *given, **kwargs), replays, bound
 
 
-def microseconds(run, args):
-    """(forward, backward) of one call."""
-    forward = backward = 0.0
+def microseconds(ways, args):
+    """By name, (forward, backward) of one call: the tenth percentiles of many calls, in turns."""
+    seen = {name: ([], []) for name in ways}
     for _ in range(CALLS):
-        started = time.process_time()
-        loss = run(*args).sum()
-        between = time.process_time()
-        loss.backward()
-        forward += between - started
-        backward += time.process_time() - between
-    return 1e6 * forward / CALLS, 1e6 * backward / CALLS
+        for name, run in ways.items():
+            started = time.process_time()
+            loss = run(*args).sum()
+            between = time.process_time()
+            loss.backward()
+            seen[name][0].append(between - started)
+            seen[name][1].append(time.process_time() - between)
+    return {name: [1e6 * statistics.quantiles(column, n=10)[0] for column in columns] for name, columns in seen.items()}
+
+
+def told(best, count=1):
+    """A line for each way: what a call takes above the plain block, for each of `count` tensors."""
+    plain = best.pop("plain autograd")
+    for name, (forward, backward) in best.items():
+        print(f"{name:28} forward {(forward - plain[0]) / count:7.2f}   backward {(backward - plain[1]) / count:7.2f}")
+    return plain
 
 
 def main():
     torch.set_num_threads(1)
+    of_gpt()
+    of_llama()
+
+
+def of_gpt():
+    """What each saved tensor of a GPT block costs above plain autograd, under lossless plans."""
     block, args, kwargs = zoo.example("gpt", 1, 4)
-    recording = record(block, args, kwargs)
+    count = len(record(block, args, kwargs).positions)
     ways = {
         "plain autograd": block,
         "hooks that only detach": bare(block),
@@ -122,38 +139,31 @@ def main():
         "ds_adacc, budget 0.85": checkpointed(block, args, 0.85),
         "torch.utils.checkpoint": lambda *args: checkpoint(block, *args, use_reentrant=False),
     }
-    seen = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, run in ways.items():
-            seen[name].append(microseconds(run, args))
-    best = {name: [min(column) for column in zip(*rows, strict=True)] for name, rows in seen.items()}
-    count = len(recording.positions)
-    print(f"{count} saved tensors; microseconds per saved tensor above plain autograd")
-    for name, (forward, backward) in best.items():
-        base = best["plain autograd"]
-        print(f"{name:28} forward {(forward - base[0]) / count:7.2f}   backward {(backward - base[1]) / count:7.2f}")
-    of_llama()
+    print(f"GPT block: {count} saved tensors; microseconds for each, above plain autograd")
+    told(microseconds(ways, args), count)
 
 
 def of_llama():
-    """Microseconds that a call of a LLaMA block costs above plain autograd, codecs stubbed."""
+    """What a call of a LLaMA block costs above plain autograd, codecs stubbed."""
     block, args, kwargs = zoo.example("llama", 1, 4)
     run, replays, bound = stubbed(block, args, kwargs)
-    seen = {"plain": [], "ours": [], "replays": []}
-    for _ in range(2 * ROUNDS):
-        seen["plain"].append(microseconds(lambda *given: block(*given, **kwargs), args))
-        seen["ours"].append(microseconds(run, args))
-        started = time.process_time()
-        for _ in range(CALLS):
-            replays()
-        seen["replays"].append((0.0, 1e6 * (time.process_time() - started) / CALLS))
-    plain, ours, replayed = ([min(column) for column in zip(*rows, strict=True)] for rows in seen.values())
-    forward, backward = (mine - base for mine, base in zip(ours, plain, strict=True))
+
+    def plain(*given):
+        return block(*given, **kwargs)
+
     print(
-        f"\nLLaMA block: {len(bound.instructions)} saved tensors, {len(bound.codecs)} compressed, "
-        f"{len(bound.replays)} operators replayed; microseconds of a call above plain autograd"
+        f"\nLLaMA block: {len(bound.instructions)} saved tensors, {len(bound.codecs)} values compressed, "
+        f"{len(bound.replays)} operators replayed; microseconds of a call, above plain autograd"
     )
-    print(f"forward {forward:7.0f}   backward {backward - replayed[1]:7.0f}, and the replays {replayed[1]:.0f}")
+    ways = {"plain autograd": plain, "hooks that only detach": bare(plain), "ds_adacc": run}
+    forward, backward = told(microseconds(ways, args))
+    seen = []
+    for _ in range(CALLS):
+        started = time.process_time()
+        replays()
+        seen.append(time.process_time() - started)
+    print(f"{'replays, part of backward':28} {1e6 * statistics.quantiles(seen, n=10)[0]:40.2f}")
+    print(f"The plain block itself takes {forward:.0f} forward and {backward:.0f} backward.")
 
 
 if __name__ == "__main__":

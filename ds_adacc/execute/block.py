@@ -17,6 +17,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import differ_in_sizes
 from ds_adacc.python_state.guards import Guards, moved
 from ds_adacc.python_state.watch import Place
+from ds_adacc.record.state import State
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
@@ -90,7 +91,10 @@ class Record:
 
     def holds(self, state: Guards) -> bool:
         """Whether the block runs the recorded program when its modules are in `state`."""
-        if self.state is None or self.state == state:
+        if self.state is None or self.state is state:
+            return True
+        if self.state == state:
+            self.state = state  # the next call's state is the same object, unless something changes
             return True
         return bool(self.settled) and (moved(self.state, state) or {""}) <= self.settled
 
@@ -115,12 +119,13 @@ class Block:
     """A block and its records, at most 64; the least recently used is forgotten.
 
     `past`: its records in the run that this one resumes, the last used first. `places`: the globals and class
-    attributes that its functions were seen to read.
+    attributes that its functions were seen to read. `state`: that of its last call.
     """
 
     def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
         self.name = name
         self.places: dict[str, Place] = {}
+        self.state: State | None = None
         self._records: list[tuple[Hashable, Record]] = []
         self._past = list(past)
         self._modules: list[weakref.ref[nn.Module]] = []
@@ -132,7 +137,7 @@ class Block:
         def forget(_: Any) -> None:
             block = myself()
             if block is not None:
-                block._records, block._past = [], []
+                block._records, block._past, block.state = [], [], None
 
         self._modules = [weakref.ref(module, forget) for module in modules]
 

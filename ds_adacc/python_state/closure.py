@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ds_adacc.python_state.content import is_known_by_identity, items_of
-from ds_adacc.python_state.guards import LONGEST, Guards, guards_of, snapshot
+from ds_adacc.python_state.guards import LONGEST, Guards, snapshot
+from ds_adacc.record.state import State, read
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3
@@ -56,10 +57,10 @@ class Closure:
         held = (value for module in self._submodules() for value in module.__dict__.values())
         yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
 
-    @functools.cached_property
-    def state(self) -> Guards:
-        """The guards of the block's state (Rule 8), as it is when this is first read."""
-        return guards_of(self.modules, (t for t in self.tensors if isinstance(t, nn.Parameter)), self.plain)
+    def state(self, more: Guards, last: State | None) -> State:
+        """The block's state as it is now; `more` and `last` are those of `read` (state.py)."""
+        parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
+        return read(self.modules, parameters, self.plain, more, last)
 
     def _submodules(self) -> Iterator[nn.Module]:
         seen: set[int] = set()

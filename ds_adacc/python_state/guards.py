@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ Guards = dict[str, Hashable]
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
 _NOT_GUARDED = _MODULE_INTERNALS | _DEEPSPEED
-_DEPTH = 6
+DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
 _MOST_MARKS = 4096  # reading more would cost too much at every step
@@ -72,23 +72,11 @@ class _Held:
         return id(self.value)
 
 
-def guards_of(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter], others: Sequence[Any] = ()) -> Guards:
-    """The marks of `modules`, with all that they hold, of `parameters` from elsewhere, and of other values."""
-    walk = _Walk()
-    for number, module in enumerate(modules):
-        walk.module(f"block{number or ''}", module)
-    for number, parameter in enumerate(parameters):
-        walk.guards[f"parameter{number}"] = _parameter(parameter)
-    for number, value in enumerate(others):
-        walk.value(f"closure[{number}]", value, _DEPTH)
-    return walk.guards
-
-
 def guards_of_values(values: Mapping[str, Any]) -> Guards:
     """The marks of values, by name."""
-    walk = _Walk()
+    walk = Walk()
     for name, value in values.items():
-        walk.value(name, value, _DEPTH)
+        walk.value(name, value, DEPTH)
     return walk.guards
 
 
@@ -96,8 +84,8 @@ def snapshot(value: Any) -> Hashable:
     """A hashable key that is equal for two values with which a block runs the same program."""
     if type(value) in SCALARS:
         return type(value), value
-    walk = _Walk()
-    walk.value("", value, _DEPTH)
+    walk = Walk()
+    walk.value("", value, DEPTH)
     return tuple(walk.guards.items())
 
 
@@ -128,34 +116,18 @@ def unreadable(marks: Any, name: str = "") -> str | None:
     return next(filter(None, (unreadable(mark, name) for mark in marks)), None)
 
 
-class _Walk:
-    """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end."""
+class Walk:
+    """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end.
 
-    def __init__(self) -> None:
+    `met`: by identity, the names of objects whose marks are collected elsewhere. They must be alive.
+    """
+
+    def __init__(self, met: Mapping[int, str] = types.MappingProxyType({})) -> None:
         self.guards: Guards = {}
-        self._seen: dict[int, str] = {}
+        self._seen = dict(met)
         self._kinds: set[type] = set()
         self._classes: set[type] = set()
         self._trusts = False  # while it reads what an object of an installed package holds
-
-    def module(self, name: str, module: nn.Module) -> None:
-        if self._met(name, module):
-            return
-        guards = self.guards
-        hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-        guards[name] = _token(module), type(module), tuple(map(tuple, hooks))
-        for key, parameter in module._parameters.items():
-            guards[f"{name}.{key}"] = None if parameter is None else _parameter(parameter)
-        for key, buffer in module._buffers.items():
-            self.value(f"{name}.{key}", buffer, 0)
-        for number, hook in enumerate((*module._forward_pre_hooks.values(), *module._forward_hooks.values())):
-            self.value(f"{name}.hook{number}", hook, _DEPTH)
-        self._attributes(name, module, _DEPTH)
-        for key, child in module._modules.items():
-            if child is None:
-                guards[f"{name}.{key}"] = None
-            else:
-                self.module(f"{name}.{key}", child)
 
     def value(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
@@ -164,13 +136,13 @@ class _Walk:
         elif kind in weakref.ProxyTypes:
             self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
-            self.guards[name] = _parameter(value) if isinstance(value, nn.Parameter) else _look(value)
+            self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
         elif not self._met(name, value):
             if isinstance(value, nn.Module):
-                self.guards[name] = _token(value)
+                self.guards[name] = token(value)
                 self._attributes(name, value, depth)
             elif is_known_by_identity(value):
-                self.guards[name] = _token(value)
+                self.guards[name] = token(value)
                 if isinstance(value, type):
                     self.classes(value)
             elif self._trusts or not is_of_package(value):
@@ -186,7 +158,7 @@ class _Walk:
 
     def _trust(self, name: str, value: Any) -> None:
         if isinstance(self.guards[name], Unreadable):
-            self.guards[name] = _token(value)
+            self.guards[name] = token(value)
 
     def _content(self, name: str, value: Any, depth: int) -> None:
         kind, guards = type(value), self.guards
@@ -227,20 +199,23 @@ class _Walk:
             for key, value in vars(cls).items():
                 state = None if key.startswith("__") else state_in(value)
                 if state is not None:
-                    self.value(f"{cls.__qualname__}.{key}", state, _DEPTH)
+                    self.value(f"{cls.__qualname__}.{key}", state, DEPTH)
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
-        attributes = module.__dict__
-        for key in [key for key in attributes if key not in _NOT_GUARDED]:  # most of them are torch's own
-            if not key.startswith("ds_"):
-                self.value(f"{name}.{key}", attributes[key], depth)
+        for key in guarded(module):
+            self.value(f"{name}.{key}", module.__dict__[key], depth)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self._seen.setdefault(id(value), name)
         if first is not name:
             self.guards[name] = "same", first
         return first is not name
+
+
+def guarded(module: nn.Module) -> list[str]:
+    """The names of the module's attributes that are guarded; most of the others are torch's own."""
+    return [key for key in module.__dict__ if key not in _NOT_GUARDED and not key.startswith("ds_")]
 
 
 def state_in(attribute: Any) -> Any | None:
@@ -281,7 +256,7 @@ class Look(NamedTuple):
     requires_grad: bool
 
 
-def _token(value: Any) -> Hashable:
+def token(value: Any) -> Hashable:
     """A mark that is equal for the same object only: the one that it has, as that is found to be equal soonest."""
     try:
         for known in weakref.getweakrefs(value):
@@ -292,14 +267,14 @@ def _token(value: Any) -> Hashable:
         return _Held(value)
 
 
-def _parameter(parameter: torch.Tensor) -> Hashable:
-    """Without the shape: under ZeRO-3 that is the shape of a partition, or empty."""
-    return _token(parameter), parameter.requires_grad, parameter.dtype
+def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
+    """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
+    return token(parameter), parameter.requires_grad, parameter.dtype
 
 
 def _look(tensor: torch.Tensor) -> Hashable:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
-        return _token(tensor)
+        return token(tensor)
     return Look(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
 

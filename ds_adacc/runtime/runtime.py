@@ -136,7 +136,8 @@ class Runtime:
         self._inside = True
         try:
             self.controller.begin_call()
-            state = {**found.state, **marks_of(block.places)}
+            block.state = found.state(marks_of(block.places), block.state)
+            state = block.state.marks
             record = block.find(signature, state) or self._at_sizes(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)

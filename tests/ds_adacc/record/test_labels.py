@@ -13,8 +13,8 @@ from recorded import record, tensors_of
 from torch import nn
 
 from ds_adacc.python_state.closure import closure_of
-from ds_adacc.python_state.guards import guards_of
 from ds_adacc.record.capture import capture
+from ds_adacc.record.state import read
 
 
 def labels(recording):
@@ -169,7 +169,7 @@ def global_hooks():
 
 def own_guards(block):
     """The guards of the block itself: what the test notes down is in the closure of its class."""
-    return {name: mark for name, mark in guards_of([block], ()).items() if name.startswith("block")}
+    return {name: mark for name, mark in read([block], (), (), {}, None).marks.items() if name.startswith("block")}
 
 
 @pytest.mark.parametrize("raises", [False, True])

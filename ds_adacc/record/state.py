@@ -1,0 +1,155 @@
+"""The state of a block at one call: the marks of all that its function can reach (Rule 8).
+
+Most of it never changes. What identity can tell is therefore compared with what was there at the call before, in one
+pass over the modules. Everything else is read again at every call: buffers, hooks, containers, objects, classes.
+Nothing is taken on trust: whatever Python has changed since the last call is seen, also within a step.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, token
+
+_HOOKS = operator.attrgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+@dataclass(frozen=True)
+class State:
+    """What was read at one call. `marks` has all of it: those of `structure`, and the `others`."""
+
+    structure: Structure
+    others: Guards
+    marks: Guards
+
+
+def read(
+    modules: Sequence[nn.Module],
+    parameters: Iterable[nn.Parameter],
+    values: Iterable[Any],
+    more: Guards,
+    last: State | None,
+) -> State:
+    """The state of `modules` with all that they hold, of `parameters` from elsewhere, and of other `values`.
+
+    `more`: marks of what else the block depends on. `last`: the state at the call before, which is returned if the
+    state is still the same.
+    """
+    same = None if last is None else last.structure.unchanged(modules)
+    structure = Structure(modules) if same is None else last.structure
+    walk = structure.walk(same)
+    for number, parameter in enumerate(parameters):
+        walk.guards[f"parameter{number}"] = mark_of_parameter(parameter)
+    for number, value in enumerate(values):
+        walk.value(f"closure[{number}]", value, DEPTH)
+    others = {**walk.guards, **more}
+    if same is not None and others == last.others:
+        return last
+    return State(structure, others, {**structure.marks, **others})
+
+
+class Structure:
+    """What identity can tell of modules: which there are, the names of what they hold, their parameters and numbers.
+
+    It keeps none of them alive: modules and parameters are referred to weakly. All else that it holds are plain numbers
+    and strings, and classes. `marks`: of what it compares.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module]) -> None:
+        self.marks: Guards = {}
+        self._roots = len(roots)
+        self._shapes: list[tuple[Any, ...]] = []
+        self._met: list[int] = []  # the roots, and then each module's children: places in `_modules`; -1: None
+        self._parameters: list[Any] = []  # the mark of each
+        self._attributes: list[tuple[int, str]] = []  # whose, and the name
+        self._numbers: list[Any] = []  # these attributes: plain numbers and strings
+        self._others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
+        self._names: dict[int, str] = {}  # by identity
+        modules: list[nn.Module] = []
+        places: dict[int, int] = {}
+
+        def meet(name: str, module: nn.Module | None) -> None:
+            if module is None:
+                self.marks[name] = None
+            elif id(module) in places:
+                self.marks[name] = "same", self._names[id(module)]
+            else:
+                places[id(module)], self._names[id(module)] = len(modules), name
+                modules.append(module)
+            self._met.append(-1 if module is None else places[id(module)])
+
+        for number, root in enumerate(roots):
+            meet(f"block{number or ''}", root)
+        for place, module in enumerate(modules):  # it grows
+            name = self._names[id(module)]
+            self._note(name, place, module)
+            for key, child in module._modules.items():
+                meet(f"{name}.{key}", child)
+        self._modules = [token(module) for module in modules]
+        self._kinds = dict.fromkeys(map(type, modules))
+
+    def _note(self, name: str, place: int, module: nn.Module) -> None:
+        """Take down the marks of one module, without its children, and what is to be read at every call."""
+        self.marks[name] = token(module), type(module), tuple(map(tuple, _HOOKS(module)))
+        self._shapes.append(_shape(module))
+        for key, parameter in module._parameters.items():
+            mark = None if parameter is None else mark_of_parameter(parameter)
+            self.marks[f"{name}.{key}"] = mark
+            self._parameters.append(mark)
+        self._others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
+        hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
+        self._others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
+        for key in guarded(module):
+            value = module.__dict__[key]
+            if type(value) in SCALARS:
+                self.marks[f"{name}.{key}"] = type(value), value
+                self._attributes.append((place, key))
+                self._numbers.append(value)
+            else:
+                self._others.append((f"{name}.{key}", place, "__dict__", key, DEPTH))
+
+    def unchanged(self, roots: Sequence[nn.Module]) -> list[nn.Module] | None:
+        """The modules, if `roots` have this structure now; else None."""
+        modules = [module for module in [reference() for reference in self._modules] if module is not None]
+        if len(modules) != len(self._modules) or len(roots) != self._roots:
+            return None
+        if [_shape(module) for module in modules] != self._shapes:
+            return None
+        children = chain.from_iterable([module._modules.values() for module in modules])
+        known = [*modules, None]  # at -1
+        if not all(map(operator.is_, chain(roots, children), [known[place] for place in self._met])):
+            return None
+        parameters = chain.from_iterable([module._parameters.values() for module in modules])
+        for parameter, mark in zip(parameters, self._parameters, strict=True):
+            if parameter is None or mark is None:
+                if parameter is not mark:
+                    return None
+            elif parameter is not mark[0]() or (parameter.requires_grad, parameter.dtype) != mark[1:]:
+                return None
+        attributes = [module.__dict__ for module in modules]
+        numbers = [attributes[place][key] for place, key in self._attributes]
+        # By identity: an equal number may be of another type, as 1 and True are.
+        return modules if all(map(operator.is_, numbers, self._numbers)) else None
+
+    def walk(self, modules: Sequence[nn.Module] | None) -> Walk:
+        """A walk over what must be read again. `modules`: what `unchanged` has returned, if it was asked."""
+        modules = modules or [reference() for reference in self._modules]
+        walk = Walk(self._names)
+        for kind in self._kinds:
+            walk.classes(kind)
+        for name, place, held, key, depth in self._others:
+            walk.value(name, getattr(modules[place], held)[key], depth)
+        return walk
+
+
+def _shape(module: nn.Module) -> tuple[Any, ...]:
+    """The class, and the names of all that the module holds."""
+    held = module.__dict__, module._parameters, module._buffers, module._modules, *_HOOKS(module)
+    return type(module), *map(tuple, held)
