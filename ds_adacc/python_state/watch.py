@@ -121,6 +121,7 @@ class Watch:
                 self._applying = None
                 self._listener.function_ends(called, self._raised)
 
+    @torch._disable_dynamo
     def _note_function(self, frame: types.FrameType) -> None:
         """A Function is applied. Those that are applied within another one are part of it."""
         if self._applying is None and self._listener is not None:
@@ -128,6 +129,7 @@ class Watch:
             if self._listener.function_begins(given["cls"], given["args"], given["kwargs"]):
                 self._applying, self._raised = frame, False
 
+    @torch._disable_dynamo
     def _look_at(self, frame: types.FrameType) -> _Code:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         places: Mapping[str, Place] = {}
@@ -241,7 +243,9 @@ def _is_ours(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"
 
 
-# Python also calls these while compiled code is traced for the first time: Dynamo must not compile them.
-for _each in (*vars(Watch).values(), marks_of, _source, _names_a_file, _is_ours):
-    if isinstance(_each, types.FunctionType):
+# Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
+# costs an event nothing, but covers one function only. Those that call into other files, to read what a function
+# refers to, run with Dynamo off.
+for _each in (*vars(Watch).values(), _source, _names_a_file, _is_ours):
+    if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

@@ -8,17 +8,30 @@ Nothing is taken on trust: whatever Python has changed since the last call is se
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, token
 
-_HOOKS = operator.attrgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# The dicts in which a module keeps all that it holds. Those of hooks come last.
+_PARAMETERS, _MODULES, _DICTS = 1, 2, 8
+_dicts_of = operator.attrgetter(
+    "__dict__",
+    "_parameters",
+    "_modules",
+    "_buffers",
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +78,9 @@ class Structure:
     def __init__(self, roots: Sequence[nn.Module]) -> None:
         self.marks: Guards = {}
         self._roots = len(roots)
-        self._shapes: list[tuple[Any, ...]] = []
         self._met: list[int] = []  # the roots, and then each module's children: places in `_modules`; -1: None
-        self._parameters: list[Any] = []  # the mark of each
+        self._parameters: list[Any] = []  # weak references; for None, what returns None
+        self._looks: list[tuple[bool, torch.dtype]] = []  # of each parameter that is not None
         self._attributes: list[tuple[int, str]] = []  # whose, and the name
         self._numbers: list[Any] = []  # these attributes: plain numbers and strings
         self._others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
@@ -93,16 +106,18 @@ class Structure:
             for key, child in module._modules.items():
                 meet(f"{name}.{key}", child)
         self._modules = [token(module) for module in modules]
-        self._kinds = dict.fromkeys(map(type, modules))
+        self._types = [*map(type, modules)]
+        self._lengths, self._keys = _names_in([*chain.from_iterable(map(_dicts_of, modules))])
 
     def _note(self, name: str, place: int, module: nn.Module) -> None:
         """Take down the marks of one module, without its children, and what is to be read at every call."""
-        self.marks[name] = token(module), type(module), tuple(map(tuple, _HOOKS(module)))
-        self._shapes.append(_shape(module))
+        self.marks[name] = token(module), type(module), tuple(map(tuple, _dicts_of(module)[-4:]))
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark
-            self._parameters.append(mark)
+            self._parameters.append(types.NoneType if mark is None else mark[0])
+            if mark is not None:
+                self._looks.append(mark[1:])
         self._others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
         self._others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
@@ -120,20 +135,19 @@ class Structure:
         modules = [module for module in [reference() for reference in self._modules] if module is not None]
         if len(modules) != len(self._modules) or len(roots) != self._roots:
             return None
-        if [_shape(module) for module in modules] != self._shapes:
+        dicts = [*chain.from_iterable(map(_dicts_of, modules))]
+        if [*map(type, modules)] != self._types or _names_in(dicts) != (self._lengths, self._keys):
             return None
-        children = chain.from_iterable([module._modules.values() for module in modules])
+        children = chain.from_iterable([held.values() for held in dicts[_MODULES::_DICTS]])
         known = [*modules, None]  # at -1
         if not all(map(operator.is_, chain(roots, children), [known[place] for place in self._met])):
             return None
-        parameters = chain.from_iterable([module._parameters.values() for module in modules])
-        for parameter, mark in zip(parameters, self._parameters, strict=True):
-            if parameter is None or mark is None:
-                if parameter is not mark:
-                    return None
-            elif parameter is not mark[0]() or (parameter.requires_grad, parameter.dtype) != mark[1:]:
-                return None
-        attributes = [module.__dict__ for module in modules]
+        parameters = [*chain.from_iterable([held.values() for held in dicts[_PARAMETERS::_DICTS]])]
+        if not all(map(operator.is_, parameters, [reference() for reference in self._parameters])):
+            return None
+        if [(each.requires_grad, each.dtype) for each in parameters if each is not None] != self._looks:
+            return None
+        attributes = dicts[::_DICTS]
         numbers = [attributes[place][key] for place, key in self._attributes]
         # By identity: an equal number may be of another type, as 1 and True are.
         return modules if all(map(operator.is_, numbers, self._numbers)) else None
@@ -142,14 +156,13 @@ class Structure:
         """A walk over what must be read again. `modules`: what `unchanged` has returned, if it was asked."""
         modules = modules or [reference() for reference in self._modules]
         walk = Walk(self._names)
-        for kind in self._kinds:
+        for kind in dict.fromkeys(self._types):
             walk.classes(kind)
         for name, place, held, key, depth in self._others:
             walk.value(name, getattr(modules[place], held)[key], depth)
         return walk
 
 
-def _shape(module: nn.Module) -> tuple[Any, ...]:
-    """The class, and the names of all that the module holds."""
-    held = module.__dict__, module._parameters, module._buffers, module._modules, *_HOOKS(module)
-    return type(module), *map(tuple, held)
+def _names_in(dicts: Sequence[dict[Any, Any]]) -> tuple[list[int], list[Any]]:
+    """The length of each dict, and the keys of all, one after the other."""
+    return [*map(len, dicts)], [*chain.from_iterable(dicts)]

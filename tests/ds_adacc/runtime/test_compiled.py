@@ -1,10 +1,13 @@
 """Compiled blocks: what their graphs save is retained or compressed, and the losses are those without ds_adacc."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import zoo
 from launch import on_ranks, told
 from torch import nn
+from torch._dynamo.convert_frame import register_bytecode_hook
 
 import ds_adacc
 from ds_adacc import checkpointing
@@ -128,6 +131,19 @@ def test_kernels_that_the_dispatcher_does_not_see(caplog):
     unseen = [value for value in values if value.name.startswith("kernel")]
     assert {value.role for value in unseen} >= {"statistic"}
     assert all(value.owned for value in unseen)
+
+
+@pytest.mark.parametrize(("make", "prepare"), [(zoo.GPTBlock, in_place), (Activated, None)])
+def test_dynamo_compiles_nothing_of_ours(make, prepare):
+    files = []
+    torch._dynamo.reset()
+    hook = register_bytecode_hook(lambda before, after: files.append(before.co_filename))
+    try:
+        train(stack(make), BITS, prepare=prepare)
+    finally:
+        hook.remove()
+    ours = Path(ds_adacc.__file__).parent
+    assert files and not [file for file in files if Path(file).is_relative_to(ours)]
 
 
 def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recomputed():
