@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import is_known_by_identity, items_of
+from ds_adacc.python_state.content import SCALARS, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, Guards, snapshot
 from ds_adacc.record.state import State, read
 
@@ -88,8 +88,11 @@ def identity(function: Callable[..., Any]) -> Hashable:
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """`function`, with the modules among its arguments bound to it: they belong to the block as its own modules do."""
+    given = [*args, *kwargs.values()]
+    if _holds_no_module(given):
+        return function
     found = Closure()
-    _collect([*args, *kwargs.values()], found, 2)
+    _collect(given, found, 2)
     return functools.partial(function, *found.modules) if found.modules else function
 
 
@@ -138,6 +141,13 @@ def _collect(thing: Any, found: Closure, depth: int) -> None:
         found.plain.append((type(thing), tuple(key for key, _ in items)))
         for _, part in items:
             _collect(part, found, depth - 1)
+
+
+def _holds_no_module(thing: Any) -> bool:
+    """Whether that is plain to see, as in most calls: there are tensors, numbers, and tuples and lists of those."""
+    if type(thing) is tuple or type(thing) is list:
+        return all(map(_holds_no_module, thing))
+    return type(thing) is torch.Tensor or type(thing) in SCALARS
 
 
 def _globals(function: types.FunctionType) -> Iterator[Any]:

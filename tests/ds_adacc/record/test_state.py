@@ -1,0 +1,104 @@
+"""A block's state at each call: the same object while nothing changes, and whatever changes is seen."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ds_adacc.record.state import read
+
+
+class Block(nn.Module):
+    common = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
+        self.tied = self.fc[0]
+        self.none = None
+        self.scale, self.count, self.held, self.act = 0.5, 1, [1.0], F.gelu
+        self.register_buffer("mask", torch.ones(4))
+        self.u, self.w = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+
+class Other(Block):
+    pass
+
+
+def exchange(block):
+    """The parameters keep their order, and get one another's names."""
+    u, w = block._parameters.pop("u"), block._parameters.pop("w")
+    block._parameters.update({"w": u, "u": w})
+
+
+CHANGES = {
+    "a number": lambda block: setattr(block, "scale", 0.25),
+    "a number's type": lambda block: setattr(block, "count", True),
+    "the mode": lambda block: block.fc[1].eval(),
+    "an attribute more": lambda block: setattr(block.fc[2], "extra", 1),
+    "an attribute less": lambda block: delattr(block, "none"),
+    "an item of a list": lambda block: block.held.append(1),
+    "a function": lambda block: setattr(block, "act", F.silu),
+    "a class": lambda block: setattr(block, "__class__", Other),
+    "an attribute of the class": lambda block: setattr(Block, "common", 2.0),
+    "a parameter": lambda block: setattr(block.fc[0], "weight", nn.Parameter(torch.ones(4, 4))),
+    "a frozen parameter": lambda block: block.u.requires_grad_(False),
+    "a parameter's dtype": lambda block: setattr(block.u, "data", block.u.data.half()),
+    "no parameter": lambda block: setattr(block.fc[0], "bias", None),
+    "a parameter in place of none": lambda block: setattr(block.fc[2], "bias", nn.Parameter(torch.ones(4))),
+    "parameters with other names": exchange,
+    "a buffer": lambda block: setattr(block, "mask", torch.ones(2, 2)),
+    "a module": lambda block: block.fc.__setitem__(1, nn.Tanh()),
+    "a module in place of another one": lambda block: setattr(block, "tied", block.fc[2]),
+    "a module more": lambda block: block.fc.append(nn.ReLU()),
+    "a module less": lambda block: setattr(block, "tied", None),
+    "a hook": lambda block: block.fc[0].register_forward_hook(lambda module, args, output: output * 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def common():
+    yield
+    Block.common = 1.0
+
+
+def state(block, last=None, more=None):
+    return read([block], (), (), more or {}, last)
+
+
+def test_the_state_is_the_same_object_until_something_changes():
+    block = Block()
+    first = state(block)
+    assert state(block, first) is first
+    block.scale = 1.0 / 2  # another object, the same number
+    assert state(block, first).marks == first.marks
+    assert state(block, first, {"global": (int, 1)}).marks == {**first.marks, "global": (int, 1)}
+    assert state(Block(), first).marks != first.marks
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name):
+    block = Block()
+    before = state(block)
+    CHANGES[name](block)
+    after = state(block, before)
+    assert after.marks != before.marks
+    assert after.marks == state(block).marks
+    assert state(block, after) is after
+
+
+def test_a_state_keeps_nothing_alive():
+    block = Block()
+    block.self = [block]
+    known, parameter = state(block), weakref.ref(block.fc[0].weight)
+    block.self.clear()
+    gc.disable()
+    try:
+        del block
+        assert parameter() is None
+        assert known.structure.unchanged([Block()]) is None
+    finally:
+        gc.enable()
