@@ -6,7 +6,6 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
-import operator
 from typing import Protocol
 
 import torch
@@ -129,4 +128,6 @@ def never_saved(name: str) -> RuntimeError:
     return RuntimeError(f"backward needs value {name}, which this call's forward did not save")
 
 
-unpack = operator.methodcaller("unpack")  # the unpack hook: autograd calls it with a slot
+def unpack(slot: Slot) -> torch.Tensor:
+    """The unpack hook."""
+    return slot.unpack()

@@ -16,8 +16,11 @@ class Replay:
     def __init__(self, rerun: Rerun, inputs: dict[int, Holder]) -> None:
         self.rerun = rerun
         self.inputs = inputs
-        self.parameters = {index: rerun.parameters[index] for index in rerun.read_parameters}
-        self.versions = [parameter._version for parameter in self.parameters.values()]
+        self.parameters: dict[int, torch.Tensor] = {}
+        self.versions: list[int] = []
+        for index in rerun.read_parameters:  # most operators read none
+            self.parameters[index] = parameter = rerun.parameters[index]
+            self.versions.append(parameter._version)
         self._left: list[int] = []  # by output, the uses to come of what is cached
         self._cached: list[torch.Tensor | None] = []
 
