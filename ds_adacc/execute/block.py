@@ -16,8 +16,8 @@ from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import differ_in_sizes
 from ds_adacc.python_state.guards import Guards, moved
+from ds_adacc.python_state.state import State
 from ds_adacc.python_state.watch import Place
-from ds_adacc.record.state import State
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3

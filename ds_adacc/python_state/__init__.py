@@ -4,7 +4,8 @@ A Python number is a constant of a recorded program. So this state is read befor
 changed, the program is not used. The rules cited here are those of `record/`; Rule 8 is the main one.
 
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
-* `guards`: the state of all that, as flat marks. Other marks, another program.
+* `state`: the marks of all that, at one call. Other marks, another program.
+* `guards`: marks of Python values, of whatever kind.
 * `content`: what one Python object holds, or why that cannot be read.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
   applies Functions and calls collectives.

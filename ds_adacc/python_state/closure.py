@@ -18,7 +18,7 @@ from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, Guards, snapshot
-from ds_adacc.record.state import State, read
+from ds_adacc.python_state.state import State, read
 
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3

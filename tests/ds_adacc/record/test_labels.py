@@ -13,8 +13,8 @@ from recorded import record, tensors_of
 from torch import nn
 
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.python_state.state import read
 from ds_adacc.record.capture import capture
-from ds_adacc.record.state import read
 
 
 def labels(recording):
