@@ -99,7 +99,7 @@ def moved(before: Guards, after: Guards) -> set[str] | None:
 
 def holds(marks: Guards, value: Any) -> bool:
     """Whether one of the marks is that of this very object, which is one that is known by identity."""
-    mark = _token(value)
+    mark = token(value)
     return any(each is mark for each in marks.values())
 
 
