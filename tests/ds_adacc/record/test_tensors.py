@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from recorded import captured, profile_of, tensors_of, under
+from recorded import captured, profile_of, under
 from storages import Storages
 
 from ds_adacc import planner
