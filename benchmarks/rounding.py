@@ -131,7 +131,7 @@ def compressing(found: Capture, role: str, maker: CodecMaker) -> BoundPolicy:
     for value in members(found, role, maker):
         (name,) = maker.on_offer(value, recording)
         stores[value.index] = name
-        codecs[value.index] = empty_holder(name, value, found.tensors[value.index], maker).codec
+        codecs[value.index] = empty_holder(name, value, found.tensors[value.index], maker).facts.codec
     return bind(recording, planner.Policy(tuple(stores), ()), codecs)
 
 

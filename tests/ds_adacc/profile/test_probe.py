@@ -43,7 +43,7 @@ def lossy(recording, tensors):
         offered = [name for name in MAKER.on_offer(value, recording) if name != "bits"]
         if stores[value.index] == planner.RETAIN and offered:
             stores[value.index] = offered[0]
-            codecs[value.index] = empty_holder(offered[0], value, tensors[value.index], MAKER).codec
+            codecs[value.index] = empty_holder(offered[0], value, tensors[value.index], MAKER).facts.codec
     return planner.Policy(tuple(stores), ()), codecs
 
 

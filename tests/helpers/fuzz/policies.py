@@ -9,7 +9,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.config.presets import ROLES
-from ds_adacc.execute.bound_policy import rows
+from ds_adacc.execute.bound_policy import flat
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import CODECS, separates_outliers
 from ds_adacc.profile.codecs import CodecMaker
@@ -58,7 +58,7 @@ class Drawn:
             elif choice == planner.OFFLOAD:
                 total += value.geometry.dtype.itemsize
             elif choice is not None:
-                total += self.codecs[value.index].payload_bytes(rows(value), value.geometry.dtype)
+                total += self.codecs[value.index].payload_bytes(flat(value).size, value.geometry.dtype)
         return total + sum(nbytes for storage, nbytes in storages.items() if storage not in given)
 
     @property
@@ -140,8 +140,8 @@ class Oracle:
         """Every codec restores each element to within its own step of the exact one."""
         for index, codec in self._drawn.codecs.items():
             value = self._drawn.recording.values[index]
-            exact = self._tensors[index].as_strided(rows(value), (value.channels, 1))
-            restored = codec.decompress(codec.compress(exact), torch.Size(rows(value)), exact.dtype)
+            exact = flat(value).view(self._tensors[index])
+            restored = codec.decompress(codec.compress(exact), exact.shape, exact.dtype)
             error = (restored.double() - exact.double()).abs()
             assert bool((error <= largest_error(codec, exact)).all()), (value.name, codec.name)
 
@@ -160,8 +160,8 @@ class Oracle:
         drawn, value = self._drawn, self._drawn.recording.values[index]
         if index in drawn.codecs:
             codec, exact = drawn.codecs[index], self._tensors[index]
-            flat = exact.as_strided(rows(value), (value.channels, 1))
-            restored = codec.decompress(codec.compress(flat), torch.Size(rows(value)), exact.dtype)
+            seen = flat(value).view(exact)
+            restored = codec.decompress(codec.compress(seen), seen.shape, exact.dtype)
             return restored.as_strided(exact.shape, exact.stride())
         if drawn.policy.stores[index] is not None:
             return self._tensors[index]
