@@ -10,6 +10,7 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.timer import Timer
 from ds_adacc.profile.workspace import workspaces
+from ds_adacc.record.capture import Capture
 from ds_adacc.record.generators import unmoved
 from ds_adacc.record.pieces import pieces
 from ds_adacc.record.recording import RecordedOp, RecordedValue, Recording
@@ -19,13 +20,24 @@ from ds_adacc.record.tensors import RecordedTensors
 _SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
-    """The block's profile. `tensors` are the recorded values. Rule 3: no generator is moved."""
+def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> planner.Profile:
+    """The block's profile. The tensors of the captured call must still be alive. Rule 3: no generator is moved."""
     with unmoved(recording.generators):
-        return _measure(recording, tensors, codecs)
+        seconds, offers, noise = _times(recording, captured.tensors, codecs)
+        # A backward step takes its operator's tensors twice over, for which there is no room beside the whole block.
+        rebuildable = block_graph(recording).rebuildable_ops
+        values = [v.index for v in recording.values if v.owned and v.producer in rebuildable]
+        with captured.without(values):
+            taken = workspaces(recording, captured.tensors)
+    # What a copy to the host, and one back, may hide behind.
+    overlap = sum(seconds), sum(each.backward_seconds for each in taken)
+    return planner.Profile(block_graph(recording, taken), seconds, offers, overlap, noise)
 
 
-def _measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker) -> planner.Profile:
+def _times(
+    recording: Recording, tensors: RecordedTensors, codecs: CodecMaker
+) -> tuple[tuple[float, ...], tuple[tuple[planner.CodecCost, ...], ...], float]:
+    """The seconds of each operator's replay, the codecs on offer for each value, and the noise of these times."""
     alive = [tensors.at_hand(value.index) for value in recording.values if value.owned]
     others = [t for t in (*alive, *recording.parameters) if t is not None and t.dtype in _SUMMABLE]
     timer = Timer(tensors.device, others)
@@ -41,10 +53,7 @@ def _measure(recording: Recording, tensors: RecordedTensors, codecs: CodecMaker)
         tuple(cost for cost in costs if cost.nbytes < value.nbytes)
         for value, costs in zip(recording.values, offers, strict=True)
     )
-    taken = workspaces(recording, tensors)
-    # What a copy to the host, and one back, may hide behind.
-    overlap = sum(seconds), sum(each.backward_seconds for each in taken)
-    return planner.Profile(block_graph(recording, taken), seconds, worthwhile, overlap, timer.noise)
+    return seconds, worthwhile, timer.noise
 
 
 def _replay_seconds(op: RecordedOp, recording: Recording, tensors: RecordedTensors, timer: Timer) -> float:

@@ -100,7 +100,6 @@ class Probe:
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
         own = [slot.slot for slot in self.slots]
-        self._hold(own)
         try:
             self._learn(edge, gradient, own)
         finally:
@@ -108,7 +107,10 @@ class Probe:
                 slot.slot = held
 
     def _learn(self, edge: GradientEdge, gradient: torch.Tensor, own: Sequence[Slot]) -> None:
+        counting = [_Counting(slot) for slot in own]
+        self._hold(counting)
         gradients = self._backward(edge, gradient)
+        times = [slot.times for slot in counting]
         if not all(map(_is_finite, gradients)):  # as in a step that a loss scaler skips
             gradient = _random_like(gradient)
             gradients = self._backward(edge, gradient)
@@ -121,7 +123,8 @@ class Probe:
                 # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
                 exact = [slot.unpack() for slot in own]
                 exact.reverse()
-                self._hold([call.pack(exact.pop()) for _ in self.slots])
+                # As in training's own backward, what it no longer needs is freed while it runs.
+                self._hold([_Lent(call.pack(exact.pop()), number) for number in times])
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:
@@ -151,6 +154,37 @@ class Probe:
         inputs = len(self._of_inputs)
         parts = (slice(None, inputs), slice(inputs, None))
         return max(relative_error(gradients[part], exact[part]) for part in parts)
+
+
+class _Counting:
+    """A slot that counts how often it gives its tensor."""
+
+    __slots__ = ("_slot", "times")
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.times = 0
+
+    def unpack(self) -> torch.Tensor:
+        self.times += 1
+        return self._slot.unpack()
+
+
+class _Lent:
+    """A slot that gives its tensor so many times, and then lets go of it."""
+
+    __slots__ = ("_slot", "_times")
+
+    def __init__(self, slot: Slot, times: int) -> None:
+        self._slot: Slot | None = slot
+        self._times = times
+
+    def unpack(self) -> torch.Tensor:
+        assert self._slot is not None, "backward reads a saved tensor more often than it did before"
+        tensor, self._times = self._slot.unpack(), self._times - 1
+        if self._times <= 0:
+            self._slot = None
+        return tensor
 
 
 class _Copying:

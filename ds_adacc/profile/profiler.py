@@ -49,7 +49,7 @@ class Profiler:
 
     def _measure(self, recording: Recording, captured: Capture) -> planner.Profile:
         self.measured += 1
-        return measure(recording, captured.tensors, self._codecs)
+        return measure(recording, captured, self._codecs)
 
 
 def _is_of(profile: planner.Profile, recording: Recording) -> bool:

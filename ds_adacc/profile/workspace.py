@@ -27,18 +27,29 @@ class Backward(NamedTuple):
 
 
 def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspace, ...]:
-    """What each operator takes besides its results; nothing if no policy could replay it."""
+    """What each operator takes besides its results; nothing if no policy could replay it.
+
+    Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
+    """
     gradients, device = GradientLifetimes(recording), tensors.device
     rebuildable = block_graph(recording).rebuildable_ops
-
-    def of(op: RecordedOp) -> Workspace:
-        if op.index not in rebuildable:
-            return Workspace()
+    last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
+    taken, rebuilt = [Workspace()] * len(recording.ops), set[int]()
+    for index in sorted(rebuildable):
+        op = recording.ops[index]
         inputs = tensors.inputs(op.needs)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
-        return Workspace(replayed, *backward_workspace(op, inputs, gradients, device))
-
-    return tuple(map(of, recording.ops))
+        taken[index] = Workspace(replayed, *backward_workspace(op, inputs, gradients, device))
+        read_later = {i for i in op.outputs if i is not None and last.get(i, -1) > index}
+        died = [i for i in read_later if tensors.at_hand(i) is None]
+        for i in died:
+            tensors.hold(i)
+        rebuilt.update(died)
+        done = {i for i in rebuilt if last[i] <= index}
+        tensors.drop(done)
+        rebuilt -= done
+        del inputs
+    return tuple(taken)
 
 
 def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.Tensor], device: torch.device) -> int:

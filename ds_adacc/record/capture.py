@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
 from ds_adacc.record.closure import Closure
-from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.known import Unrecordable, storage_of
 from ds_adacc.record.recorder import Recorder
-from ds_adacc.record.recording import Recording
+from ds_adacc.record.recording import Recording, ValueRef
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.saved import Slot, keep, unpack
+from ds_adacc.record.signature import flatten
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.verify import without_inaccessible
 from ds_adacc.record.watch import Watch
@@ -46,7 +48,7 @@ class Capture:
     recording: Recording | None
     reason: str
     tensors: RecordedTensors
-    saved: Sequence[torch.Tensor]
+    saved: list[torch.Tensor | None]
     slots: Sequence[LateSlot]
     watch: Watch
 
@@ -60,7 +62,30 @@ class Capture:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):
             slot.slot = pack(tensor)
-        self.inputs, self.tensors, self.saved, self.slots = (), RecordedTensors(), (), ()
+        self.inputs, self.tensors, self.saved, self.slots = (), RecordedTensors(), [], ()
+
+    @contextmanager
+    def without(self, indices: Collection[int]) -> Iterator[None]:
+        """Let these values die, to make room for something else. Afterwards those that were saved are held again.
+
+        All of them must be rebuildable. What the block has returned stays, and so do the values in its memory: the
+        program may write to it, which the tensors saved of it must notice.
+        """
+        assert self.recording is not None
+        returned: list[torch.Tensor] = []
+        flatten(self.output, returned)
+        storages = {storage_of(tensor) for tensor in returned}
+        alive = {index: self.tensors.at_hand(index) for index in indices}
+        gone = [index for index, tensor in alive.items() if tensor is None or storage_of(tensor) not in storages]
+        del alive
+        again = {n: p.ref for n, p in enumerate(self.recording.positions) if isinstance(p.ref, ValueRef) and p.ref.index in gone}
+        self.tensors.drop(gone)
+        for number in again:
+            self.saved[number] = self.slots[number].slot = None
+        yield
+        for number, ref in again.items():
+            tensor = ref.geometry.view(self.tensors.hold(ref.index))
+            self.saved[number], self.slots[number].slot = tensor, keep(tensor)
 
 
 class _RecordingHook:

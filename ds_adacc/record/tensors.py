@@ -40,9 +40,7 @@ class RecordedTensors:
 
     def append(self, tensor: torch.Tensor) -> None:
         """Hold the tensor of a new value."""
-        start, stop = span(tensor)
-        weak = StorageWeakRef(tensor.untyped_storage())
-        self._entries.append(_Entry(tensor, Geometry.of(tensor), start, stop, weak))
+        self._entries.append(_entry(tensor))
 
     @property
     def device(self) -> torch.device:
@@ -61,11 +59,20 @@ class RecordedTensors:
                 self._entries[index].tensor = None
 
     def hold(self, index: int) -> torch.Tensor:
-        """Hold the value from now on; its storage must still be alive. Returns the value's tensor."""
-        entry = self._entries[index]
-        entry.tensor = self.at_hand(index)
-        assert entry.tensor is not None
-        return entry.tensor
+        """Hold the value from now on, rebuilt if it has died. Returns the value's tensor."""
+        tensor = self[index]
+        if self._entries[index].tensor is None:
+            self._entries[index] = _entry(tensor)
+        return tensor
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Let these values die, and never take them from others who still hold them: they are rebuilt.
+
+        Another alias of a tensor has no part in its count of writes.
+        """
+        gone = StorageWeakRef(torch.UntypedStorage(0))
+        for index in indices:
+            self._entries[index].tensor, self._entries[index].storage = None, gone
 
     def at_hand(self, index: int) -> torch.Tensor | None:
         """The value's tensor if it has not died."""
@@ -96,3 +103,8 @@ class RecordedTensors:
     def inputs(self, needs: Iterable[int]) -> dict[int, torch.Tensor]:
         """The tensors of these values, to be used several times."""
         return {index: self[index] for index in needs}
+
+
+def _entry(tensor: torch.Tensor) -> _Entry:
+    start, stop = span(tensor)
+    return _Entry(tensor, Geometry.of(tensor), start, stop, StorageWeakRef(tensor.untyped_storage()))

@@ -8,7 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Storages(TorchDispatchMode):
-    """Watches every storage that an operator makes while the mode is on; `peak` is the most ever alive at once."""
+    """Watches every storage that an operator makes while the mode is on; `peak` is the most ever alive at once.
+
+    What is on the meta device takes no memory.
+    """
 
     def __init__(self):
         super().__init__()
@@ -22,7 +25,7 @@ class Storages(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default:  # of torch.tensor: what it is given has just been made
             given = set()
         for storage in new:
-            if storage._cdata not in given:
+            if storage._cdata not in given and storage.device.type != "meta":
                 self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         del new
         self.peak = max(self.peak, self.alive())

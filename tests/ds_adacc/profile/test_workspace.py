@@ -136,7 +136,7 @@ def test_measuring_leaves_gradients_random_state_and_hooks_alone(name):
 
 def test_the_profile_has_the_workspaces():
     found = captured(Block(torch.ops.ds_adacc_test.greedy.default), torch.randn(8, WIDTH, requires_grad=True))
-    graph = measure(found.recording, found.tensors, CodecMaker(load({"adacc": {"codecs": "none"}}))).graph
+    graph = measure(found.recording, found, CodecMaker(load({"adacc": {"codecs": "none"}}))).graph
     bare = block_graph(found.recording)
     assert {op.name: op.workspace_bytes for op in graph.ops if op.workspace_bytes} == {"greedy": MIB}
     more = {

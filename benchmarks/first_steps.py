@@ -1,0 +1,188 @@
+"""The peak of each of the first steps under ds_adacc, beside that of full checkpointing.
+
+    python benchmarks/first_steps.py --out benchmarks/results
+
+The first steps record, measure, and put lossy policies on trial. Whoever chose the largest batch with which full
+checkpointing fits must not run out of memory in them. Each model trains in two processes of its own: first with
+torch.utils.checkpoint around every block, then with ds_adacc, whose budget is the peak of the first process. Memory is
+resident memory above the level before the step; freed memory is given back at once. Gradients exist before the first
+step, and the libraries were warmed up by a small model of the same kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+import lengths  # noqa: E402
+import train  # noqa: E402
+from memory import PeakMemory  # noqa: E402
+from origin import origin  # noqa: E402
+from processes import EXACT_MALLOC, alone  # noqa: E402
+
+from ds_adacc.config import load  # noqa: E402
+from ds_adacc.engine.adacc import Adacc  # noqa: E402
+from ds_adacc.runtime.runtime import Runtime  # noqa: E402
+
+STEPS = 5
+WARM_WIDTH, WARM_BATCH, WARM_CONTEXT = 64, 2, 32
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a model and of its batches."""
+
+    layers: int
+    width: int
+    heads: int
+    batch: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model's peaks in bytes. `checkpointed`: with full checkpointing; `ours`: of each step, by its purpose."""
+
+    model: str
+    codecs: str
+    checkpointed: int
+    ours: Sequence[tuple[str, int]]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [nbytes / self.checkpointed for _, nbytes in self.ours]
+
+
+def gpt(size: Size) -> nn.Module:
+    return train.Block(size.width, size.heads, 0.0)
+
+
+def llama(size: Size) -> nn.Module:
+    return lengths.Block(size.width, size.heads)
+
+
+def bert(size: Size) -> nn.Module:
+    """Normalised after each half; dropout 0.1 on attention's probabilities, both halves and within the MLP."""
+    return nn.TransformerEncoderLayer(size.width, size.heads, 4 * size.width, 0.1, "gelu", batch_first=True)
+
+
+MODELS = {"gpt": gpt, "llama": llama, "bert": bert}
+
+
+class Training:
+    """A stack of blocks, whose steps all take the same batch."""
+
+    def __init__(self, model: str, size: Size) -> None:
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(MODELS[model](size) for _ in range(size.layers))
+        for parameter in self.blocks.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.x = torch.randn(size.batch, size.context, size.width)
+        self.rest = ()
+        if model == "llama":
+            angles = torch.rand(size.context, size.width // size.heads)
+            self.rest = angles.cos(), angles.sin()
+
+    def step(self, call: Call) -> None:
+        self.blocks.zero_grad(set_to_none=False)
+        hidden = self.x.clone().requires_grad_()
+        for block in self.blocks:
+            hidden = call(block, hidden, *self.rest)
+        hidden.square().mean().backward()
+
+    def checkpointed(self, steps: int) -> list[int]:
+        """Peaks of steps with full checkpointing, in bytes."""
+        return [self._peak(partial(checkpoint, use_reentrant=False)) for _ in range(steps)]
+
+    def ours(self, codecs: str, budget: float, steps: int) -> list[tuple[str, int]]:
+        """The purposes and the peaks, in bytes, of steps under ds_adacc."""
+        section = {"memory_budget": budget, "codecs": codecs, "solver": {"max_seconds": 30.0}}
+        config = load({"adacc": section})
+        runtime = Runtime(config, stepped=True)
+        adacc, found = Adacc(config, runtime), []
+        for _ in range(steps):
+            purpose = runtime.controller.step.purpose.value
+            found.append((purpose, self._peak(runtime.checkpoint)))
+            adacc.end_step()
+        return found
+
+    def _peak(self, call: Call) -> int:
+        memory = PeakMemory(torch.device("cpu"))
+        memory.start()
+        self.step(call)
+        return memory.peak_bytes()
+
+
+def measure(model: str, codecs: str, size: Size, budget: int) -> list[tuple[str, int]]:
+    """In a process of its own: the peaks of the first steps, under ds_adacc if there is a budget."""
+    warm = Training(model, Size(2, WARM_WIDTH, 2, WARM_BATCH, WARM_CONTEXT))
+    if not budget:
+        warm.checkpointed(1)
+        return [("checkpointed", nbytes) for nbytes in Training(model, size).checkpointed(2)]
+    warm.ours(codecs, 0.5, STEPS)
+    return Training(model, size).ours(codecs, budget, STEPS)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for people."""
+    names = ["model", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, STEPS + 1))]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        steps = (f"{r:.2f} {purpose}" for (purpose, _), r in zip(row.ours, row.ratios, strict=True))
+        lines.append(f"| {' | '.join((row.model, row.codecs, f'{row.checkpointed / 2**20:.0f}', *steps))} |")
+    return "\n".join(lines)
+
+
+def in_a_process(model: str, codecs: str, budget: int) -> list[tuple[str, int]]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "part.json"
+        part = ["--part", model, "--codecs", codecs, "--budget", str(budget), "--result", str(result)]
+        return [tuple(each) for each in alone(__file__, [*sys.argv[1:], *part], EXACT_MALLOC, result)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = (("layers", 12), ("width", 512), ("heads", 8), ("batch", 16), ("context", 512))
+    for option, default in sizes:
+        parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--out", type=Path, help="a folder for first-steps.md and first-steps.json")
+    parser.add_argument("--codecs", default="auto")
+    for option, kind in (("part", str), ("budget", int), ("result", Path)):
+        parser.add_argument(f"--{option}", type=kind, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    logging.getLogger("ds_adacc").setLevel(logging.WARNING)
+    size = Size(*(getattr(args, option) for option, _ in sizes))
+    if args.part:
+        args.result.write_text(json.dumps(measure(args.part, args.codecs, size, args.budget)))
+        return
+    rows: list[Row] = []
+    for model in args.models:
+        full = max(nbytes for _, nbytes in in_a_process(model, args.codecs, 0))
+        rows.append(Row(model, args.codecs, full, in_a_process(model, args.codecs, full)))
+        print(table(rows), flush=True)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            about = origin("CPU") | {"size": ", ".join(f"{key} {value}" for key, value in asdict(size).items())}
+            found = json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=2)
+            (args.out / "first-steps.json").write_text(found + "\n")
+            told = "\n".join(f"- {key}: {value}" for key, value in about.items())
+            (args.out / "first-steps.md").write_text(f"{table(rows)}\n\n{told}\n")
+
+
+if __name__ == "__main__":
+    main()

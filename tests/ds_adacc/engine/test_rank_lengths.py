@@ -1,0 +1,52 @@
+"""Ranks whose batches have other lengths at every step: exact, agreed, and no rank plans because another met one."""
+
+import pytest
+from launch import on_ranks, told
+
+pytestmark = pytest.mark.ranks
+STAGES = ("1", "3")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("lengths")
+    on_ranks("lengths_worker.py", out)
+    return told(out)
+
+
+def of(step, *names):
+    return [step[name] for name in names]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_losses_are_bit_identical_and_bytes_as_planned(ranks, stage):
+    for rank in ranks:
+        plain, served = rank[stage]
+        assert [of(step, "length", "loss") for step in served] == [of(step, "length", "loss") for step in plain]
+        assert len({step["length"] for step in plain}) == len(plain)
+        assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_both_ranks_ask_the_same_and_call_as_many_collectives(ranks, stage):
+    first, second = (rank[stage][1] for rank in ranks)
+    assert all(one["length"] != other["length"] for one, other in zip(first, second, strict=True))
+    for one, other in zip(first, second, strict=True):
+        assert of(one, "purpose", "collectives") == of(other, "purpose", "collectives")
+        assert {**one["asked"], "_attempt": 0} == {**other["asked"], "_attempt": 0}
+    for step in first:
+        assert step["asked"]["_attempt"] == step["asked"]["decide"], "the first rank alone solves"
+    assert not any(step["asked"]["_attempt"] for step in second)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_new_lengths_are_no_reason_to_plan_or_to_wait(ranks, stage):
+    for rank in ranks:
+        plain, served = rank[stage]
+        assert [number for number, step in enumerate(served) if step["asked"]["decide"]] == [0]
+        quiet = [number for number, step in enumerate(served) if step["purpose"] == "run"]
+        assert len(quiet) >= 15
+        for number in quiet:
+            assert served[number]["asked"] == {"any": 0, "vote": 1, "gather": 0, "on_first": 0, "decide": 0, "_attempt": 0}
+            assert served[number]["collectives"] == plain[number]["collectives"] + 1, "the vote, which is not awaited"
+        assert served[-1]["recordings"] - served[4]["recordings"] <= 4, "tracking steps verify"

@@ -1,0 +1,32 @@
+"""TRL's SFTTrainer with dynamic padding: every batch has another length. It needs the extra "trl"."""
+
+import pytest
+from launch import on_ranks, told
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'")
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trl")
+    on_ranks("trl_worker.py", out)
+    return told(out)
+
+
+def test_losses_are_bit_identical_at_every_step(ranks):
+    for plain, served in ranks:
+        assert [(step["length"], step["loss"]) for step in served] == [(step["length"], step["loss"]) for step in plain]
+        assert len({step["length"] for step in plain}) >= 10
+
+
+def test_every_step_holds_what_was_planned(ranks):
+    for _, served in ranks:
+        assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served))
+
+
+def test_only_the_first_sizes_are_recorded(ranks):
+    for _, served in ranks:
+        lengths = [step["length"] for step in served]
+        assert len(set(lengths[3:]) - set(lengths[:3])) >= 6
+        assert served[-1]["recordings"] == served[2]["recordings"]

@@ -1,0 +1,24 @@
+"""What the calls of each step hold when backward begins, beside what is planned for them."""
+
+from __future__ import annotations
+
+from ds_adacc.rectify.observer import Observer
+
+
+def watch_held(controller):
+    """A list that gets, at the end of each step, the bytes planned for the calls of that step and those they held."""
+    pairs, end_step = [], controller.end_step
+
+    def count():
+        if controller.step.observer is None:
+            controller.step.observer = Observer()
+
+    def ending():
+        observer = controller.step.observer
+        pairs.append((controller.agreement.held_bytes(observer.held_calls), observer.held_bytes))
+        end_step()
+        count()
+
+    controller.end_step = ending
+    count()
+    return pairs

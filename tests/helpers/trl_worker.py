@@ -1,0 +1,94 @@
+"""One rank of the test with TRL: its SFTTrainer on texts of all lengths, each batch padded to its longest text."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+
+import deepspeed
+import families
+from accelerate.state import AcceleratorState
+from datasets import Dataset
+from held import watch_held
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+from ds_adacc.huggingface import AdaccCallback
+
+STEPS, BATCH, LONGEST = 20, 2, 60
+SECTION = {"memory_budget": 0.6, "codecs": "none", "rectifier": {"max_interval": 16}, "solver": {"max_seconds": 30.0}}
+WORDS = [f"word{number}" for number in range(90)]
+DS_INITIALIZE = deepspeed.initialize
+
+
+def tokenizer():
+    special = {"unk_token": "[unknown]", "pad_token": "[pad]", "eos_token": "[end]"}
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate([*special.values(), *WORDS])}, "[unknown]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def texts():
+    """Texts of as many lengths; the first batch has the longest."""
+    lot = random.Random(0)
+    lengths = [lot.randrange(4, LONGEST) for _ in range(2 * STEPS * BATCH)]
+    return Dataset.from_list([{"text": " ".join(lot.choices(WORDS, k=length))} for length in lengths])
+
+
+class Telling(SFTTrainer):
+    """Keeps each step's loss as it is, the length of its batch, and what its calls held."""
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        adacc = getattr(self.model_wrapped, "adacc", None)
+        if not hasattr(self, "steps"):
+            self.steps, self.held = [], watch_held(adacc.runtime.controller) if adacc else []
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.steps.append({"loss": loss.item(), "length": inputs["input_ids"].shape[1]})
+        if adacc:
+            self.steps[-1] |= {"held": self.held[-1], "recordings": adacc.runtime.recordings}
+        return loss
+
+
+def train(out, served):
+    """The steps of an SFTTrainer under ZeRO-2, plain or with the callback, a section and gradient checkpointing."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
+        "zero_optimization": {"stage": 2},
+    }
+    arguments = SFTConfig(
+        out,
+        deepspeed=config | ({"adacc": SECTION} if served else {}),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        gradient_checkpointing=served,
+        bf16=False,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=1,
+    )
+    model, _ = families.example("llama")
+    callbacks = [AdaccCallback()] if served else []
+    work = Telling(model, arguments, train_dataset=texts(), processing_class=tokenizer(), callbacks=callbacks)
+    work.train()
+    deepspeed.initialize = DS_INITIALIZE
+    return work.steps
+
+
+def main(out):
+    results = [train(out, served) for served in (False, True)]
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    import trl_worker  # datasets pickles what it maps; classes that no import finds, with all that they refer to
+
+    trl_worker.main(sys.argv[1])
