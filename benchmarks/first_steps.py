@@ -27,15 +27,15 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import lengths  # noqa: E402
-import train  # noqa: E402
-from memory import PeakMemory  # noqa: E402
-from origin import origin  # noqa: E402
-from processes import EXACT_MALLOC, alone  # noqa: E402
+import lengths
+import train
+from memory import PeakMemory
+from origin import origin
+from processes import EXACT_MALLOC, alone
 
-from ds_adacc.config import load  # noqa: E402
-from ds_adacc.engine.adacc import Adacc  # noqa: E402
-from ds_adacc.runtime.runtime import Runtime  # noqa: E402
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.runtime import Runtime
 
 STEPS = 5
 WARM_WIDTH, WARM_BATCH, WARM_CONTEXT = 64, 2, 32

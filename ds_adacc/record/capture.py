@@ -78,7 +78,8 @@ class Capture:
         alive = {index: self.tensors.at_hand(index) for index in indices}
         gone = [index for index, tensor in alive.items() if tensor is None or storage_of(tensor) not in storages]
         del alive
-        again = {n: p.ref for n, p in enumerate(self.recording.positions) if isinstance(p.ref, ValueRef) and p.ref.index in gone}
+        refs = {number: position.ref for number, position in enumerate(self.recording.positions)}
+        again = {number: ref for number, ref in refs.items() if isinstance(ref, ValueRef) and ref.index in gone}
         self.tensors.drop(gone)
         for number in again:
             self.saved[number] = self.slots[number].slot = None

@@ -22,12 +22,17 @@ def tensors_of(args, kwargs):
     return tensors
 
 
+def captured(block, *args, **kwargs):
+    """One forward, captured."""
+    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+    assert found.recording is not None, found.reason
+    return found
+
+
 def record(block, args, kwargs, seed=3):
     """The proven recording of one forward."""
     torch.manual_seed(seed)
-    captured = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
-    assert captured.recording is not None, captured.reason
-    return captured.recording
+    return captured(block, *args, **kwargs).recording
 
 
 def profile_of(recording):

@@ -10,7 +10,7 @@ import sys
 import deepspeed
 import families
 from accelerate.state import AcceleratorState
-from datasets import Dataset
+from datasets import load_dataset
 from held import watch_held
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -31,11 +31,15 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
-def texts():
-    """Texts of as many lengths; the first batch has the longest."""
+def texts(out):
+    """Random texts of any length, from a file of this rank."""
     lot = random.Random(0)
-    lengths = [lot.randrange(4, LONGEST) for _ in range(2 * STEPS * BATCH)]
-    return Dataset.from_list([{"text": " ".join(lot.choices(WORDS, k=length))} for length in lengths])
+    file = os.path.join(out, f"texts{os.environ['RANK']}.jsonl")
+    with open(file, "w") as lines:
+        for _ in range(2 * STEPS * BATCH):
+            text = " ".join(lot.choices(WORDS, k=lot.randrange(4, LONGEST)))
+            lines.write(json.dumps({"text": text}) + "\n")
+    return load_dataset("json", data_files=file, split="train", cache_dir=os.path.join(out, "cache"))
 
 
 class Telling(SFTTrainer):
@@ -76,7 +80,7 @@ def train(out, served):
     )
     model, _ = families.example("llama")
     callbacks = [AdaccCallback()] if served else []
-    work = Telling(model, arguments, train_dataset=texts(), processing_class=tokenizer(), callbacks=callbacks)
+    work = Telling(model, arguments, train_dataset=texts(out), processing_class=tokenizer(), callbacks=callbacks)
     work.train()
     deepspeed.initialize = DS_INITIALIZE
     return work.steps

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from recorded import offloading, profile_of, record, under
+from recorded import captured, offloading, profile_of, record, under
 from torch import nn
 
 from ds_adacc import planner
@@ -12,7 +12,6 @@ from ds_adacc.config import load
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.record.tensors import RecordedTensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -194,12 +193,10 @@ def test_value_written_to_after_the_forward_raises(transfer, device):
 
 def test_offload_is_measured_and_on_offer(device):
     blocks, x = two_blocks(device)
-    recording = record(blocks[0], (x,), {})
-    tensors = RecordedTensors()
-    for value in recording.values:
-        tensors.append(torch.zeros(value.geometry.size, dtype=value.geometry.dtype, device=device))
+    found = captured(blocks[0], x)
+    recording = found.recording
     codecs = CodecMaker(load({"adacc": {"codecs": "none"}}))
-    profile = measure(recording, tensors, codecs)
+    profile = measure(recording, found, codecs)
     assert profile.overlap_seconds > (0.0, 0.0)
     offered = {recording.values[i].name for i, costs in enumerate(profile.codecs) if costs}
     assert offered == {value.name for value in recording.values if value.index in recording.saved}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 import zoo
-from recorded import record
+from recorded import captured
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -13,7 +13,6 @@ from ds_adacc.profile.block_graph import Workspace
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.record.geometry import Geometry
 from ds_adacc.record.recording import Position, RecordedValue, Recording, ValueRef
-from ds_adacc.record.tensors import RecordedTensors
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -40,11 +39,8 @@ def test_the_offload_costs_its_copies(monkeypatch):
 
 def test_copies_hide_behind_the_operators_measured(monkeypatch):
     monkeypatch.setattr(measure, "workspaces", lambda recording, _: (Workspace(0, 0, 0.25),) * len(recording.ops))
-    recording = record(zoo.GPTBlock(dropout=0.0), (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
-    tensors = RecordedTensors()
-    for value in recording.values:
-        tensors.append(torch.zeros(value.geometry.size, dtype=value.geometry.dtype))
-    profile = measure.measure(recording, tensors, maker(codecs="none"))
+    found = captured(zoo.GPTBlock(dropout=0.0), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
+    profile = measure.measure(found.recording, found, maker(codecs="none"))
     forward = sum(profile.op_seconds)
-    assert profile.overlap_seconds == (forward, 0.25 * len(recording.ops))
+    assert profile.overlap_seconds == (forward, 0.25 * len(found.recording.ops))
     assert forward > 0

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
-from recorded import tensors_of
+from recorded import captured
 from torch import nn
 
 from ds_adacc.config import load
@@ -14,8 +14,6 @@ from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
-from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -50,12 +48,6 @@ class Block(nn.Module):
 
     def forward(self, x):
         return self.function(x) * self.norm(x)
-
-
-def captured(block, *args, **kwargs):
-    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
-    assert found.recording is not None, found.reason
-    return found
 
 
 def by_name(function):

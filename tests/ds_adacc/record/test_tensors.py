@@ -3,20 +3,12 @@
 import pytest
 import torch
 import zoo
-from recorded import tensors_of
+from recorded import captured
 from storages import Storages
 
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.record.capture import capture
-from ds_adacc.record.closure import closure_of
 from ds_adacc.record.recording import ValueRef
 from ds_adacc.record.tensors import RecordedTensors
-
-
-def captured(block, *args, **kwargs):
-    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
-    assert found.recording is not None, found.reason
-    return found
 
 
 def chain(x):
