@@ -25,9 +25,9 @@ def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> plan
     with unmoved(recording.generators):
         seconds, offers, noise = _times(recording, captured.tensors, codecs)
         # A backward step takes its operator's tensors twice over, for which there is no room beside the whole block.
-        rebuildable = block_graph(recording).rebuildable_ops
-        values = [v.index for v in recording.values if v.owned and v.producer in rebuildable]
-        with captured.without(values):
+        ops = [recording.ops[index] for index in block_graph(recording).rebuildable_ops]
+        values = {index for op in ops for index in (*op.outputs, *op.written) if index is not None}
+        with captured.without([index for index in values if recording.values[index].owned]):
             taken = workspaces(recording, captured.tensors)
     # What a copy to the host, and one back, may hide behind.
     overlap = sum(seconds), sum(each.backward_seconds for each in taken)

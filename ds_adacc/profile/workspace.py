@@ -63,7 +63,7 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
 
 
 def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
-    """Run `op` and its backward step once, in a graph of its own (Rule 3), on gradients of ones.
+    """Run `op` and its backward step once, in a graph of its own (Rule 3). Its results serve as their gradients.
 
     Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
     `autograd.Function` whose backward may do more than compute gradients. Memory that stays allocated (a library's own)
@@ -73,11 +73,13 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
         starts, ends = _apart(op, inputs, gradients) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
-        ones, given, timer = [torch.ones_like(end) for end in ends], [], Timer(device)
+        gradients_of_ends, given, timer = [end.detach() for end in ends], [], Timer(device)
+        if isinstance(op.func, FunctionCall):  # its backward may write to them
+            gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
 
         def step() -> None:
             # retain_graph: freeing tensors from before the trace would hide as many bytes that the step allocates
-            given[:] = torch.autograd.grad(ends, starts, ones, retain_graph=True, allow_unused=True)
+            given[:] = torch.autograd.grad(ends, starts, gradients_of_ends, retain_graph=True, allow_unused=True)
 
         with MemoryTrace(device) as trace:
             seconds = timer.once(step)

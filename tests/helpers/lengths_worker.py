@@ -16,6 +16,7 @@ from zero_cases import Case, ds_config
 from zero_models import Model
 
 import ds_adacc
+from ds_adacc.engine.zero3 import make_leaves
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 
@@ -51,6 +52,8 @@ def lengths(rank):
 def train(stage, section):
     torch.manual_seed(0)
     model = Model()
+    if stage == 3 and section is None:
+        make_leaves(model.blocks)  # as ds_adacc does: whole blocks are gathered at once
     config = ds_config(Case(stage), section)
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     rank, adacc = engine.global_rank, getattr(engine, "adacc", None)

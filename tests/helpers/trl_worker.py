@@ -43,16 +43,17 @@ def texts(out):
 
 
 class Telling(SFTTrainer):
-    """Keeps each step's loss as it is, the length of its batch, and what its calls held."""
+    """Keeps each step's loss as it is and the length of its batch; with ds_adacc, also what it did in that step."""
 
     def training_step(self, model, inputs, *args, **kwargs):
         adacc = getattr(self.model_wrapped, "adacc", None)
         if not hasattr(self, "steps"):
             self.steps, self.held = [], watch_held(adacc.runtime.controller) if adacc else []
+        purpose = adacc and adacc.runtime.controller.step.purpose.value
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.steps.append({"loss": loss.item(), "length": inputs["input_ids"].shape[1]})
         if adacc:
-            self.steps[-1] |= {"held": self.held[-1], "recordings": adacc.runtime.recordings}
+            self.steps[-1] |= {"purpose": purpose, "held": self.held[-1], "recordings": adacc.runtime.recordings}
         return loss
 
 

@@ -1,5 +1,7 @@
 """Ranks whose batches have other lengths at every step: exact, agreed, and no rank plans because another met one."""
 
+from itertools import pairwise
+
 import pytest
 from launch import on_ranks, told
 
@@ -24,7 +26,7 @@ def test_losses_are_bit_identical_and_bytes_as_planned(ranks, stage):
         plain, served = rank[stage]
         assert [of(step, "length", "loss") for step in served] == [of(step, "length", "loss") for step in plain]
         assert len({step["length"] for step in plain}) == len(plain)
-        assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served))
+        assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served[1:]))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -45,8 +47,9 @@ def test_new_lengths_are_no_reason_to_plan_or_to_wait(ranks, stage):
         plain, served = rank[stage]
         assert [number for number, step in enumerate(served) if step["asked"]["decide"]] == [0]
         quiet = [number for number, step in enumerate(served) if step["purpose"] == "run"]
-        assert len(quiet) >= 15
+        assert len(quiet) >= 10
         for number in quiet:
             assert {name: times for name, times in served[number]["asked"].items() if times} == {"vote": 1}
             assert served[number]["collectives"] == plain[number]["collectives"] + 1, "the vote, which is not awaited"
-        assert served[-1]["recordings"] - served[4]["recordings"] <= 4, "tracking steps verify"
+        for before, step in pairwise(served[2:]):
+            assert step["recordings"] - before["recordings"] == (step["purpose"] == "track")

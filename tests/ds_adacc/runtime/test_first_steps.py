@@ -1,8 +1,12 @@
-"""The first steps fit where full checkpointing fits: those that record, try policies or look at them again."""
+"""The first steps fit where full checkpointing fits: those that record, try policies or look at them again.
+
+The blocks have the proportions of one that is 512 wide, on 16 sequences of 512 tokens: weights, attention and the rest.
+"""
 
 import pytest
 import zoo
-from stack import Model
+from stack import WIDTH, Model
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
@@ -11,25 +15,26 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
 LAYERS = 12
+PIECES = (
+    1 << 20
+)  # bytes: errors are summed in double precision, piece by piece; a piece is not small beside such blocks
 MAKES = {
-    "gpt with dropout": lambda: zoo.GPTBlock(64, 4, 0.1),
-    "llama": lambda: zoo.LlamaBlock(64, 4),
+    "gpt with dropout": lambda: zoo.GPTBlock(WIDTH, 4, 0.1),
+    "llama": lambda: zoo.LlamaBlock(WIDTH, 4),
+    "bert with dropout": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 4 * WIDTH, 0.1, "gelu", batch_first=True),
 }
-CASES = [("llama", "none"), ("gpt with dropout", "auto")]
+CASES = [("llama", "none"), ("gpt with dropout", "auto"), ("bert with dropout", "auto")]
 
 
 @pytest.mark.parametrize(("name", "codecs"), CASES)
 def test_steps_that_measure_take_what_full_checkpointing_takes(name, codecs):
     model = Model(MAKES[name], LAYERS)
     full = model.peak(lambda block, x: checkpoint(block, x, use_reentrant=False))
-    # The gradients of one block are compared, so they are held twice. Here that is much: tokens are few.
-    gradients = sum(tensor.nbytes for tensor in (model.leaf, *model.blocks[0].parameters()))
     runtime = Runtime(load({"adacc": {"memory_budget": full, "codecs": codecs}}), stepped=True)
     adacc, purposes = Adacc(runtime.config, runtime), []
     while Purpose.TRACK not in purposes:
         purposes.append(runtime.controller.step.purpose)
-        measures = codecs != "none" and purposes[-1] is not Purpose.MEASURE
-        assert model.peak(runtime.checkpoint) <= 1.06 * full + 2 * measures * gradients, purposes
+        assert model.peak(runtime.checkpoint) <= 1.03 * full + PIECES, purposes
         adacc.end_step()
         assert len(purposes) < 9
     assert {Purpose.RECORD, Purpose.MEASURE} <= set(purposes)
