@@ -6,7 +6,7 @@ The first steps record, measure, and put lossy policies on trial. Whoever chose 
 checkpointing fits must not run out of memory in them. Each model trains in two processes of its own: first with
 torch.utils.checkpoint around every block, then with ds_adacc, whose budget is the peak of the first process. Memory is
 resident memory above the level before the step; freed memory is given back at once. Gradients exist before the first
-step, and the libraries were warmed up by a small model of the same kind.
+step, and the libraries were warmed up by a small model of the same kind. Results of other models stay in the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
 
 STEPS = 5
-WARM_WIDTH, WARM_BATCH, WARM_CONTEXT = 64, 2, 32
 Call = Callable[..., Tensor]
 
 
@@ -55,16 +54,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Row:
-    """A model's peaks in bytes. `checkpointed`: with full checkpointing; `ours`: of each step, by its purpose."""
+    """A model's peaks in bytes. `checkpointed`: with full checkpointing; `ours`: of each step, with its purpose.
+
+    `about`: where the figures come from.
+    """
 
     model: str
+    size: Size
     codecs: str
     checkpointed: int
     ours: Sequence[tuple[str, int]]
-
-    @property
-    def ratios(self) -> list[float]:
-        return [nbytes / self.checkpointed for _, nbytes in self.ours]
+    about: Mapping[str, str]
 
 
 def gpt(size: Size) -> nn.Module:
@@ -80,7 +80,11 @@ def bert(size: Size) -> nn.Module:
     return nn.TransformerEncoderLayer(size.width, size.heads, 4 * size.width, 0.1, "gelu", batch_first=True)
 
 
-MODELS = {"gpt": gpt, "llama": llama, "bert": bert}
+MODELS = {
+    "gpt": (gpt, Size(layers=12, width=512, heads=8, batch=16, context=512)),
+    "llama": (llama, Size(layers=12, width=256, heads=8, batch=16, context=256)),
+    "bert": (bert, Size(layers=12, width=256, heads=8, batch=16, context=256)),
+}
 
 
 class Training:
@@ -88,7 +92,7 @@ class Training:
 
     def __init__(self, model: str, size: Size) -> None:
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(MODELS[model](size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(MODELS[model][0](size) for _ in range(size.layers))
         for parameter in self.blocks.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.x = torch.randn(size.batch, size.context, size.width)
@@ -127,61 +131,65 @@ class Training:
         return memory.peak_bytes()
 
 
-def measure(model: str, codecs: str, size: Size, budget: int) -> list[tuple[str, int]]:
+def measure(model: str, codecs: str, budget: int) -> list[tuple[str, int]]:
     """In a process of its own: the peaks of the first steps, under ds_adacc if there is a budget."""
-    warm = Training(model, Size(2, WARM_WIDTH, 2, WARM_BATCH, WARM_CONTEXT))
+    warm = Training(model, Size(layers=2, width=64, heads=2, batch=2, context=32))
+    training = Training(model, MODELS[model][1])
     if not budget:
         warm.checkpointed(1)
-        return [("checkpointed", nbytes) for nbytes in Training(model, size).checkpointed(2)]
+        return [("checkpointed", nbytes) for nbytes in training.checkpointed(2)]
     warm.ours(codecs, 0.5, STEPS)
-    return Training(model, size).ours(codecs, budget, STEPS)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows for people."""
-    names = ["model", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, STEPS + 1))]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for row in rows:
-        steps = (f"{r:.2f} {purpose}" for (purpose, _), r in zip(row.ours, row.ratios, strict=True))
-        lines.append(f"| {' | '.join((row.model, row.codecs, f'{row.checkpointed / 2**20:.0f}', *steps))} |")
-    return "\n".join(lines)
+    return training.ours(codecs, budget, STEPS)
 
 
 def in_a_process(model: str, codecs: str, budget: int) -> list[tuple[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "part.json"
         part = ["--part", model, "--codecs", codecs, "--budget", str(budget), "--result", str(result)]
-        return [tuple(each) for each in alone(__file__, [*sys.argv[1:], *part], EXACT_MALLOC, result)]
+        return [(purpose, nbytes) for purpose, nbytes in alone(__file__, part, EXACT_MALLOC, result)]
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows for people."""
+    names = ["model", "size", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, STEPS + 1))]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        size = f"{row.size.layers} x {row.size.width}, {row.size.batch} x {row.size.context}"
+        steps = (f"{nbytes / row.checkpointed:.2f} {purpose}" for purpose, nbytes in row.ours)
+        lines.append(f"| {' | '.join((row.model, size, row.codecs, f'{row.checkpointed / 2**20:.0f}', *steps))} |")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> dict[str, Row]:
+    """The rows of a file of results, by model."""
+    found = json.loads(path.read_text()) if path.exists() else []
+    return {row["model"]: Row(**row | {"size": Size(**row["size"])}) for row in found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = (("layers", 12), ("width", 512), ("heads", 8), ("batch", 16), ("context", 512))
-    for option, default in sizes:
-        parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--out", type=Path, help="a folder for first-steps.md and first-steps.json")
     parser.add_argument("--codecs", default="auto")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/first-steps"), help="a folder for first-steps.md and first-steps.json"
+    )
     for option, kind in (("part", str), ("budget", int), ("result", Path)):
         parser.add_argument(f"--{option}", type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.getLogger("ds_adacc").setLevel(logging.WARNING)
-    size = Size(*(getattr(args, option) for option, _ in sizes))
     if args.part:
-        args.result.write_text(json.dumps(measure(args.part, args.codecs, size, args.budget)))
+        args.result.write_text(json.dumps(measure(args.part, args.codecs, args.budget)))
         return
-    rows: list[Row] = []
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = read(args.out / "first-steps.json")
     for model in args.models:
         full = max(nbytes for _, nbytes in in_a_process(model, args.codecs, 0))
-        rows.append(Row(model, args.codecs, full, in_a_process(model, args.codecs, full)))
-        print(table(rows), flush=True)
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            about = origin("CPU") | {"size": ", ".join(f"{key} {value}" for key, value in asdict(size).items())}
-            found = json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=2)
-            (args.out / "first-steps.json").write_text(found + "\n")
-            told = "\n".join(f"- {key}: {value}" for key, value in about.items())
-            (args.out / "first-steps.md").write_text(f"{table(rows)}\n\n{told}\n")
+        ours = in_a_process(model, args.codecs, full)
+        rows[model] = Row(model, MODELS[model][1], args.codecs, full, ours, origin("CPU, one thread"))
+        (args.out / "first-steps.json").write_text(json.dumps([asdict(row) for row in rows.values()], indent=2) + "\n")
+        told = "\n".join(f"- {row.model}: {', '.join(row.about.values())}" for row in rows.values())
+        (args.out / "first-steps.md").write_text(f"{table(rows.values())}\n\n{told}\n")
+    print(table(rows.values()))
 
 
 if __name__ == "__main__":
