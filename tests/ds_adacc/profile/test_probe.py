@@ -8,6 +8,7 @@ import zoo
 from recorded import profile_of, record, tensors_of, under
 from storages import Storages
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -15,10 +16,10 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
-from ds_adacc.profile.probe import Probe, main_output, refusal, relative_error
+from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, refusal, relative_error
 from ds_adacc.record.capture import capture
 from ds_adacc.record.closure import closure_of
-from ds_adacc.record.saved import unpack
+from ds_adacc.record.saved import keep, unpack
 
 MAKER = CodecMaker(load({"adacc": {"codecs": "auto"}}))
 
@@ -129,6 +130,22 @@ def test_the_graph_before_the_block_is_left_alone_although_a_weight_is_tied():
     probed(block, (x,), {}, recording, lambda measure: measured.append(measure(retained))).sum().backward()
     assert measured == [0.0]
     assert ran == [1]  # in training's own backward, after the measurement
+
+
+def test_a_pass_lets_go_of_a_saved_tensor_when_it_was_read_as_often_as_before():
+    tensor = torch.zeros(3)
+    counting, storage = _Counting(keep(tensor)), StorageWeakRef(tensor.untyped_storage())
+    del tensor
+    for _ in range(2):
+        counting.unpack()
+    lent = _Lent(counting, counting.times)
+    del counting
+    lent.unpack()
+    assert not storage.expired()
+    lent.unpack()
+    assert storage.expired()
+    with pytest.raises(AssertionError, match="more often than it did before"):
+        lent.unpack()
 
 
 def test_a_second_backward_measures_nothing_more():

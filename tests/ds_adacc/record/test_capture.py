@@ -1,0 +1,61 @@
+"""A capture lets values die to make room, and holds them again afterwards."""
+
+import pytest
+import torch
+import zoo
+from recorded import captured
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.record.recording import ValueRef
+from ds_adacc.record.saved import keep
+
+
+def rebuildable(recording):
+    ops = [recording.ops[index] for index in block_graph(recording).rebuildable_ops]
+    values = {index for op in ops for index in (*op.outputs, *op.written) if index is not None}
+    return [index for index in sorted(values) if recording.values[index].owned]
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_what_had_died_is_saved_again_and_gradients_are_exact(name):
+    block, args, kwargs = zoo.example(name)
+    expected = zoo.gradients(block, args, kwargs)
+
+    def run(*args, **kwargs):
+        found = captured(block, *args, **kwargs)
+        state = torch.get_rng_state()
+        with found.without(rebuildable(found.recording)):
+            pass
+        assert torch.equal(state, torch.get_rng_state())
+        for position, tensor in zip(found.recording.positions, found.saved, strict=True):
+            if isinstance(position.ref, ValueRef):
+                assert torch.equal(position.ref.geometry.view(found.tensors[position.ref.index]), tensor)
+        found.hand_over(keep)
+        return found.output
+
+    zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, run))
+
+
+def test_memory_is_free_meanwhile_but_for_what_the_block_returned():
+    found = captured(lambda x: x.sin().tanh().exp(), torch.randn(64, requires_grad=True))
+    alive = {i: tensor for i in rebuildable(found.recording) if (tensor := found.tensors.at_hand(i)) is not None}
+    storages = {index: StorageWeakRef(tensor.untyped_storage()) for index, tensor in alive.items()}
+    del alive
+    assert len(storages) == 2, "the results of tanh and of exp; autograd does not save that of the sine"
+    with found.without(list(storages)):
+        returned = storages.pop(found.recording.ops[-1].outputs[0])
+        assert all(storage.expired() for storage in storages.values())
+        assert not returned.expired()
+
+
+def test_a_write_to_what_the_block_returned_is_still_noticed():
+    x = torch.randn(64, requires_grad=True)
+    found = captured(lambda x: x.sin().exp(), x)
+    with found.without(rebuildable(found.recording)):
+        pass
+    found.hand_over(keep)
+    with torch.no_grad():
+        found.output.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an in-place operation"):
+        found.output.sum().backward()
