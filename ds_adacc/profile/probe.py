@@ -123,8 +123,7 @@ class Probe:
                 # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
                 exact = [slot.unpack() for slot in own]
                 exact.reverse()
-                # As in training's own backward, what it no longer needs is freed while it runs.
-                self._hold([_Lent(call.pack(exact.pop()), number) for number in times])
+                self._hold([self._lent(call.pack(exact.pop()), number) for number in times])
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:
@@ -139,6 +138,13 @@ class Probe:
                     "force unmeasured; one that is in force stays. A smaller micro-batch leaves room to measure",
                     self._name,
                 )
+
+    def _lent(self, slot: Slot, times: int) -> Slot:
+        """A slot of which the pass lets go where training's own backward would: no more is alive then.
+
+        What the backward of a Function reads, and how often, may follow from data.
+        """
+        return slot if self._copies else _Lent(slot, times)
 
     def _hold(self, slots: Iterable[Slot]) -> None:
         """Let backward take its tensors from these slots, and leave them as they are."""

@@ -40,15 +40,13 @@ def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspac
         inputs = tensors.inputs(op.needs)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         taken[index] = Workspace(replayed, *backward_workspace(op, inputs, gradients, device))
-        read_later = {i for i in op.outputs if i is not None and last.get(i, -1) > index}
-        died = [i for i in read_later if tensors.at_hand(i) is None]
+        del inputs
+        died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
         for i in died:
             tensors.hold(i)
-        rebuilt.update(died)
         done = {i for i in rebuilt if last[i] <= index}
         tensors.drop(done)
-        rebuilt -= done
-        del inputs
+        rebuilt = (rebuilt - done) | died
     return tuple(taken)
 
 

@@ -34,6 +34,7 @@ class RecordedTensors:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self._recording: Recording | None = None
+        self._device = torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,12 +42,13 @@ class RecordedTensors:
     def append(self, tensor: torch.Tensor) -> None:
         """Hold the tensor of a new value."""
         self._entries.append(_entry(tensor))
+        if self._device.type == "cpu":
+            self._device = tensor.device
 
     @property
     def device(self) -> torch.device:
         """The device that the block runs on. Some of the values (a mask, say) may be on the host."""
-        devices = [entry.tensor.device for entry in self._entries if entry.tensor is not None]
-        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+        return self._device
 
     def span(self, index: int) -> tuple[int, int]:
         """The addresses of the value's first byte and of the byte after its last."""

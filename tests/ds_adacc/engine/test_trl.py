@@ -10,26 +10,28 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def run(tmp_path_factory):
+    """The steps without ds_adacc, and those with it, of the only rank."""
     out = tmp_path_factory.mktemp("trl")
-    on_ranks("trl_worker.py", out)
-    return told(out)
+    on_ranks("trl_worker.py", out, ranks=1)
+    (steps,) = told(out, ranks=1)
+    return steps
 
 
-def test_losses_are_bit_identical_at_every_step(ranks):
-    for plain, served in ranks:
-        assert [(step["length"], step["loss"]) for step in served] == [(step["length"], step["loss"]) for step in plain]
-        assert len({step["length"] for step in plain}) >= 10
+def test_losses_are_bit_identical_at_every_step(run):
+    plain, served = run
+    assert [(step["length"], step["loss"]) for step in served] == [(step["length"], step["loss"]) for step in plain]
+    assert len({step["length"] for step in plain}) >= 10
 
 
-def test_every_step_under_a_plan_holds_what_was_planned(ranks):
-    for _, served in ranks:
-        assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served[1:]))
+def test_every_step_under_a_plan_holds_what_was_planned(run):
+    _, served = run
+    assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served[1:]))
 
 
-def test_after_three_lengths_only_tracking_steps_record(ranks):
-    for _, served in ranks:
-        lengths = [step["length"] for step in served]
-        assert len(set(lengths[:3])) == 3 and len(set(lengths[3:]) - set(lengths[:3])) >= 6
-        for before, step in pairwise(served[2:]):
-            assert step["recordings"] - before["recordings"] == (step["purpose"] == "track")
+def test_after_three_lengths_only_tracking_steps_record(run):
+    _, served = run
+    lengths = [step["length"] for step in served]
+    assert len(set(lengths[:3])) == 3 and len(set(lengths[3:]) - set(lengths[:3])) >= 6
+    for before, step in pairwise(served[2:]):
+        assert step["recordings"] - before["recordings"] == (step["purpose"] == "track")
