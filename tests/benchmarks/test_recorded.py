@@ -1,4 +1,4 @@
-"""The tables of accuracy in the READMEs are the recorded ones."""
+"""The tables of accuracy, lengths and first steps in the READMEs are the recorded ones."""
 
 from pathlib import Path
 
@@ -38,3 +38,32 @@ def test_the_readme_has_the_recorded_accuracy(recorded):
 def test_the_readme_of_the_benchmarks_has_all_of_it(recorded):
     rows = table((ROOT / "benchmarks" / "README.md").read_text(), ["injection", *HEADER])
     assert {(row[0], ARMS[row[1]]): row[2:] for row in rows} == recorded
+
+
+def test_the_readme_of_the_benchmarks_has_the_recorded_lengths():
+    ratios = ["new length", "known length"]
+    header = [
+        "lengths",
+        "steps",
+        "first 60 steps",
+        "checkpointing",
+        *ratios,
+        "checkpointing",
+        "recorded",
+        "plans",
+        "exact",
+    ]
+    found = table((ROOT / "benchmarks" / "results" / "lengths.md").read_text(), header)
+    header = ["lengths", "first 60 steps", "of checkpointing", *ratios, "of checkpointing", "blocks recorded", "plans"]
+    rows = table((ROOT / "benchmarks" / "README.md").read_text(), header)
+    assert rows == [[count, *others] for count, _, *others, _ in found]
+    assert all(is_exact == "yes" for *_, is_exact in found)
+
+
+def test_the_readme_of_the_benchmarks_has_the_recorded_first_steps():
+    header = ["model", "size", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, 6))]
+    found, rows = (
+        table((ROOT / "benchmarks" / path).read_text(), header) for path in ("results/first-steps.md", "README.md")
+    )
+    assert len(rows) == 3
+    assert rows == found
