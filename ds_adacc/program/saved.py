@@ -77,7 +77,7 @@ class ValueSlot:
 
 
 class CopyingSlot:
-    """A slot that gives a copy each time, for a backward that may write to what it is given."""
+    """A slot that gives a copy each time, with the same strides, for a backward that may write to what it is given."""
 
     __slots__ = ("slot",)
 
@@ -85,7 +85,12 @@ class CopyingSlot:
         self.slot = slot
 
     def unpack(self) -> torch.Tensor:
-        return self.slot.unpack().detach().clone()  # a parameter's copy has none of its attributes
+        tensor = self.slot.unpack().detach()
+        copy = tensor.clone()  # a parameter's copy has none of its attributes
+        if copy.stride() == tensor.stride():
+            return copy
+        whole = tensor.as_strided((Geometry.of(tensor).span // tensor.element_size(),), (1,))  # with its gaps
+        return whole.clone().as_strided(tensor.shape, tensor.stride())
 
 
 class ParameterSlot:
