@@ -151,8 +151,8 @@ def solve(
     """Choose policies for all block types, group by group. The budget is in bytes.
 
     Policies `in_force` stay where new ones would save less time than measured seconds scatter; () stands for policies
-    that may not run any more. Raises
-    planner.InfeasibleBudget with a budget that all groups would fit, and planner.NoSolutionInTime.
+    that may not run any more. Raises planner.InfeasibleBudget with a budget that all groups would fit, and
+    planner.NoSolutionInTime.
 
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
     or whose policies need a codec that is no longer on offer, is recomputed. If the budget is too small for a group of

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.recording import FUNCTION
-from ds_adacc.python_state.content import SCALARS, is_library
+from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.guards import guards_of_values
 from ds_adacc.python_state.watch import Place
 
@@ -113,7 +113,7 @@ def _strange(tree: Any) -> Iterator[type]:
 def _is_constant(function: types.FunctionType | types.BuiltinFunctionType) -> bool:
     """Whether the function holds nothing: what it reads elsewhere is guarded when it runs."""
     if isinstance(function, types.BuiltinFunctionType):
-        return isinstance(function.__self__, types.ModuleType | type | None)
+        return is_known_by_identity(function)
     return not (function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)
 
 

@@ -27,8 +27,6 @@ class Slot(Protocol):
 class Holder(Slot, Protocol):
     """Stands for one value of one call, from forward to backward. As a slot, it unpacks to the whole value."""
 
-    name: str
-
     def get(self) -> torch.Tensor:
         """The value. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
 

@@ -124,11 +124,11 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
     recording, reason = None, ""
     try:  # Rule 13: the output is good, whether there is a recording or not
         recording = without_inaccessible(_sound(recorder.recording()))
-        recorder.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
-        recording = recorder.labels.give(assign_roles(recording, recorder.known.tensors))
+        recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
+        recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, inputs, recording, reason, recorder.known.tensors, recorder.saved, slots, watch)
+    return Capture(output, inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
 
 
 def _sound(recording: Recording) -> Recording:

@@ -28,10 +28,8 @@ class Compressed(Restored):
     facts: Compression
 
     def __init__(self, facts: Compression) -> None:
-        self.facts = facts
+        super().__init__(facts)
         self.payload: tuple[torch.Tensor, ...] | None = None
-        self._cached: torch.Tensor | None = None
-        self._left = facts.uses
 
     def fill(self, flat: torch.Tensor) -> None:
         """`flat`: the value's elements in memory order, contiguous, with its channels as the last dimension.

@@ -18,9 +18,7 @@ class Offloaded(Restored):
     __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
 
     def __init__(self, facts: Facts, offloads: Offloads) -> None:
-        self.facts = facts
-        self._cached: torch.Tensor | None = None
-        self._left = facts.uses
+        super().__init__(facts)
         self.offloads = offloads
         offloads.add(self)
         self._handle: Any = None

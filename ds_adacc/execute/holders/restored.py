@@ -24,7 +24,10 @@ class Restored(ABC):
 
     __slots__ = ("__weakref__", "_cached", "_left", "facts")
 
-    facts: Facts
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._cached: torch.Tensor | None = None
+        self._left = facts.uses
 
     def get(self) -> torch.Tensor:
         root = self._cached

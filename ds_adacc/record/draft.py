@@ -1,0 +1,220 @@
+"""The program of a block while it is being recorded: what has been written down of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ds_adacc.program.functions import attributes
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.parameters import Parameters
+from ds_adacc.program.recording import (
+    COLLECTIVE,
+    COMPILED,
+    UNINITIALISED,
+    ParameterRef,
+    Position,
+    RecordedOp,
+    Recording,
+    ValueRef,
+)
+from ds_adacc.program.schema import MASKS, OPAQUE, by_look, refusal_of, tensors_in, with_constants, with_dtype
+from ds_adacc.python_state.closure import Closure
+from ds_adacc.record.application import Application
+from ds_adacc.record.compiled import KERNEL, in_compiled_code
+from ds_adacc.record.draws import Draws
+from ds_adacc.record.known import Known, admit, storage_of
+from ds_adacc.record.labels import Labels
+from ds_adacc.record.ran import Ran
+from ds_adacc.record.verify import unsure
+
+_OVERWRITTEN = "what it makes is overwritten in place"
+
+
+class Draft:
+    """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
+
+    `known` has the values, `draws` the random generators' states. `is_tainted`: whether Python has read data, so that
+    any later number may hold some of it (Rule 7).
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor], found: Closure) -> None:
+        self.known = Known(inputs, found)
+        self.labels = Labels(inputs, found)
+        self.draws = Draws(found.generators(), self.known.values, self.known.tensors)
+        self.is_tainted = False
+        self._closure = found
+        self._ops: list[RecordedOp] = []
+        self._positions: list[Position] = []
+        self._remarks: dict[str, None] = {}
+        self._turn: int | None = None  # the first position that another call may not have
+        self._masks: set[int] = set()
+        self._fresh = False  # whether an operator has run since a tensor was saved
+        self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
+        self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
+
+    def recording(self, name: str) -> Recording:
+        """The whole program."""
+        known = self.known
+        met = {id(parameter) for parameter in known.parameters}
+        others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
+        recording = Recording(
+            name,
+            tuple(known.values),
+            tuple(self._ops),
+            tuple(self._positions),
+            Parameters((*known.parameters, *others), self._closure.tensors),
+            tuple(known.buffers),
+            tuple(self._remarks),
+        )
+        return recording.refuse({**unsure(recording, self._turn, self._masks), **self.draws.refusals()})
+
+    def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments of a dispatcher's call as a `RecordedOp` has them, with what torch's defaults add (Rule 11)."""
+        if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
+            return (), ()  # never replayed; subgraphs and process groups must not be kept alive
+        named = tuple((name, self.encode(value)) for name, value in kwargs.items())
+        return with_constants(func, (self.encode(args), named))
+
+    def encode(self, tree: Any) -> Any:
+        """`tree` with a reference to a value or a parameter in place of each tensor."""
+        if isinstance(tree, torch.Tensor):
+            return self._refer(tree)
+        if isinstance(tree, tuple | list):
+            return type(tree)(self.encode(item) for item in tree)
+        return tree
+
+    def note(self, ran: Ran) -> RecordedOp | None:
+        """Note a call that has run. Returns its operator, or None if it has made nothing."""
+        index = len(self._ops)
+        bases = self.bases(ran.written)
+        draw, unknown = self.draws.of(ran.given, ran.states)
+        refusal, (written, makers) = ran.refusal or unknown, (tuple(bases), tuple(bases.values()))
+        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written, ran.python_reads)
+        if ran.dynamic:
+            self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
+        dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
+        rewritten: list[int] = []
+        for tensor in ran.written:
+            rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
+        made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
+        if not rewritten and all(value is None for value in made):
+            # Autograd detaches what it saves: that is no operator of the program.
+            self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
+            return None  # Rule 3: a view, which its geometry describes, or only Python numbers
+        if op.refusal == UNINITIALISED:
+            op = by_look(op, ran.outputs[0])
+        op = with_dtype(op, ran.outputs[0])
+        if dynamic and op.refusal in (None, UNINITIALISED):
+            op = replace(op, refusal="its shape depends on data")
+        for base in bases.values():
+            self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
+        self._fresh = True
+        self._seen.update(op.reads)
+        self.labels.note()
+        self._ops.append(replace(op, outputs=(*made, *rewritten)))
+        if draw is not None:
+            self.draws.add(self._ops[-1])
+        return self._ops[-1]
+
+    def refuse_last(self, reason: str) -> None:
+        """The last operator is not replayed."""
+        self._ops[-1] = replace(self._ops[-1], refusal=reason)
+
+    def save(self, tensor: torch.Tensor, states: Sequence[torch.Tensor], function: RecordedOp | None = None) -> None:
+        """Note a tensor that autograd saves; `states` are the random generators' then.
+
+        A `function` saves before it has made its outputs.
+        """
+        self.note_compiled()
+        self.draws.mark(states)
+        plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
+        ref = self._refer(tensor) if plannable else None
+        ops_done, fresh = (len(self._ops), self._fresh) if function is None else (function.index, False)
+        self._positions.append(Position(ref, ops_done, fresh))
+        if isinstance(ref, ValueRef):
+            self._seen.add(ref.index)
+            self.known.tensors.hold(ref.index)
+
+    def note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
+        """Note what the context of a Function holds: no hook is told of that."""
+        held = {}
+        for tensor in tensors_in(attributes(results, running.cls)):
+            if not isinstance(self.known.find(tensor), ParameterRef):
+                held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
+                self.known.pin(tensor)
+        if held:
+            self.remark(
+                f"{running.cls.__name__}: holds {sum(held.values())} bytes in attributes of ctx, whatever the plan"
+            )
+
+    def remark(self, remark: str) -> None:
+        """A line for the plan's table; an empty one is left out."""
+        if remark:
+            self._remarks[remark] = None
+
+    def doubt_from_here(self) -> None:
+        """From here on, another call may save other tensors (Rule 7)."""
+        if self._turn is None:
+            self._turn = len(self._positions)
+
+    def note_data_read(self) -> None:
+        """Note that Python may know data from here on (Rule 7)."""
+        self.is_tainted = True
+        self.doubt_from_here()
+
+    def note_compiled(self) -> bool:
+        """Whether compiled code runs now."""
+        compiled = in_compiled_code()
+        if compiled:
+            self.doubt_from_here()
+        return compiled
+
+    def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
+        """By value, what made the tensors that are written to, if no one has read any of them yet (Rule 4)."""
+        bases = {}
+        for tensor in written:
+            values = self.known.in_storage(tensor)
+            producer = self.known.values[values[0]].producer if len(values) == 1 else None
+            if producer is None or self._ops[producer].refusal not in (None, UNINITIALISED):
+                return {}
+            if values[0] in self._seen or values[0] in bases:
+                return {}
+            bases[values[0]] = self._ops[producer]
+        return bases
+
+    def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
+        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
+
+        Of what a Function saves, None also if it is (part of) a value. A generator's state is no output (Rule 16).
+        """
+        tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        admit(tensor)
+        if storage_of(tensor) in given:
+            return None
+        if is_saved and self.known.find(tensor) is not None:
+            return None
+        if output in ran.handed_on:
+            self.known.handed_on(tensor, op, output)
+            return None
+        return self.known.made(tensor, op, output, dynamic)
+
+    def _refer(self, tensor: torch.Tensor) -> ValueRef | ParameterRef:
+        found = self.known.find(tensor)
+        if found is not None:
+            return found
+        return self._made_unseen(tensor) if in_compiled_code() else self.known.captured(tensor)
+
+    def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
+        """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
+        index = len(self._ops)
+        op = RecordedOp(index, KERNEL, (), (), (len(self.known.values),), COMPILED)
+        self.labels.note()
+        self._ops.append(op)
+        return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
