@@ -3,10 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# DeepSpeed builds an operator at its first run, and looks for ninja on the PATH.
+# DeepSpeed compiles an operator, and looks for ninja on the PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # It is compiled against this environment's torch, so it is kept here: a folder shared with others is rebuilt in turns.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
+# Without these files, each of the many processes that tests and the demo start compiles all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint clean
 
@@ -25,9 +27,11 @@ lint: $(READY)
 clean:
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache build dist runs *.egg-info
 
-# torch goes first: DeepSpeed's build looks at the one that is installed.
+# torch goes first: DeepSpeed's build looks at the one that is installed. Its operator would else be compiled in the
+# first run on the CPU, whose ranks would wait for it.
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --constraint constraints.txt torch
 	$(BIN)/pip install --constraint constraints.txt --editable '.[test]'
+	DS_ACCELERATOR=cpu $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load()"
 	touch $@

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,13 @@ def start(target, *arguments):
     return process
 
 
+def fork(target, *arguments):
+    """As `start`, from this process. A rank has no server, and one of its own would import everything anew."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
 def become(stdout, stderr, environment):
     """Write what is printed from now on, by Python or not, to these files; have this environment."""
     os.environ.clear()
@@ -49,8 +57,8 @@ def become(stdout, stderr, environment):
             os.dup2(file.fileno(), descriptor)
 
 
-def run_solver(command, *, input, capture_output, timeout):
-    """In place of `subprocess.run`, for the command that starts the solver: the same from a fork.
+def run_solver(start, command, *, input, capture_output, timeout):
+    """In place of `subprocess.run`, for the command that starts the solver: the same in a process that `start` makes.
 
     If a test has put a program of its own in the place of Python, that runs.
     """
@@ -77,9 +85,9 @@ def solve(stdin, stdout, stderr):
         solver_process._serve()
 
 
-def quicken_solver(patch):
-    """Have the planner's solvers start as forks."""
+def quicken_solver(patch, start=start):
+    """Have the planner's solvers start as forks, by `start` or by `fork`."""
     from ds_adacc.planner import solver_process
 
-    quick = SimpleNamespace(run=run_solver, TimeoutExpired=subprocess.TimeoutExpired)
+    quick = SimpleNamespace(run=partial(run_solver, start), TimeoutExpired=subprocess.TimeoutExpired)
     patch.setattr(solver_process, "subprocess", quick)

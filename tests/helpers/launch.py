@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from forks import ALONE, become, quicken_solver, start
+from forks import ALONE, become, fork, quicken_solver, start
 
 HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def be_rank(script, arguments, environment, log):
     become(log, log, environment)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(HERE))
-    quicken_solver(pytest.MonkeyPatch())  # for as long as the process runs
+    quicken_solver(pytest.MonkeyPatch(), fork)  # for as long as the process runs
     runpy.run_path(str(HERE / script), run_name="__main__")
 
 

@@ -32,7 +32,7 @@ class Training:
     def __init__(self, make=None, budget=0.4, **section):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(LAYERS))
-        section = {"memory_budget": budget, "solver": {"max_seconds": 10.0}, **section}
+        section = {"memory_budget": budget, "solver": {"max_seconds": 3.0}, **section}
         config = load({"adacc": section})
         self.runtime = Runtime(config, stepped=True)
         self.adacc = Adacc(config, self.runtime)
