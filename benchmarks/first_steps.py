@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import lengths
 import train
+import varying
 from memory import PeakMemory
 from origin import origin
 from processes import EXACT_MALLOC, alone
@@ -72,7 +72,7 @@ def gpt(size: Size) -> nn.Module:
 
 
 def llama(size: Size) -> nn.Module:
-    return lengths.Block(size.width, size.heads)
+    return varying.LlamaBlock(size.width, size.heads)
 
 
 def bert(size: Size) -> nn.Module:

@@ -1,193 +1,234 @@
-"""Train LLaMA blocks on batches of varying lengths: plain, with gradient checkpointing, and with ds_adacc.
+"""Train on batches of varying sizes: plainly, with gradient checkpointing, and with ds_adacc.
 
-    python benchmarks/lengths.py --out FOLDER
+    python benchmarks/lengths.py --out benchmarks/results
 
-Every step runs the same batch three times, one after the other, in one process of one thread: plainly, under
-torch.utils.checkpoint (every block), and under ds_adacc. What counts is the process's CPU time, without that of the
-solver, which has a process of its own. So the ratios hold on a busy machine. Lossless codecs; every gradient of
-ds_adacc is compared with the plain one, bit for bit. The lengths are drawn from a few or many, 64 to 512 tokens.
+Every step runs the same batch three times, one after the other, on three copies of the model in one process of one
+thread: plainly, under torch.utils.checkpoint (every block), and under ds_adacc. What counts is the process's CPU time,
+without that of the solver, which has a process of its own. So the ratios hold on a busy machine. Codecs are lossless:
+every gradient of ds_adacc is compared with the plain one, bit for bit. Results of other programs stay in the files.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import logging
-import platform
-import random
-import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from origin import origin
+from varying import PROGRAMS, Program, Size
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
 
-WIDTH, HEADS, LAYERS, BATCH = 256, 4, 6, 4
-SHORTEST, LONGEST = 64, 512
 FIRST = 60  # steps of a fine-tuning run in which its user decides whether to stay
+FEW = 6  # sizes: each gets a line of its own
 
 
-class Block(nn.Module):
-    """RMSNorm, attention with rotary positions, SwiGLU."""
+@dataclass(frozen=True)
+class Step:
+    """CPU seconds of one step, each way."""
 
-    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.gate, self.up = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, 3 * width, bias=False)
-        self.down = nn.Linear(3 * width, width, bias=False)
+    size: Size
+    plain: float
+    checkpointed: float
+    ours: float
+    is_first: bool  # at this size
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.plain
 
 
 @dataclass(frozen=True)
 class Row:
-    """CPU seconds over those of plain steps: of the first 60 steps together, and the median of steps of two kinds.
+    """CPU seconds over those of plain steps: of the first 60 steps together, and medians of steps.
 
-    `new_length`: the median of the steps whose length was met for the first time, after the first three lengths.
-    `known_length`: that of all later steps. `recordings`: of blocks. `is_exact`: all gradients have the bits of plain
-    steps.
+    `new_size`: the steps whose size was met for the first time, after the first three sizes. `known_size`: all later
+    ones. `recordings`: of blocks. `is_exact`: all gradients have the bits of plain steps. `by_size`: if there are few
+    sizes, each one's first ratio and the median of the later ones. `about`: where the figures come from.
     """
 
-    lengths: int
+    program: str
     steps: int
     first_60: float
     first_60_checkpointing: float
-    new_length: float | None
-    known_length: float | None
+    new_size: float | None
+    known_size: float | None
     checkpointing: float
     recordings: int
     plans: int
     is_exact: bool
+    by_size: Mapping[str, Sequence[float | None]]
+    about: Mapping[str, str]
 
 
-class Training:
-    """One stack of blocks, and how a step of it runs in each way."""
+class Copies:
+    """A program's model three times, with the same weights."""
 
-    def __init__(self, budget: float) -> None:
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+    def __init__(self, program: Program, budget: float) -> None:
+        self.program = program
+        self.plain, self.checkpointed, self.model = (copy.deepcopy(program.model) for _ in range(3))
+        for block in find_blocks(self.checkpointed, "auto").values():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         config = load({"adacc": {"memory_budget": budget, "codecs": "none"}})
         self.runtime = Runtime(config, stepped=True)
-        self.adacc = Adacc(config, self.runtime)
+        blocks = find_blocks(self.model, "auto")
+        wrap_blocks(blocks, self.runtime)
+        self.adacc = Adacc(config, self.runtime, blocks)
 
-    def step(self, length: int, call: Callable[..., Tensor], after: Callable[[], None]) -> tuple[float, list[Tensor]]:
-        """CPU seconds of a forward, a backward and what comes `after` it; and the gradients."""
-        data = torch.Generator().manual_seed(length)
-        x = torch.randn(BATCH, length, WIDTH, generator=data).requires_grad_()
-        angles = torch.rand(length, WIDTH // HEADS, generator=data)
-        cos, sin = angles.cos(), angles.sin()
-        self.blocks.zero_grad()
+    def step(self, number: int, size: Size, is_first: bool) -> tuple[Step, bool]:
+        """One step each way; and whether the gradients of the plain way and ours are the same."""
+        torch.manual_seed(number)
+        batch = self.program.batch(size)
+        seconds = [
+            self._run(model, number, size, batch, after)
+            for model, after in (
+                (self.plain, nothing),
+                (self.checkpointed, nothing),
+                (self.model, nothing if self.program.is_evaluation(size) else self.adacc.end_step),
+            )
+        ]
+        pairs = zip(self.plain.parameters(), self.model.parameters(), strict=True)
+        is_exact = all(a.grad is b.grad is None or torch.equal(a.grad, b.grad) for a, b in pairs)
+        return Step(size, *seconds, is_first), is_exact
+
+    def warm_up(self) -> None:
+        """Two plain steps of the largest size, for the libraries."""
+        for _ in range(2):
+            self._run(self.plain, 0, self.program.largest, self.program.batch(self.program.largest), nothing)
+
+    def _run(
+        self, model: nn.Module, seed: int, size: Size, batch: dict[str, Tensor], after: Callable[[], None]
+    ) -> float:
+        is_evaluation = self.program.is_evaluation(size)
+        model.train(not is_evaluation).zero_grad()
+        torch.manual_seed(seed)
         began = time.process_time()
-        hidden = x * 1.0
-        for block in self.blocks:
-            hidden = call(block, hidden, cos, sin)
-        hidden.square().mean().backward()
+        with torch.no_grad() if is_evaluation else nullcontext():
+            loss = model(**batch)
+        if not is_evaluation:
+            loss.backward()
         after()
-        return time.process_time() - began, [p.grad for p in self.blocks.parameters()]
+        return time.process_time() - began
 
 
-def measure(count: int, steps: int, budget: float) -> Row:
-    """A run over so many lengths."""
-    lot = random.Random(count)
-    lengths = lot.sample(range(SHORTEST, LONGEST + 1), count)
-    training = Training(budget)
-    plain, checkpointed, ours, first_met = [], [], [], []
-    met: set[int] = set()
-    plans, is_exact = set(), True
-    training.step(LONGEST, lambda block, *args: block(*args), lambda: None)  # warms the libraries up
-    for _ in range(steps):
-        length = lot.choice(lengths)
-        first_met.append(length not in met)
-        met.add(length)
-        seconds, exact = training.step(length, lambda block, *args: block(*args), lambda: None)
-        plain.append(seconds)
-        seconds, _ = training.step(length, lambda block, *args: checkpoint(block, *args, use_reentrant=False), nothing)
-        checkpointed.append(seconds)
-        seconds, found = training.step(length, training.runtime.checkpoint, training.adacc.end_step)
-        ours.append(seconds)
-        plans.add(id(training.runtime.controller.plan))
-        is_exact &= all(torch.equal(a, b) for a, b in zip(exact, found, strict=True))
-    new = [o / p for o, p, n in list(zip(ours, plain, first_met, strict=True))[3:] if n]
-    known = [o / p for o, p, n in zip(ours, plain, first_met, strict=True) if not n]
+def measure(name: str, count: int, budget: float) -> Row:
+    """So many steps of a program."""
+    torch.manual_seed(0)
+    copies = Copies(PROGRAMS[name](), budget)
+    copies.warm_up()
+    met: set[Size] = set()
+    plans, steps, is_exact = set(), [], True
+    for number, size in enumerate(islice(copies.program.sizes, count)):
+        step, is_same = copies.step(number, size, size not in met)
+        met.add(size)
+        steps.append(step)
+        plans.add(id(copies.runtime.controller.plan))
+        is_exact &= is_same
+    first = steps[:FIRST]
     return Row(
-        lengths=count,
-        steps=steps,
-        first_60=sum(ours[:FIRST]) / sum(plain[:FIRST]),
-        first_60_checkpointing=sum(checkpointed[:FIRST]) / sum(plain[:FIRST]),
-        new_length=statistics.median(new) if new else None,
-        known_length=statistics.median(known) if known else None,
-        checkpointing=statistics.median(c / p for c, p in zip(checkpointed, plain, strict=True)),
-        recordings=training.runtime.recordings,
+        program=name,
+        steps=count,
+        first_60=sum(s.ours for s in first) / sum(s.plain for s in first),
+        first_60_checkpointing=sum(s.checkpointed for s in first) / sum(s.plain for s in first),
+        new_size=_median(step.ratio for step in steps[3:] if step.is_first),
+        known_size=_median(step.ratio for step in steps if not step.is_first),
+        checkpointing=statistics.median(step.checkpointed / step.plain for step in steps),
+        recordings=copies.runtime.recordings,
         plans=len(plans),
         is_exact=is_exact,
+        by_size={_named(size): _by_size(steps, size) for size in met} if len(met) <= FEW else {},
+        about=origin("CPU, one thread") | {"budget": str(budget)},
     )
+
+
+def _named(size: Size) -> str:
+    return ", ".join(map(str, size)) if isinstance(size, tuple) else str(size)
+
+
+def _by_size(steps: Sequence[Step], size: Size) -> list[float | None]:
+    first, *later = (step.ratio for step in steps if step.size == size)
+    return [first, _median(later)]
+
+
+def _median(ratios: Iterable[float]) -> float | None:
+    found = [*ratios]
+    return statistics.median(found) if found else None
 
 
 def nothing() -> None:
     pass
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: Iterable[Row]) -> str:
     """The rows for people."""
-    names = ["lengths", "steps", "first 60 steps", "checkpointing"]
-    names += ["new length", "known length", "checkpointing", "recorded", "plans", "exact"]
+    names = ["program", "steps", "first 60 steps", "of checkpointing"]
+    names += ["new size", "known size", "of checkpointing", "blocks recorded", "plans", "exact"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
-        ratios = [row.first_60, row.first_60_checkpointing, row.new_length, row.known_length, row.checkpointing]
-        cells = [row.lengths, row.steps, *("-" if r is None else f"{r:.2f}" for r in ratios)]
+        ratios = [row.first_60, row.first_60_checkpointing, row.new_size, row.known_size, row.checkpointing]
+        cells = [row.program, row.steps, *map(_shown, ratios)]
         cells += [row.recordings, row.plans, "yes" if row.is_exact else "no"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
+def _shown(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def by_size(rows: Iterable[Row]) -> str:
+    """The ratios of programs of few sizes, size by size."""
+    lines = ["| program | size | first time | later |", "|---|---|---|---|"]
+    for row in rows:
+        if len(row.by_size) > 1:
+            for size, (first, later) in sorted(row.by_size.items()):
+                lines.append(f"| {row.program} | {size} | {_shown(first)} | {_shown(later)} |")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> dict[str, Row]:
+    """The rows of a file of results, by program."""
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return {row["program"]: Row(**row) for row in found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for lengths.md and lengths.json")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 10, 30, 200])
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--budget", type=float, default=0.5, help="of the largest peak without checkpointing")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("ds_adacc").setLevel(logging.WARNING)
     args.out.mkdir(parents=True, exist_ok=True)
-    about = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": f"{platform.processor() or platform.machine()}, one thread",
-        "versions": f"python {platform.python_version()}, torch {torch.__version__}",
-        "budget": args.budget,
-    }
-    rows: list[Row] = []
-    for count in args.lengths:
-        rows.append(measure(count, args.steps, args.budget))
-        (args.out / "lengths.json").write_text(json.dumps(about | {"rows": [asdict(r) for r in rows]}, indent=2) + "\n")
-        told = "\n".join(f"- {key}: {value}" for key, value in about.items())
-        (args.out / "lengths.md").write_text(f"{table(rows)}\n\n{told}\n")
-    print(table(rows))
+    rows = read(args.out / "lengths.json")
+    for name in args.programs:
+        rows[name] = measure(name, args.steps, args.budget)
+        (args.out / "lengths.json").write_text(json.dumps([asdict(row) for row in rows.values()], indent=2) + "\n")
+        told = "\n".join(f"- {row.program}: {', '.join(row.about.values())}" for row in rows.values())
+        (args.out / "lengths.md").write_text(f"{table(rows.values())}\n\n{by_size(rows.values())}\n\n{told}\n")
+    print(table(rows.values()))
 
 
 if __name__ == "__main__":
