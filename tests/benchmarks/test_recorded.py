@@ -1,4 +1,4 @@
-"""The tables of accuracy, lengths and first steps in the READMEs are the recorded ones."""
+"""The tables of accuracy, lengths, first steps and CompAct in the READMEs are the recorded ones."""
 
 from pathlib import Path
 
@@ -40,24 +40,25 @@ def test_the_readme_of_the_benchmarks_has_all_of_it(recorded):
     assert {(row[0], ARMS[row[1]]): row[2:] for row in rows} == recorded
 
 
-def test_the_readme_of_the_benchmarks_has_the_recorded_lengths():
-    ratios = ["new length", "known length"]
-    header = [
-        "lengths",
-        "steps",
-        "first 60 steps",
-        "checkpointing",
-        *ratios,
-        "checkpointing",
-        "recorded",
-        "plans",
-        "exact",
-    ]
-    found = table((ROOT / "benchmarks" / "results" / "lengths.md").read_text(), header)
-    header = ["lengths", "first 60 steps", "of checkpointing", *ratios, "of checkpointing", "blocks recorded", "plans"]
-    rows = table((ROOT / "benchmarks" / "README.md").read_text(), header)
-    assert rows == [[count, *others] for count, _, *others, _ in found]
-    assert all(is_exact == "yes" for *_, is_exact in found)
+RATIOS = ["first 60 steps", "of checkpointing", "new size", "known size", "of checkpointing"]
+LEVELS = ["plain, MiB", "ds_adacc, MiB", "plain, KiB a step", "ds_adacc, KiB a step"]
+
+
+@pytest.mark.parametrize(
+    ("file", "header"),
+    [
+        ("lengths", ["program", "steps", *RATIOS, "blocks recorded", "plans", "exact"]),
+        ("lengths", ["program", "size", "first time", "later"]),
+        ("lengths-memory", ["lengths", "steps", *LEVELS, "peak / budget"]),
+    ],
+)
+def test_the_readme_of_the_benchmarks_has_the_recorded_lengths(file, header):
+    found, rows = (
+        table((ROOT / "benchmarks" / path).read_text(), header) for path in (f"results/{file}.md", "README.md")
+    )
+    assert len(rows) >= 3
+    assert rows == found
+    assert header[-1] != "exact" or all(is_exact == "yes" for *_, is_exact in found)
 
 
 def test_the_readme_of_the_benchmarks_has_the_recorded_first_steps():
@@ -66,4 +67,19 @@ def test_the_readme_of_the_benchmarks_has_the_recorded_first_steps():
         table((ROOT / "benchmarks" / path).read_text(), header) for path in ("results/first-steps.md", "README.md")
     )
     assert len(rows) == 3
+    assert rows == found
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ["arm", "seeds", "training loss", "validation loss", "above full training", "CPU time of a step", "paper"],
+        ["strategy", "whole peak", "of none", "weights", "gradients", "Adam's states", "activations"],
+    ],
+)
+def test_the_readme_of_the_benchmarks_has_the_recorded_figures_of_compact(header):
+    found, rows = (
+        table((ROOT / "benchmarks" / path).read_text(), header) for path in ("results/compact.md", "README.md")
+    )
+    assert len(rows) == 4
     assert rows == found
