@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.program.recording import RecordedOp, Recording, ValueRef
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording, ValueRef
 
 _SUMS = ("add", "add_", "sub", "sub_")
 
@@ -78,7 +79,7 @@ def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[plan
     gradients = GradientLifetimes(recording)
     taken = [*(workspace.backward for workspace in workspaces), 0]  # the last is for views after the last operator
     return tuple(
-        planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.alive(op) + taken[op])
+        planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.most(op, taken[op]))
         for op in sorted({*unpacked, *gradients.steps}, reverse=True)
     )
 
@@ -96,10 +97,12 @@ class GradientLifetimes:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.required = _require_grad(recording)
-        self._last: dict[int, float] = {}
+        self._readers: dict[int, list[RecordedOp]] = {}
         for op in recording.ops:
             for index in op.reads:
-                self._last[index] = op.index
+                self._readers.setdefault(index, []).append(op)
+        self._handed_on: dict[int, int] = {}  # by value, the owner of the gradient that its last reader hands on
+        self._find_handed_on()
 
     @property
     def steps(self) -> list[int]:
@@ -111,20 +114,45 @@ class GradientLifetimes:
     def of_outputs(self) -> int:
         """Bytes of the gradients with which the block's backward begins."""
         values = (self.recording.values[index] for index in self.required)
-        return sum(value.nbytes for value in values if value.index not in self._last)
+        return sum(value.nbytes for value in values if value.index not in self._readers)
 
-    def alive(self, index: int) -> int:
-        """Bytes of gradients alive while the step of operator `index` runs."""
-        total = 0
-        for value in self.recording.values:
-            if value.index in self.required:
-                born = -1 if value.producer is None else value.producer
-                if born <= index <= self._last.get(value.index, math.inf):
-                    total += value.nbytes
+    def most(self, index: int, workspace: int) -> int:
+        """The most bytes at the step of operator `index`: gradients, and what the step takes and frees again.
+
+        `workspace`: bytes that the operator itself so takes. What it makes is added to other gradients afterwards.
+        """
+        values = self.recording.values
+        alive = [v for v in self.required if _born(values[v]) <= index <= self._last_read(v)]
+        owners = Counter(self._owner(value, index) for value in alive)
+        total = sum(values[owner].nbytes for owner in owners)
         if index == len(self.recording.ops):
-            return total
+            return total + workspace
         op = self.recording.ops[index]
-        return total + self._parts(op) + self._sums(op) + self._parameters(op)
+        added = [value for value in op.reads if value in self.required and self._last_read(value) > index]
+        # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that.
+        shared = [value for value in added if owners[self._owner(value, index)] > 1]
+        sums = max((values[value].nbytes for value in shared), default=0)
+        beside = sum(values[value].nbytes for value in added)
+        return total + self._parts(op) + beside + self._parameters(op) + max(workspace, sums)
+
+    def _last_read(self, value: int) -> float:
+        return self._readers[value][-1].index if value in self._readers else math.inf
+
+    def _owner(self, value: int, index: int) -> int:
+        """The value with whose gradient that of `value` shares its memory while the step of operator `index` runs.
+
+        The step of a sum hands on the gradient that it gets, to both terms the same. A term keeps it until another of
+        its readers adds to it.
+        """
+        readers = self._readers.get(value, [])
+        others_have_added = len(readers) > 1 and index < readers[-2].index
+        return value if others_have_added else self._handed_on.get(value, value)
+
+    def _find_handed_on(self) -> None:
+        for op in reversed(self.recording.ops):
+            for index in op.reads:
+                if self._readers[index][-1] is op and _hands_on(op, index, self.recording):
+                    self._handed_on[index] = self._owner(op.outputs[-1], op.index)
 
     def made(self, op: RecordedOp) -> int:
         """Bytes of the gradients that the step of `op` itself makes."""
@@ -141,16 +169,25 @@ class GradientLifetimes:
                     total += geometry.numel * geometry.dtype.itemsize
         return total
 
-    def _sums(self, op: RecordedOp) -> int:
-        """A value with a later reader has a gradient already: this step makes another one beside it, and adds them."""
-        shared = [index for index in op.reads if index in self.required and self._last[index] > op.index]
-        return sum(self.recording.values[index].nbytes for index in shared)
-
     def _parameters(self, op: RecordedOp) -> int:
         """The gradients of the parameters that `op` reads, before they are added to `.grad`."""
         read = {ref.index for ref in op.references if not isinstance(ref, ValueRef)}
         parameters = [self.recording.parameters[index] for index in read]
         return sum(p.element_size() * getattr(p, "ds_numel", p.numel()) for p in parameters if p.requires_grad)
+
+
+def _born(value: RecordedValue) -> int:
+    return -1 if value.producer is None else value.producer
+
+
+def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
+    """Whether the step of `op` hands on the gradient that it gets to `value` as it is."""
+    if op.short_name not in _SUMS or dict(op.kwargs).get("alpha", 1) != 1 or op.outputs[-1] is None:
+        return False
+    terms = op.args[:1] if op.short_name.startswith("sub") else op.args[:2]
+    made = recording.values[op.outputs[-1]].geometry
+    given = [term.geometry for term in terms if isinstance(term, ValueRef) and term.index == value]
+    return [(g.numel, g.dtype) for g in given] == [(made.numel, made.dtype)]
 
 
 def _require_grad(recording: Recording) -> set[int]:
