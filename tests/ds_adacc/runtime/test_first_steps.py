@@ -15,8 +15,8 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
 LAYERS = 12
-# One step records. Then come at most four plans, since the memory model is corrected three times. Each plan is tried and
-# measured. Two trials may reject a policy. The last step tracks.
+# One step records. At most four plans follow, as the memory model is corrected three times. Each is tried and measured.
+# Two trials may reject a policy. The last step tracks.
 MOST_STEPS = 1 + 4 * 2 + 2 + 1
 PIECES = (
     1 << 20

@@ -170,7 +170,7 @@ def test_a_bound_that_no_lossy_codec_keeps_has_everything_exact():
 
 
 def test_a_contradiction_names_the_smallest_budget_and_the_smallest_bound():
-    training = Training(max_gradient_error=1e-6, budget=0.3)
+    training = Training(max_gradient_error=1e-6, budget=0.33)
     with pytest.raises(planner.InfeasibleBudget) as refusal:
         training.run(3)
     text = str(refusal.value)
