@@ -42,7 +42,10 @@ export XDG_CACHE_HOME=$scratch/cache TRITON_CACHE_DIR=$scratch/triton TORCHINDUC
 [[ -w kernels/cpu ]] || export NUMBA_CACHE_DIR=$scratch/numba
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
-[[ ${#options[@]} -gt 0 ]] && export CUDA_VISIBLE_DEVICES=
+if [[ ${#options[@]} -gt 0 ]]; then
+    # What is freed leaves the process, so that its resident memory is what it uses.
+    export CUDA_VISIBLE_DEVICES= MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536
+fi
 
 if [[ -n $wheels ]]; then
     if [[ ! -e $scratch/site/.complete ]]; then

@@ -16,7 +16,7 @@ from typing import Any
 import stage
 import torch
 from memory import PeakMemory
-from models import SMALL, Size, build, text
+from models import SMALL, Size, build, precision, text
 from rows import Row, Rows
 from strategy import Full, Ours, Selective, Strategy
 from timing import seconds
@@ -27,8 +27,9 @@ from ds_adacc import planner
 
 PAPER = Size(layers=24, width=1024, heads=16, length=1024, batch=1)
 LIMIT = 10 << 30  # bytes
-SMALL_LIMIT = 4 << 20  # of activations, in a rehearsal
+SMALL_LIMIT = 8 << 20  # of activations, in a rehearsal
 MARGIN = 0.03  # of the memory for activations: logits, and what the allocator cannot use
+SMALL_MARGIN = 0.4  # small blocks are not much wider than the logits
 SMALL_BATCHES = (2, 4)
 SMALLEST_BUDGET = 1 << 20
 ATTEMPTS = 4
@@ -46,12 +47,12 @@ class TooLarge(Exception):
 
 
 class Limited:
-    """A model with its optimizer, and `left`: the bytes that the activations of a step may take."""
+    """A model with its optimizer. `left`: the bytes that the activations of a step may take; `budget`: the blocks'."""
 
     def __init__(self, device: torch.device, rehearses: bool) -> None:
         self.size, self.device = SMALL if rehearses else PAPER, device
-        self.most = 8 if rehearses else 1 << 10  # sequences
-        self.model = build("GPT", self.size, device).bfloat16()
+        self.most = 64 if rehearses else 1 << 10  # sequences
+        self.model = build("GPT", self.size, device).to(precision(device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self.step(Strategy(), text(self.size.with_batch(1), device))  # now all is there that stays
         release(device)
@@ -60,6 +61,7 @@ class Limited:
         else:
             self.left = LIMIT - torch.cuda.memory_allocated(device)
             torch.cuda.set_per_process_memory_fraction(LIMIT / torch.cuda.mem_get_info(device)[1], device)
+        self.budget = int((1 - (SMALL_MARGIN if rehearses else MARGIN)) * self.left)
 
     def step(self, strategy: Strategy, data: tuple[Tensor, Tensor]) -> None:
         self.model.checkpoint = strategy.checkpoint
@@ -122,7 +124,7 @@ def strategies(limited: Limited) -> Iterator[tuple[str, Callable[[], Strategy], 
         yield name, make, partial(guess_by_peaks, limited, make)
     for words, offload in (("", False), (", offload", True)):
         for name, codecs in (("lossless", "none"), ("default", "auto")):
-            section = {"codecs": codecs, "offload": offload, "memory_budget": int((1 - MARGIN) * limited.left)}
+            section = {"codecs": codecs, "offload": offload, "memory_budget": limited.budget}
             yield f"ours {name}{words}", partial(Ours, section), partial(guess_by_budget, limited, section)
 
 

@@ -71,6 +71,11 @@ def build(name: str, size: Size, device: torch.device) -> GPT | LLaMA:
         return LLaMA(size)
 
 
+def precision(device: torch.device) -> torch.dtype:
+    """What to train in: bfloat16; on the CPU float32, as not every CPU multiplies bfloat16 without larger copies."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def text(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
     """A batch of random windows of a text, the same at every call: tokens and targets, int64 (batch, length)."""
     source, _ = read_texts(Path(argparse.__file__))  # a text that every machine has

@@ -15,7 +15,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from measure import PATIENCE, never_steady
 from memory import PeakMemory
-from models import Size, build, text
+from models import Size, build, precision, text
 from rows import Row
 from strategy import Attached, Strategy
 from timing import seconds
@@ -28,7 +28,7 @@ WARM_UP_STEPS = 2
 
 
 class Trainer:
-    """The model `name` in bf16, with a fused AdamW, in a DeepSpeed engine of this ZeRO stage; no launcher is needed.
+    """The model `name`, with a fused AdamW, in a DeepSpeed engine of this ZeRO stage; no launcher is needed.
 
     With an "adacc" section, ds_adacc.initialize enables it; without one `strategy` may be set at any time.
     """
@@ -41,7 +41,7 @@ class Trainer:
         model = build(name, size, device)
         config = {
             "train_micro_batch_size_per_gpu": size.batch,
-            "bf16": {"enabled": True},
+            "bf16": {"enabled": precision(device) is torch.bfloat16},
             # The default bucket of 5e8 elements is allocated in backward, and would hide what activations take.
             "zero_optimization": {"stage": stage, "reduce_bucket_size": 50_000_000},
             "steps_per_print": 1 << 30,
