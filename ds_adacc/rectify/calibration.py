@@ -83,7 +83,7 @@ class Calibration:
         seen = Seen(held, found, observed_seconds(measured, block_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         self.reason = ""
-        more = self._to_correct(excess) if found is not None and fitting and self._matters(plan, found) else {}
+        more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
             return Findings(seen, agreed, doubted=doubted)
         self.corrected += 1
@@ -91,17 +91,17 @@ class Calibration:
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
         return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets), doubted)
 
-    def _matters(self, plan: Plan, found: Pair) -> bool:
-        """Whether the peak exceeded the budget, or a better prediction could save time."""
-        if abs(found.observed - found.planned) < _NEGLIGIBLE:
-            return False
-        return found.observed > plan.budget or (found.is_off and plan.added_seconds > 0)
+    def _to_correct(self, excess: Mapping[str, Correction], plan: Plan, found: Pair) -> dict[str, Correction]:
+        """The corrections to apply, by block type: if the peak exceeded the budget, or a lower one could save time.
 
-    def _to_correct(self, excess: Mapping[str, Correction]) -> dict[str, Correction]:
-        """The corrections to apply, by block type. After three corrections there are no more."""
-        if self.corrected == _MOST_CORRECTIONS:
+        After three corrections there are no more.
+        """
+        exceeds = found.observed > plan.budget
+        matters = exceeds or (found.is_off and plan.added_seconds > 0)
+        if not matters or abs(found.observed - found.planned) < _NEGLIGIBLE or self.corrected == _MOST_CORRECTIONS:
             return {}
-        if self.corrected:  # the excess depends on the policy: later corrections only raise the prediction
+        # The excess depends on the policy: what is too high under one may be right under the next one.
+        if exceeds or self.corrected:
             excess = {digest: each.upward() for digest, each in excess.items()}
         return {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
 

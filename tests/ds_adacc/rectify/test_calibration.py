@@ -18,6 +18,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.rectify import calibration
 from ds_adacc.rectify.calibration import Pair
 from ds_adacc.runtime.runtime import Runtime
 
@@ -172,6 +173,16 @@ def test_a_model_that_is_right_is_left_alone():
     assert len(seen) == 1
     assert not seen[0].peak.is_off
     assert seen[0].seconds.observed > 0
+
+
+@pytest.mark.parametrize(("forward", "expected"), [(2 << 20, Correction(2 << 20, 0)), (0, Correction(0, -(2 << 20)))])
+def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward, expected):
+    """The bytes that backward has not taken under this policy, it may take under the next one."""
+    found = Correction(forward, -(2 << 20))
+    monkeypatch.setattr(calibration, "excesses", lambda _, block_types: dict.fromkeys(block_types, found))
+    runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.4, steps=3)
+    (block_type,) = runtime.agreement.block_types.values()
+    assert block_type.agreed.correction == expected
 
 
 def test_a_rank_that_measured_nothing_has_no_say_in_a_correction():
