@@ -39,6 +39,7 @@ def errors(injection, steps=5, **section):
 @pytest.mark.parametrize(
     ("injection", "codecs"), [*((name, "auto") for name in INJECTIONS if name != "plain"), ("all", "paper")]
 )
+@pytest.mark.usefixtures("slow_replays")
 def test_the_gradient_keeps_the_bound(injection, codecs):
     found = max(errors(injection, codecs=codecs, memory_budget=0.4))
     assert found <= 2 * BOUND

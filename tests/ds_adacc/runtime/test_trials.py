@@ -45,7 +45,7 @@ class Training:
         for block in self.blocks:
             hidden = call(block, hidden)
         parameters = [p for p in self.blocks.parameters() if p.requires_grad]
-        self.blocks.zero_grad()
+        self.blocks.zero_grad(set_to_none=False)  # a gradient that is there before takes no memory
         (hidden * self.weight).sum().backward()
         return torch.cat([p.grad.flatten() for p in parameters])
 
@@ -90,6 +90,7 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
 @pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
 @pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 40), (1, 100), (3, 0), (3, 10), (3, 40)])
+@pytest.mark.usefixtures("slow_replays")
 def test_sharp_attention_keeps_the_bound(codecs, scale, bias):
     training = Training(codecs=codecs)
     for block in training.blocks:
@@ -133,7 +134,7 @@ def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes
     problem = planner.Problem(controller.plan.block_types, max_gradient_error=training.runtime.agreement.approvals.aim)
     with pytest.raises(planner.InfeasibleBudget) as refusal:
         planner.solve_in_process(problem, budget, max_seconds=10)
-    assert budget < controller.plan.peak <= 1.02 * refusal.value.smallest
+    assert budget < controller.plan.peak <= 1.05 * refusal.value.smallest
     assert controller.seen.held.planned == controller.seen.held.observed
     assert "no plan fits the budget" in caplog.text
 
