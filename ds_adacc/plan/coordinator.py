@@ -107,7 +107,8 @@ class Coordinator:
                 get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:
                 text = (
-                    "no plan fits the budget; blocks without a plan are recomputed where possible. Planned peak: %s. %s"
+                    "no plan fits the budget. The plan in force takes %s at its peak: it is the one from before, or "
+                    "one that takes less. Blocks without a plan recompute all that they can. %s"
                 )
                 get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
         self.agreement.limit = max(plan.budget, self.agreement.limit or 0)
