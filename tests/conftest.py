@@ -10,7 +10,7 @@ from forks import quicken_solver
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fuzz", type=int, default=1000, help="how many fuzz cases to run (default: 1000)")
+    parser.addoption("--fuzz", type=int, default=500, help="how many fuzz cases to run (default: 500)")
     parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
     parser.addoption("--all", action="store_true", help="every case of each matrix, and every GPU architecture")
 
