@@ -163,7 +163,8 @@ def test_a_model_that_forgets_gradients_is_corrected():
     runtime, seen = trained(model, "12MiB")
     assert runtime.controller.plan.reason.startswith("peak observed ")
     assert runtime.controller.plan.peak <= runtime.controller.plan.budget
-    assert not seen[-1].peak.is_off
+    # No more than that: one correction serves all policies of a block type, so another plan may take less than it says.
+    assert seen[-1].peak.observed <= runtime.controller.plan.budget
     assert model.peak(runtime.checkpoint) <= runtime.controller.plan.budget + ALLOWANCE
 
 
