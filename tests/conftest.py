@@ -51,7 +51,7 @@ def unmetered():
 @pytest.fixture
 def slow_replays(monkeypatch):
     """Codecs are quicker than replays, on any machine: a plan that may be lossy is."""
-    monkeypatch.setattr("ds_adacc.profile.measure._replay_seconds", lambda *_: 1e-2)
+    monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", lambda *_: 1e-2)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ The files, in the order in which a captured call meets them:
 
 * `profiler`: takes the profile from the run that is resumed or from the cache; otherwise has it measured.
 * `cache`: profiles on disk, by everything that a measurement depends on.
-* `measure`: times the replays and the codecs.
+* `measure`: the profile of a block.
 * `codecs`: which codecs may hold a value, and the making of them.
 * `timer`: seconds of a function on a device.
 * `sizes`: the profile at an input size at which nothing was measured.
-* `workspace`: bytes that an operator takes besides its results, in a replay and in backward.
+* `operator_costs`: the time of a replay and of a backward step, and the bytes that each takes besides its results.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.
 * `probe`: runs a block's backward several times, when its gradient arrives; `gradient_error`: what is measured so.

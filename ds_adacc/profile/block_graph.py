@@ -14,24 +14,25 @@ _SUMS = ("add", "add_", "sub", "sub_")
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """Bytes that an operator allocates besides its results and frees again, in a replay and in its backward step.
+class OperatorCost:
+    """What a replay of an operator costs, and its backward step.
 
-    `backward_seconds`: how long the backward step took.
+    The bytes are what it allocates besides its results and frees again.
     """
 
-    replay: int = 0
-    backward: int = 0
+    replay_bytes: int = 0
+    backward_bytes: int = 0
+    replay_seconds: float = 0.0
     backward_seconds: float = 0.0
 
 
-def block_graph(recording: Recording, workspaces: Sequence[Workspace] = ()) -> planner.BlockGraph:
+def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> planner.BlockGraph:
     """The planner's graph of a verified recording. Values and operators keep their indices (Rule 9).
 
-    `workspaces`: one for each operator; if empty, no operator takes any.
+    `costs`: one for each operator; if empty, no operator takes any bytes besides its results.
     """
-    workspaces = workspaces or (Workspace(),) * len(recording.ops)
-    return planner.BlockGraph(_values(recording), _ops(recording, workspaces), _events(recording, workspaces))
+    costs = costs or (OperatorCost(),) * len(recording.ops)
+    return planner.BlockGraph(_values(recording), _ops(recording, costs), _events(recording, costs))
 
 
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
@@ -50,20 +51,20 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
     )
 
 
-def _ops(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Op, ...]:
+def _ops(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Op, ...]:
     return tuple(
         planner.Op(
             name=op.short_name,
             inputs=op.needs if op.replayable else op.reads,
             outputs=tuple(index for index in op.outputs if index is not None),
             replayable=op.replayable,
-            workspace_bytes=workspace.replay,
+            workspace_bytes=cost.replay_bytes,
         )
-        for op, workspace in zip(recording.ops, workspaces, strict=True)
+        for op, cost in zip(recording.ops, costs, strict=True)
     )
 
 
-def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[planner.Event, ...]:
+def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Event, ...]:
     """The operators that have saved something or that gradients pass through, the last first, as backward visits them.
 
     A tensor packed after n operators is either an output that operator n saves or an input that the next operator
@@ -77,7 +78,7 @@ def _events(recording: Recording, workspaces: Sequence[Workspace]) -> tuple[plan
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
     gradients = GradientLifetimes(recording)
-    taken = [*(workspace.backward for workspace in workspaces), 0]  # the last is for views after the last operator
+    taken = [*(cost.backward_bytes for cost in costs), 0]  # the last is for views after the last operator
     return tuple(
         planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.most(op, taken[op]))
         for op in sorted({*unpacked, *gradients.steps}, reverse=True)

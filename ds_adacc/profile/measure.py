@@ -1,6 +1,9 @@
-"""Time every operator's replay and every codec on offer, on the block's own tensors (Rule 1)."""
+"""The profile of a block: the costs of its operators and of every codec on offer, on its own tensors (Rule 1)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -8,67 +11,56 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import flat
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.profile.operator_costs import operator_costs, others
 from ds_adacc.profile.timer import Timer
-from ds_adacc.profile.workspace import workspaces
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.pieces import pieces
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
-from ds_adacc.program.replay import replay
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.tensors import RecordedTensors
-
-_SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> planner.Profile:
     """The block's profile. The tensors of the captured call must still be alive. Rule 3: no generator is moved."""
     with unmoved(recording.generators):
-        seconds, offers, noise = _times(recording, captured.tensors, codecs)
-        # A backward step takes its operator's tensors twice over, for which there is no room beside the whole block.
+        timer = Timer(captured.tensors.device)
+        offers = _offers(recording, captured.tensors, codecs, timer)
+        # Replays and backward steps make their operator's tensors anew, for which there is no room beside the block.
         ops = [recording.ops[index] for index in block_graph(recording).rebuildable_ops]
         values = {index for op in ops for index in (*op.outputs, *op.written) if index is not None}
         with captured.without([index for index in values if recording.values[index].owned]):
-            taken = workspaces(recording, captured.tensors)
+            costs = operator_costs(recording, captured.tensors, timer)
+    seconds = tuple(cost.replay_seconds for cost in costs)
     # What a copy to the host, and one back, may hide behind.
-    overlap = sum(seconds), sum(each.backward_seconds for each in taken)
-    return planner.Profile(block_graph(recording, taken), seconds, offers, overlap, noise)
+    overlap = sum(seconds), sum(cost.backward_seconds for cost in costs)
+    return planner.Profile(block_graph(recording, costs), seconds, offers, overlap, timer.noise)
 
 
-def _times(
-    recording: Recording, tensors: RecordedTensors, codecs: CodecMaker
-) -> tuple[tuple[float, ...], tuple[tuple[planner.CodecCost, ...], ...], float]:
-    """The seconds of each operator's replay, the codecs on offer for each value, and the noise of these times."""
-    alive = [tensors.at_hand(value.index) for value in recording.values if value.owned]
-    others = [t for t in (*alive, *recording.parameters) if t is not None and t.dtype in _SUMMABLE]
-    timer = Timer(tensors.device, others)
-    rebuildable = block_graph(recording).rebuildable_ops  # of others no policy makes use, and some inputs have died
-    seconds = tuple(
-        _replay_seconds(op, recording, tensors, timer) if op.index in rebuildable else 0.0 for op in recording.ops
+def _offers(
+    recording: Recording, tensors: RecordedTensors, codecs: CodecMaker, timer: Timer
+) -> tuple[tuple[planner.CodecCost, ...], ...]:
+    """The codecs on offer for each value that take fewer bytes than the value itself."""
+    timed = partial(timer, others=others(recording, tensors))
+    costs = (
+        [_cost(name, value, tensors[value.index], codecs, timed) for name in codecs.on_offer(value, recording)]
+        for value in recording.values
     )
-    offers = tuple(
-        tuple(_cost(name, value, tensors[value.index], codecs, timer) for name in names)
-        for value, names in ((v, codecs.on_offer(v, recording)) for v in recording.values)
+    return tuple(
+        tuple(cost for cost in found if cost.nbytes < value.nbytes)
+        for value, found in zip(recording.values, costs, strict=True)
     )
-    worthwhile = tuple(
-        tuple(cost for cost in costs if cost.nbytes < value.nbytes)
-        for value, costs in zip(recording.values, offers, strict=True)
-    )
-    return seconds, worthwhile, timer.noise
 
 
-def _replay_seconds(op: RecordedOp, recording: Recording, tensors: RecordedTensors, timer: Timer) -> float:
-    inputs = tensors.inputs(op.needs)
-    return timer(lambda: replay(op, inputs.__getitem__, recording.parameters))
-
-
-def _cost(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timer: Timer) -> planner.CodecCost:
+def _cost(
+    name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker, timed: Callable[[Callable], float]
+) -> planner.CodecCost:
     if name == planner.OFFLOAD:  # a copy's time depends on its bytes alone, so the link is timed once, not each value
         out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
         return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0)
     holder = empty_holder(name, value, tensor, codecs)
     codec, seen, dtype = holder.facts.codec, flat(value), value.geometry.dtype
-    compress = timer(lambda: holder.fill(seen.view(tensor)))
-    decompress = timer(holder.get)
+    compress = timed(lambda: holder.fill(seen.view(tensor)))
+    decompress = timed(holder.get)
     return planner.CodecCost(
         codec=name,
         nbytes=codec.payload_bytes(seen.size, dtype),

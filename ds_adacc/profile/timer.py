@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -16,22 +17,21 @@ _LONGEST_LEAD = 0.01  # seconds; a function that takes the host longer waits for
 class Timer:
     """Seconds of a function with a cold cache, without those of its first run (Rule 2).
 
-    On the CPU, the tensors `others` are read before each run, so that they are in the caches and not what the run
-    needs. To overwrite the caches would take memory, which a step that measures has not.
+    On the CPU, other tensors are read before each run, so that they are in the caches and not what the run needs. To
+    overwrite the caches would take memory, which a step that measures has not.
     """
 
-    def __init__(self, device: torch.device, others: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._others = others
         self._spreads: list[float] = []
 
-    def __call__(self, function: Callable[[], object]) -> float:
-        """The least of three runs; on a CUDA device the median of five."""
+    def __call__(self, function: Callable[[], object], others: Sequence[torch.Tensor] = ()) -> float:
+        """The least of three runs; on a CUDA device the median of five. `others`: tensors that it does not need."""
         function()
         if self._device.type == "cuda":
             before, runs, place = self._head_start(function), *_ON_CUDA
         else:
-            before, runs, place = self._read_others, *_ON_HOST
+            before, runs, place = partial(_read, others), *_ON_HOST
         ordered = sorted(self.once(function, before) for _ in range(runs))
         seconds, above = ordered[place : place + 2]
         self._spreads.append((above - seconds) / seconds if seconds else 0.0)
@@ -76,6 +76,7 @@ class Timer:
 
         return before
 
-    def _read_others(self) -> None:
-        for tensor in self._others:
-            tensor.sum()
+
+def _read(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.sum()

@@ -9,7 +9,7 @@ from recorded import captured
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile import measure
-from ds_adacc.profile.block_graph import Workspace
+from ds_adacc.profile.block_graph import OperatorCost
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Position, RecordedValue, Recording, ValueRef
@@ -38,9 +38,10 @@ def test_the_offload_costs_its_copies(monkeypatch):
 
 
 def test_copies_hide_behind_the_operators_measured(monkeypatch):
-    monkeypatch.setattr(measure, "workspaces", lambda recording, _: (Workspace(0, 0, 0.25),) * len(recording.ops))
+    costs = OperatorCost(replay_seconds=0.5, backward_seconds=0.25)
+    monkeypatch.setattr(measure, "operator_costs", lambda recording, *_: (costs,) * len(recording.ops))
     found = captured(zoo.GPTBlock(dropout=0.0), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
     profile = measure.measure(found.recording, found, maker(codecs="none"))
-    forward = sum(profile.op_seconds)
-    assert profile.overlap_seconds == (forward, 0.25 * len(found.recording.ops))
-    assert forward > 0
+    ops = len(found.recording.ops)
+    assert profile.op_seconds == (0.5,) * ops
+    assert profile.overlap_seconds == (0.5 * ops, 0.25 * ops)

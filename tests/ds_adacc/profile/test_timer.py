@@ -71,5 +71,5 @@ def test_a_run_on_the_host_is_the_least_of_three(monkeypatch):
 
 def test_before_a_run_on_the_host_other_tensors_are_read():
     noted, other = [], SimpleNamespace(sum=lambda: noted.append("read"))
-    Timer(torch.device("cpu"), [other, other])(lambda: noted.append("run"))
+    Timer(torch.device("cpu"))(lambda: noted.append("run"), [other, other])
     assert noted == ["run", *("read", "read", "run") * 3]

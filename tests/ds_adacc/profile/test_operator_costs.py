@@ -1,4 +1,4 @@
-"""What operators allocate and free again inside themselves is counted to the byte."""
+"""What operators cost: what they allocate and free again inside themselves is counted to the byte."""
 
 from types import SimpleNamespace
 
@@ -9,11 +9,12 @@ from recorded import captured
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.profile import workspace
+from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.workspace import Backward, MemoryTrace, backward_workspace, replay_workspace, workspaces
+from ds_adacc.profile.operator_costs import Backward, MemoryTrace, backward_workspace, operator_costs, replay_workspace
+from ds_adacc.profile.timer import Timer
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -53,8 +54,8 @@ class Block(nn.Module):
 def by_name(function):
     """The workspaces of a block's operators, in a replay and in backward, by name."""
     found = captured(Block(function), torch.randn(8, WIDTH, requires_grad=True))
-    taken = workspaces(found.recording, found.tensors)
-    return {op.short_name: (w.replay, w.backward) for op, w in zip(found.recording.ops, taken, strict=True)}
+    taken = operator_costs(found.recording, found.tensors, Timer(CPU))
+    return {op.short_name: (w.replay_bytes, w.backward_bytes) for op, w in zip(found.recording.ops, taken, strict=True)}
 
 
 def test_the_trace_sees_peak_and_rest():
@@ -116,7 +117,7 @@ def test_measuring_leaves_gradients_random_state_and_hooks_alone(name):
     def run(*args, **kwargs):
         found = captured(block, *args, **kwargs)
         state = torch.get_rng_state()
-        workspaces(found.recording, found.tensors)
+        operator_costs(found.recording, found.tensors, Timer(CPU))
         assert torch.equal(state, torch.get_rng_state()) and not fired
         assert all(p.grad is None for p in block.parameters())
         return found.output
@@ -142,7 +143,7 @@ def test_a_backward_on_cuda_is_timed_after_it_has_run_once(monkeypatch):
     """The first run loads kernels and makes handles: its memory counts, its seconds do not."""
     order = []
 
-    class Clock(workspace.Timer):
+    class Clock(Timer):
         def once(self, function, before=None):
             order.append("once")
             return super().once(function)
@@ -167,8 +168,8 @@ def test_a_backward_on_cuda_is_timed_after_it_has_run_once(monkeypatch):
 
     found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
     op = next(op for op in found.recording.ops if op.short_name == "addmm")
-    monkeypatch.setattr(workspace, "MemoryTrace", Trace)
-    monkeypatch.setattr(workspace, "Timer", lambda device: Clock(CPU))
+    monkeypatch.setattr(module, "MemoryTrace", Trace)
+    monkeypatch.setattr(module, "Timer", lambda device: Clock(CPU))
     device = SimpleNamespace(type="cuda")
     assert backward_workspace(op, found.tensors, GradientLifetimes(found.recording), device).seconds == 7.0
     assert order == ["trace", "once", "end", "timed"]

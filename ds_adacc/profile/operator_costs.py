@@ -1,13 +1,14 @@
-"""What an operator allocates besides its results and frees again, in a replay and in its backward step."""
+"""What an operator costs, in a replay and in its backward step: its time, and the bytes that it frees again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from ds_adacc.profile.block_graph import GradientLifetimes, Workspace, block_graph
+from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_graph
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.functions import FunctionCall
@@ -16,6 +17,7 @@ from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of
 from ds_adacc.record.tensors import RecordedTensors
 
+_SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 Inputs = Mapping[int, torch.Tensor]  # by value index: what an operator reads
 
 
@@ -26,20 +28,22 @@ class Backward(NamedTuple):
     seconds: float = 0.0
 
 
-def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspace, ...]:
-    """What each operator takes besides its results; nothing if no policy could replay it.
+def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
+    """What each operator costs, on the block's own tensors; nothing if no policy could replay it.
 
     Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
     """
     gradients, device = GradientLifetimes(recording), tensors.device
     rebuildable = block_graph(recording).rebuildable_ops
     last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
-    taken, rebuilt = [Workspace()] * len(recording.ops), set[int]()
+    costs, rebuilt = [OperatorCost()] * len(recording.ops), set[int]()
     for index in sorted(rebuildable):
         op = recording.ops[index]
         inputs = tensors.inputs(op.needs)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
-        taken[index] = Workspace(replayed, *backward_workspace(op, inputs, gradients, device))
+        seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op.needs), timer)
+        backward = backward_workspace(op, inputs, gradients, device)
+        costs[index] = OperatorCost(replayed, backward.workspace_bytes, seconds, backward.seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
         for i in died:
@@ -47,7 +51,20 @@ def workspaces(recording: Recording, tensors: RecordedTensors) -> tuple[Workspac
         done = {i for i in rebuilt if last[i] <= index}
         tensors.drop(done)
         rebuilt = (rebuilt - done) | died
-    return tuple(taken)
+    return tuple(costs)
+
+
+def others(recording: Recording, tensors: RecordedTensors, needs: Collection[int] = ()) -> list[torch.Tensor]:
+    """What else the block holds: read before something that needs these values is timed, it clears the caches."""
+    alive = [tensors.at_hand(value.index) for value in recording.values if value.owned and value.index not in needs]
+    return [t for t in (*alive, *recording.parameters) if t is not None and t.dtype in _SUMMABLE]
+
+
+def replay_seconds(
+    op: RecordedOp, inputs: Inputs, recording: Recording, others: Sequence[torch.Tensor], timer: Timer
+) -> float:
+    """Seconds of a replay of `op`, timed beside these other tensors."""
+    return timer(partial(replay, op, inputs.__getitem__, recording.parameters), others)
 
 
 def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.Tensor], device: torch.device) -> int:
