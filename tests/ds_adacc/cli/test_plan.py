@@ -322,7 +322,7 @@ def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tm
 
 
 def test_times_that_are_no_numbers_are_named(config, said, monkeypatch):
-    monkeypatch.setattr(measure.Timer, "__call__", lambda self, function: math.nan)
+    monkeypatch.setattr(measure.Timer, "__call__", lambda self, function, others=(): math.nan)
     error = refused(said, config(codecs="none"), "factories:gpt")
     assert "raised ValueError: overlap_seconds of forward is nan; it must be finite and non-negative" in error
 
