@@ -39,7 +39,7 @@ from ds_adacc.planner.gradient_error import (
     stale_ops,
 )
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
-from ds_adacc.planner.greedy import greedy
+from ds_adacc.planner.greedy import greedy, greedy_policies
 from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -88,6 +88,7 @@ __all__ = [
     "frontier",
     "gradient_error",
     "greedy",
+    "greedy_policies",
     "held_bytes",
     "human_bytes",
     "is_lossy",

@@ -38,8 +38,7 @@ def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    ranked = sorted(_moves(problem), key=lambda move: move.saved / (move.seconds + 1e-12), reverse=True)
-    moves = _within_error(problem, _first_of_each(ranked))
+    moves = _ranked(problem)
 
     def after(count: int) -> Solution:
         return evaluate_uniform(problem, _policies(problem, moves[:count]), started, proven_optimal=False)
@@ -50,6 +49,19 @@ def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak, proven=False)
     return solution
+
+
+def greedy_policies(block_type: BlockType, max_gradient_error: float | None = None) -> list[Policy]:
+    """The policies that `greedy` tries for blocks of one type: from the one that retains everything to the leanest."""
+    problem = Problem((block_type,), max_gradient_error=max_gradient_error)
+    moves = _ranked(problem)
+    return [_policies(problem, moves[:count])[0] for count in range(len(moves) + 1)]
+
+
+def _ranked(problem: Problem) -> list[_Move]:
+    """One move for each value, those that save the most bytes per second first, within the bound on the error."""
+    ranked = sorted(_moves(problem), key=lambda move: move.saved / (move.seconds + 1e-12), reverse=True)
+    return _within_error(problem, _first_of_each(ranked))
 
 
 def _moves(problem: Problem) -> list[_Move]:

@@ -1,7 +1,8 @@
 """Policies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
 
 The search is over few points: what the blocks run at the other sizes, with some blocks that retain everything where the
-budget allows it, or some that run the leanest of these policies where it does not.
+budget allows it, or some that run the leanest of these policies where it does not. If none of them fits, it is over
+policies without a loss that all blocks share, as a greedy planner would choose them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,13 @@ class Adoption:
             changed = (leanest if permit(index, leanest) else lean for index in range(len(before) - kept))
             return (*changed, *before[len(before) - kept :])
 
-        return self._most(limit, leaner)
+        return self._most(limit, leaner) or self._shared(limit)
+
+    def _shared(self, limit: int) -> Policies | None:
+        # A lossy policy that no block has run yet would await its trial.
+        exact = planner.greedy_policies(self.spec, max_gradient_error=0.0)
+        shared = ((policy,) * len(self._relative.policies) for policy in exact)
+        return next((policies for policies in shared if self.peak(policies) <= limit), None)
 
     def _most(self, limit: int, made: Callable[[int], Policies]) -> Policies | None:
         """The policies made of the largest number of blocks that fits; None if not even 0 does."""

@@ -69,8 +69,9 @@ class KnownType:
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
     def held_bytes(self, block_index: int | None) -> int:
-        """Bytes that one call of the block with this index holds under its policy. 0 before the first plan."""
-        return 0 if self.agreed is None else self.policy(block_index).held_bytes(self.agreed.spec.profile)
+        """Bytes that one call of the block with this index holds under its policy."""
+        profile = self.profile if self.agreed is None else self.agreed.spec.profile
+        return self.policy(block_index).held_bytes(profile)
 
     def note_outliers(self, index: int, count: int) -> None:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""

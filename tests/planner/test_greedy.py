@@ -20,6 +20,7 @@ from ds_adacc.planner import (
     compress_all,
     gradient_error,
     greedy,
+    greedy_policies,
     recompute_all,
     retain_all,
     smallest_peak,
@@ -50,6 +51,12 @@ GREEDY = [
     (("retain", "int4"), 4 * 110 + 40, 4 * 0.2),
     (("int8", "int4"), 4 * 60 + 90, 4 * 0.7),
 ]
+
+
+def test_the_policies_that_greedy_tries_are_known_for_one_block_type(pair):
+    (block_type,) = pair.block_types
+    assert [policy.stores for policy in greedy_policies(block_type)] == [stores for stores, _, _ in GREEDY]
+    assert [policy.stores for policy in greedy_policies(block_type, max_gradient_error=0.0)] == [GREEDY[0][0]]
 
 
 def test_greedy_saves_the_most_bytes_a_second_first_and_stops_when_it_fits(pair):

@@ -5,10 +5,12 @@ import random
 import pytest
 import torch
 import zoo
+from held import watch_held
 from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.plan.adoption import Adoption
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
@@ -229,6 +231,17 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
         training.compare(time)
         for _, record in controller.blocks.records():
             assert agreement.block_types[record.block_type].agreed is agreement.types[record.block_type]
+
+
+def test_what_blocks_hold_is_counted_while_they_wait_for_a_plan(monkeypatch):
+    """As where no policy of another size fits: they recompute all that they can."""
+    monkeypatch.setattr(Adoption, "policies", lambda self, limit, permit: None)
+    training = Training(rectifier={"enabled": False})
+    held = watch_held(training.runtime.controller)
+    for time in (20, 12, 17, 15, 19):
+        training.compare(time)
+    for planned, observed in held:
+        assert planned == observed > 0
 
 
 def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):

@@ -133,5 +133,5 @@ def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     assert runtime.recordings <= most
     steady = [pair for pair, before, after in zip(held, recordings, recordings[1:], strict=False) if before == after]
     # Each block that is given the encoder's output counts it, as if it held one of its own.
-    most_shared = 1.05 if make in (whisper, t5) else 1
+    most_shared = 1.1 if make in (whisper, t5) else 1
     assert steady and all(observed <= planned <= most_shared * observed for planned, observed in steady)

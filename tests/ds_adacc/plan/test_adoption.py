@@ -1,0 +1,44 @@
+"""Policies for another input size, found without a solver."""
+
+import pytest
+
+from ds_adacc import planner
+from ds_adacc.plan.adoption import Adoption
+from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.correction import Correction
+
+BLOCKS = 2
+
+
+@pytest.fixture
+def profile():
+    """x gives a, and a gives b. A replay of a takes 300 bytes besides."""
+    values = tuple(
+        planner.Value(name, "", nbytes, producer, True)
+        for name, nbytes, producer in (("x", 10, None), ("a", 100, 0), ("b", 100, 1))
+    )
+    ops = (planner.Op("heavy", (0,), (1,), True, 300), planner.Op("light", (1,), (2,), True, 0))
+    graph = planner.BlockGraph(values, ops, (planner.Event("light", (2,), 0), planner.Event("heavy", (1,), 0)))
+    return planner.Profile(graph, (2e-3, 1e-3), ((), (), ()))
+
+
+def found(profile, limit):
+    """The stores of each block, for blocks that retain everything at the other size; None if nothing fits."""
+    spec = planner.BlockType("block", profile, BLOCKS)
+    relative = AgreedType(spec, (planner.retain_policy(profile),) * BLOCKS, {}, Correction())
+    policies = Adoption(relative, profile, {"block": relative}, [], {}).policies(limit, lambda index, policy: True)
+    return policies and [policy.stores for policy in policies]
+
+
+def test_what_the_blocks_run_at_the_other_size_where_it_fits(profile):
+    assert found(profile, 610) == [(None, "retain", "retain")] * BLOCKS
+
+
+def test_where_it_does_not_they_recompute(profile):
+    assert found(profile, 609) == found(profile, 520) == [("retain", None, None)] * BLOCKS
+
+
+def test_where_that_takes_too_much_one_policy_without_a_loss(profile):
+    """To replay a takes more than to retain it: b alone is replayed."""
+    assert found(profile, 519) == found(profile, 510) == [(None, "retain", None)] * BLOCKS
+    assert found(profile, 509) is None
