@@ -40,7 +40,7 @@ from ds_adacc.planner.gradient_error import (
 )
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
-from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
+from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness
@@ -75,6 +75,7 @@ __all__ = [
     "Problem",
     "Profile",
     "Simulation",
+    "Simulations",
     "Solution",
     "Strictness",
     "Value",

@@ -51,17 +51,24 @@ def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     return solution
 
 
-def greedy_policies(block_type: BlockType, max_gradient_error: float | None = None) -> list[Policy]:
+def greedy_policies(block_type: BlockType) -> list[Policy]:
     """The policies that `greedy` tries for blocks of one type: from the one that retains everything to the leanest."""
-    problem = Problem((block_type,), max_gradient_error=max_gradient_error)
+    problem = Problem((block_type,))
     moves = _ranked(problem)
     return [_policies(problem, moves[:count])[0] for count in range(len(moves) + 1)]
 
 
 def _ranked(problem: Problem) -> list[_Move]:
-    """One move for each value, those that save the most bytes per second first, within the bound on the error."""
+    """One move for each value, those that save the most bytes per second first.
+
+    Left out is what would take a block type's gradient error above its bound; the value's next move may still be made.
+    """
     ranked = sorted(_moves(problem), key=lambda move: move.saved / (move.seconds + 1e-12), reverse=True)
-    return _within_error(problem, _first_of_each(ranked))
+    chosen: dict[tuple[int, int], _Move] = {}
+    for move in ranked:
+        if (move.place, move.value) not in chosen and _is_within_error(problem, [*chosen.values(), move]):
+            chosen[move.place, move.value] = move
+    return list(chosen.values())
 
 
 def _moves(problem: Problem) -> list[_Move]:
@@ -85,24 +92,13 @@ def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
     return [move for move in moves if move.saved]
 
 
-def _first_of_each(moves: Sequence[_Move]) -> list[_Move]:
-    """Each value is moved once: the first move of each."""
-    first: dict[tuple[int, int], _Move] = {}
-    for move in moves:
-        first.setdefault((move.place, move.value), move)
-    return list(first.values())
-
-
-def _within_error(problem: Problem, moves: Sequence[_Move]) -> list[_Move]:
-    """The moves, without those that would take a block type's gradient error above its bound."""
+def _is_within_error(problem: Problem, moves: Sequence[_Move]) -> bool:
+    """Whether these moves keep the bound on the gradient error of the last one's block type."""
     if problem.max_gradient_error is None:
-        return list(moves)
-    kept: list[_Move] = []
-    for move in moves:
-        policy = _policies(problem, [*kept, move])[move.place]
-        if gradient_error(problem.block_types[move.place].profile, policy) <= problem.max_gradient_error:
-            kept.append(move)
-    return kept
+        return True
+    place = moves[-1].place
+    policy = _policies(problem, moves)[place]
+    return gradient_error(problem.block_types[place].profile, policy) <= problem.max_gradient_error
 
 
 def _policies(problem: Problem, moves: Sequence[_Move]) -> list[Policy]:

@@ -10,29 +10,36 @@ from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.simulate import Simulation, simulate
 
 Policies = Sequence[Sequence[Policy]]  # per block type, of each of its blocks in forward order
+Simulations = dict[tuple[str, Policy], Simulation]  # by the block type's name
 
 
-def simulations(problem: Problem, policies: Policies) -> list[list[Simulation]]:
-    """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none."""
+def simulations(problem: Problem, policies: Policies, known: Simulations | None = None) -> list[list[Simulation]]:
+    """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none.
+
+    `known`: those of earlier calls with the same profiles. It grows.
+    """
+    known = {} if known is None else known
     results = []
     for block_type, chosen in zip(problem.block_types, policies, strict=True):
         if len(chosen) != block_type.blocks:
             raise ValueError(
                 f"block type {block_type.name!r} has {block_type.blocks} blocks; got {len(chosen)} policies"
             )
-        known = {policy: simulate(block_type.profile, policy) for policy in dict.fromkeys(chosen)}
-        results.append([known[policy] for policy in chosen])
+        for policy in chosen:
+            if (block_type.name, policy) not in known:
+                known[block_type.name, policy] = simulate(block_type.profile, policy)
+        results.append([known[block_type.name, policy] for policy in chosen])
     return results
 
 
-def peak_bytes(problem: Problem, policies: Policies) -> int:
+def peak_bytes(problem: Problem, policies: Policies, known: Simulations | None = None) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
     In forward, what the calls hold adds up; what one of them offloads is copied while the next one runs. Backward takes
     the calls one by one. In a known order, a call finds only what the calls before it in forward hold. In an unknown
-    order, any call may be the first, and find what all hold. ValueError as in `simulations`.
+    order, any call may be the first, and find what all hold. `known` and ValueError as in `simulations`.
     """
-    runs = simulations(problem, policies)
+    runs = simulations(problem, policies, known)
     if problem.order:
         calls = _calls(problem, runs)
         # What the calls before hold, and what the last of them still copies to the host.

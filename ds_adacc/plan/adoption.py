@@ -2,7 +2,7 @@
 
 The search is over few points: what the blocks run at the other sizes, with some blocks that retain everything where the
 budget allows it, or some that run the leanest of these policies where it does not. If none of them fits, it is over
-policies without a loss that all blocks share, as a greedy planner would choose them.
+policies that all blocks share, without a codec that changes a value, as a greedy planner would choose them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Adoption:
         specs = {other: agreed[other].spec for names in live_sets for other in names} | {name: self.spec}
         self._agreed = agreed
         self._request = PlanRequest(specs, live_sets, orders)
+        self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
 
     def peak(self, policies: Policies) -> int:
         """Predicted peak bytes of the live set that takes the most."""
@@ -72,9 +73,12 @@ class Adoption:
         return self._most(limit, leaner) or self._shared(limit)
 
     def _shared(self, limit: int) -> Policies | None:
+        spec = self._relative.spec
         # A lossy policy that no block has run yet would await its trial.
-        exact = planner.greedy_policies(self.spec, max_gradient_error=0.0)
-        shared = ((policy,) * len(self._relative.policies) for policy in exact)
+        codecs = tuple(tuple(cost for cost in costs if cost.error == 0) for costs in spec.profile.codecs)
+        # Ranked by the seconds that the ranks have agreed on, so that they choose alike.
+        exact = planner.greedy_policies(replace(spec, profile=replace(spec.profile, codecs=codecs)))
+        shared = ((policy,) * len(self._relative.policies) for policy in exact if self._is_possible(policy))
         return next((policies for policies in shared if self.peak(policies) <= limit), None)
 
     def _most(self, limit: int, made: Callable[[int], Policies]) -> Policies | None:
@@ -87,7 +91,10 @@ class Adoption:
 
     def _peaks(self, chosen: Callable[[planner.BlockType], Policies]) -> list[int]:
         problems = [self._request.problem(names) for names in self._request.live_sets]
-        return [planner.peak_bytes(one, [chosen(of_type) for of_type in one.block_types]) for one in problems]
+        return [
+            planner.peak_bytes(one, [chosen(of_type) for of_type in one.block_types], self._simulations)
+            for one in problems
+        ]
 
     def _others(self, of_type: planner.BlockType) -> Policies:
         return self._agreed[of_type.name].policies

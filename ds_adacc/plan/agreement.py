@@ -192,7 +192,12 @@ class Agreement:
 
     def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
         """Bytes that `calls` hold under the policies in force: the number of calls by block type and block index."""
-        return sum(count * self.block_types[digest].held_bytes(index) for (digest, index), count in calls.items())
+        total = 0
+        for (digest, index), count in calls.items():
+            known = self.block_types[digest]
+            profile = self.counted(known) if known.agreed is None else known.agreed.spec.profile
+            total += count * known.policy(index).held_bytes(profile)
+        return total
 
     def outlier_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
         """Bytes of an outlier codec's payload for a value if the codec keeps `capacity` channels raw."""

@@ -68,11 +68,6 @@ class KnownType:
         """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
-    def held_bytes(self, block_index: int | None) -> int:
-        """Bytes that one call of the block with this index holds under its policy."""
-        profile = self.profile if self.agreed is None else self.agreed.spec.profile
-        return self.policy(block_index).held_bytes(profile)
-
     def note_outliers(self, index: int, count: int) -> None:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         op = recording.ops[index]
         inputs = tensors.inputs(op.needs)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
-        seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op.needs), timer)
+        seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
         backward = backward_workspace(op, inputs, gradients, device)
         costs[index] = OperatorCost(replayed, backward.workspace_bytes, seconds, backward.seconds)
         del inputs
@@ -54,10 +54,13 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
     return tuple(costs)
 
 
-def others(recording: Recording, tensors: RecordedTensors, needs: Collection[int] = ()) -> list[torch.Tensor]:
-    """What else the block holds: read before something that needs these values is timed, it clears the caches."""
+def others(recording: Recording, tensors: RecordedTensors, op: RecordedOp | None = None) -> list[torch.Tensor]:
+    """What the block holds besides what `op` reads: read before `op` is timed, it takes the caches."""
+    needs = set() if op is None else set(op.needs)
+    read = {ref.index for part in op.parts for ref in part.references if isinstance(ref, ParameterRef)} if op else set()
     alive = [tensors.at_hand(value.index) for value in recording.values if value.owned and value.index not in needs]
-    return [t for t in (*alive, *recording.parameters) if t is not None and t.dtype in _SUMMABLE]
+    parameters = [parameter for index, parameter in enumerate(recording.parameters) if index not in read]
+    return [t for t in (*alive, *parameters) if t is not None and t.dtype in _SUMMABLE]
 
 
 def replay_seconds(

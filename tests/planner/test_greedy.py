@@ -13,6 +13,7 @@ from ds_adacc.planner import (
     CodecCost,
     Event,
     InfeasibleBudget,
+    Op,
     Policy,
     Problem,
     Profile,
@@ -56,7 +57,16 @@ GREEDY = [
 def test_the_policies_that_greedy_tries_are_known_for_one_block_type(pair):
     (block_type,) = pair.block_types
     assert [policy.stores for policy in greedy_policies(block_type)] == [stores for stores, _, _ in GREEDY]
-    assert [policy.stores for policy in greedy_policies(block_type, max_gradient_error=0.0)] == [GREEDY[0][0]]
+
+
+def test_where_the_bound_excludes_a_values_best_move_greedy_makes_its_next_one():
+    """b may not be lossy, so it is recomputed, although its codec saves more bytes a second."""
+    values = (Value("a", "", 100, None, True), Value("b", "", 100, 0, True))
+    graph = BlockGraph(values, (Op("op", (0,), (1,), True, 0),), (Event("op", (0, 1), 0),))
+    lossy = (CodecCost("int4", 25, 1e-6, 1e-6, 0.1, 0, gradient_error=0.5),)
+    problem = Problem((BlockType("block", Profile(graph, (1e-3,), ((), lossy)), 2),))
+    assert stores_of(greedy(problem, 350, max_seconds=1)) == ("retain", "int4")
+    assert stores_of(greedy(replace(problem, max_gradient_error=0.1), 350, max_seconds=1)) == ("retain", None)
 
 
 def test_greedy_saves_the_most_bytes_a_second_first_and_stops_when_it_fits(pair):

@@ -12,14 +12,15 @@ BLOCKS = 2
 
 @pytest.fixture
 def profile():
-    """x gives a, and a gives b. A replay of a takes 300 bytes besides."""
+    """x gives a, and a gives b. A replay of a takes 300 bytes besides. A lossy codec would be quicker than replays."""
     values = tuple(
         planner.Value(name, "", nbytes, producer, True)
         for name, nbytes, producer in (("x", 10, None), ("a", 100, 0), ("b", 100, 1))
     )
     ops = (planner.Op("heavy", (0,), (1,), True, 300), planner.Op("light", (1,), (2,), True, 0))
     graph = planner.BlockGraph(values, ops, (planner.Event("light", (2,), 0), planner.Event("heavy", (1,), 0)))
-    return planner.Profile(graph, (2e-3, 1e-3), ((), (), ()))
+    lossy = planner.CodecCost("int4", 99, 1e-6, 1e-6, 0.1, 0, gradient_error=0.01)
+    return planner.Profile(graph, (2e-3, 1e-3), ((), (lossy,), (lossy,)))
 
 
 def found(profile, limit):
