@@ -1,4 +1,7 @@
-"""Adaptive activation checkpointing for DeepSpeed: recompute, compress or retain, decided per tensor."""
+"""Adaptive activation checkpointing for DeepSpeed: recompute, compress, retain or offload, decided per tensor.
+
+Begin with `ds_adacc.initialize`, or with `ds_adacc.attach` for an engine that exists.
+"""
 
 from __future__ import annotations
 

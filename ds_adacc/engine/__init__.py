@@ -7,6 +7,6 @@ wrapped and `engine.adacc` set.
 * `hooks`: the list of all methods of the engine that ds_adacc patches;
 * `zero3`: makes blocks ZeRO-3 leaf modules; `pipeline`: functions for DeepSpeed's pipelines only;
 * `checkpoint`: saves and restores the plan with the engine's checkpoints; `checkpoint_file`: its file format;
-* `gradient_checkpointing`: turns off the checkpointing of Hugging Face models, so that no layer is recomputed twice;
+* `gradient_checkpointing`: replaces the checkpointing of Hugging Face models, so that no layer is recomputed twice;
 * `patch`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed.
 """
