@@ -7,5 +7,5 @@ In: arguments, and the files that they name. Out: tables or one JSON document, f
 * plan.py: `ds_adacc plan`; factory.py records the user's model, batch_size.py estimates the largest micro-batch,
   planning.py finds the plan, planned.py shows it, plots/ draws it
 * report.py: `ds_adacc report`; events.py checks the journal
-* doctor.py: `ds_adacc doctor`; checks.py looks at what is installed
+* doctor.py: `ds_adacc doctor`; checks.py looks at what is installed, script.py at a ds_config and a training script
 """

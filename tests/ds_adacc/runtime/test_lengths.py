@@ -10,6 +10,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
@@ -233,10 +234,12 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
             assert agreement.block_types[record.block_type].agreed is agreement.types[record.block_type]
 
 
-def test_what_blocks_hold_is_counted_while_they_wait_for_a_plan(monkeypatch):
+@pytest.mark.parametrize("on_host", [False, True])
+def test_what_blocks_hold_is_counted_while_they_wait_for_a_plan(monkeypatch, on_host):
     """As where no policy of another size fits: they recompute all that they can."""
     monkeypatch.setattr(Adoption, "policies", lambda self, limit, permit: None)
     training = Training(rectifier={"enabled": False})
+    training.runtime.controller.hold_inputs(InputPlacement(on_host=on_host))
     held = watch_held(training.runtime.controller)
     for time in (20, 12, 17, 15, 19):
         training.compare(time)
