@@ -87,7 +87,8 @@ def stubbed(block, args, kwargs):
             stores[value.index] = "stub"
     policy = planner.Policy(tuple(stores), planner.recompute_policy(profile).replays)
     codecs = {index: Stub() for index, store in enumerate(stores) if store == "stub"}
-    bound = known.records()[0].bound = bind(recording, policy, codecs)
+    bound = bind(recording, policy, codecs)
+    known.records()[0].put_in_force(recording, lambda record: bound)
     looks = {value.index: value.geometry for value in recording.values}
     tensors = {
         i: torch.zeros(1).new_empty(look.span // 4).as_strided(look.size, look.stride) for i, look in looks.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Record:
 
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
     `block_type`: the digest of its recording.
-    `bound`: its policy; None if the block could not be recorded, and then it runs under plain autograd.
+    `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
     `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
@@ -52,13 +52,29 @@ class Record:
 
     state: Guards | None = None
     block_type: str = ""
-    bound: BoundPolicy | None = None
+    recording: Recording | None = None
     trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     settled: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
+    _bind: Callable[[Record], BoundPolicy] | None = field(default=None, repr=False)
+    _bound: BoundPolicy | None = field(default=None, repr=False)
+
+    def put_in_force(self, recording: Recording, bind: Callable[[Record], BoundPolicy]) -> None:
+        """From the next call on, run `recording` under the policy that `bind` binds to it.
+
+        That happens at the next call: of the sizes that a block has met, few come back before the policy changes.
+        """
+        self.recording, self._bind, self._bound = recording, bind, None
+
+    @property
+    def bound(self) -> BoundPolicy | None:
+        """Its policy, ready to run; None if there is no recording."""
+        if self._bind is not None:
+            self._bound, self._bind = self._bind(self), None
+        return self._bound
 
     def at_other_sizes(self, state: Guards) -> Record:
         """A record of the same program at other sizes of its inputs, without a policy yet."""
@@ -86,8 +102,13 @@ class Record:
     def from_plain(cls, data: Mapping[str, Any]) -> Record:
         """The record that `to_plain` made `data` of; it has no policy yet."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
-        changes, settled = Counter(data["changes"]), frozenset(data["settled"])
-        return cls(None, data["block_type"], None, None, outliers, changes, settled, data["doubt"])
+        return cls(
+            block_type=data["block_type"],
+            outliers=outliers,
+            changes=Counter(data["changes"]),
+            settled=frozenset(data["settled"]),
+            doubt=data["doubt"],
+        )
 
     def holds(self, state: Guards) -> bool:
         """Whether the block runs the recorded program when its modules are in `state`."""
@@ -157,7 +178,7 @@ class Block:
     def relative(self, signature: Hashable, state: Guards) -> Record | None:
         """The last used record whose signature differs from this one, but only in sizes and strides."""
         for known, record in self._records:
-            if record.bound is not None and record.holds(state) and differ_in_sizes(known, signature):
+            if record.recording is not None and record.holds(state) and differ_in_sizes(known, signature):
                 return record
         return None
 
@@ -185,8 +206,8 @@ class Block:
         return None
 
     def to_plain(self) -> dict[str, Any]:
-        """The name and all records with a policy, with those of the resumed run that were not recalled yet."""
-        known = [*(record for record in self.records() if record.bound is not None), *self._past]
+        """The name and all records with a recording, with those of the resumed run that were not recalled yet."""
+        known = [*(record for record in self.records() if record.recording is not None), *self._past]
         return {"name": self.name, "records": [record.to_plain() for record in known]}
 
     @classmethod

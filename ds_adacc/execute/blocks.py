@@ -62,8 +62,8 @@ class Registry:
         return [*self.all(), *self._past]
 
     def records(self) -> list[tuple[Block, Record]]:
-        """The records of all blocks that are bound to a policy, each with its block."""
-        return [(block, record) for block in self.all() for record in block.records() if record.bound is not None]
+        """The records of all blocks that have a recording, each with its block."""
+        return [(block, record) for block in self.all() for record in block.records() if record.recording is not None]
 
     def count(self, block_type: str) -> int:
         """How many blocks run this block type."""

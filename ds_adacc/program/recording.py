@@ -240,7 +240,7 @@ class Recording:
         refused = (f"{op.short_name}: never replayed: {op.refusal}" for op in self.ops if op.is_function and op.refusal)
         return tuple(dict.fromkeys((*refused, *self.remarks)))
 
-    @property
+    @functools.cached_property
     def saved(self) -> frozenset[int]:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))

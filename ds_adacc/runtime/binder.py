@@ -33,12 +33,16 @@ class Binder:
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Put the policy in force for the record, with the outlier channels last found.
+        """Put the policy in force for the record, with the outlier channels found by its next call.
 
         `inputs` says how the block inputs that the policy retains are held.
         """
-        policy = inputs.applied(self._permitted(policy, recording), recording)
-        record.bound = self._bound(record, recording, known, policy, inputs, device)
+
+        def bound(record: Record) -> BoundPolicy:  # an argument: a reference to it would make a cycle
+            held = inputs.applied(self._permitted(policy, recording), recording)
+            return self._bound(record, recording, known, held, inputs, device)
+
+        record.put_in_force(recording, bound)
 
     def reserve(self, records: Iterable[tuple[Record, int]]) -> None:
         """Get host memory for what these records offload: each with the number of its calls in a forward."""

@@ -74,7 +74,7 @@ class Bindings:
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
-        self._binder.bind(record, recording or record.bound.recording, known, policy, inputs, device)
+        self._binder.bind(record, recording or record.recording, known, policy, inputs, device)
 
     def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.

@@ -29,7 +29,7 @@ class Learner:
     def recording(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
         """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
-        if earlier is not None and earlier.bound is not None:
+        if earlier is not None and earlier.recording is not None:
             record.succeed(earlier)
             if record.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, record.doubt)
@@ -47,7 +47,7 @@ class Learner:
         open_types, sizes = self._controller.other_sizes.open_types, sizes_of(signature)
         relative = block.relative(signature, record.state)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
-        is_like = relative is not None and relative.bound.recording.constants == recording.constants
+        is_like = relative is not None and relative.recording.constants == recording.constants
         like = relative.block_type if is_like else None
         if digest not in agreement.block_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own

@@ -159,7 +159,7 @@ class Runtime:
         like, sizes = block.relative(signature, state), sizes_of(signature)
         if like is None:
             return None
-        predicted = self.controller.other_sizes.at_sizes(like.block_type, like.bound.recording, sizes, tensors)
+        predicted = self.controller.other_sizes.at_sizes(like.block_type, like.recording, sizes, tensors)
         if predicted is None:
             return None
         known, recording = predicted
@@ -206,8 +206,8 @@ class Runtime:
         return output
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
-        controller, recording = self.controller, record.bound.recording
-        return controller.trials.probe(record, recording, inputs, controller.device, controller.step)
+        controller = self.controller
+        return controller.trials.probe(record, record.recording, inputs, controller.device, controller.step)
 
     def _open(
         self,
@@ -291,7 +291,7 @@ class Runtime:
         The first calls of a step come while few other tensors are held.
         """
         step = self.controller.step
-        return step.is_tracking and record.bound is not None and record.block_type not in step.verified
+        return step.is_tracking and record.recording is not None and record.block_type not in step.verified
 
     def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""

@@ -164,7 +164,7 @@ class StepController:
         """
         self.end_backward()
         self.schedule = self.schedule.with_step_ended()
-        self.review = None
+        self.review, plan = None, self.plan
         try:
             self._corrections = self.compare() or self._corrections
             self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
@@ -177,10 +177,11 @@ class StepController:
             if self.step.is_tracking:
                 self.review = rectify(self)
         finally:
-            ended = self.step.purpose
-            self.step.close()
+            ended, has_new_plan = self.step, self.plan is not plan
+            ended.close()
             self.step = self._next_step()
-            if {ended, self.step.purpose} & {Purpose.TRY, Purpose.TRACK}:
+            # A plan made in a tracking step was put in force as that step needed it.
+            if ended.recomputes or self.step.recomputes or (ended.is_tracking and has_new_plan):
                 self.rebind(self.agreement.block_types)
 
     def _any_is_waiting(self) -> bool:

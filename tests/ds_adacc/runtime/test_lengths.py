@@ -1,6 +1,7 @@
 """Batches of varying sizes: exact from the first step on, recorded at a few sizes only, and within the budget."""
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
+from ds_adacc.runtime import binder
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
@@ -116,6 +119,19 @@ def test_batch_and_length_vary_with_a_rectifier_that_looks():
         training.compare(lot.randrange(8, 40), lot.choice((1, 2, 4)))
     assert training.purposes.count(Purpose.TRACK) >= 4
     assert training.runtime.recordings <= LAYERS * 2 + 5 + training.purposes.count(Purpose.TRACK)
+
+
+@pytest.mark.parametrize("codecs", ["none", "auto"])
+def test_a_step_binds_the_policies_of_what_it_runs(codecs, monkeypatch):
+    training = Training(codecs=codecs, memory_budget=0.4, rectifier={"max_interval": 8})
+    sizes, counts = range(12, 32), []
+    for time in (31, *sizes, *sizes):
+        training.step(time)
+    monkeypatch.setattr(binder, "bind", lambda *given: counts.append(len(training.purposes)) or bind(*given))
+    for time in sizes:
+        training.step(time)
+    assert Purpose.TRACK in training.purposes[-len(sizes) :]
+    assert max(Counter(counts).values()) <= 3 * LAYERS, "of each block the policy, its trial, and full recomputation"
 
 
 def test_a_mask_of_the_same_length_varies_along():
