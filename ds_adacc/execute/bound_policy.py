@@ -118,13 +118,23 @@ class BoundPolicy:
         return not self.replays and not self.codecs and self.prefetcher is None
 
 
-def bind(
-    recording: Recording, policy: Policy, codecs: Mapping[int, Codec], prefetcher: Prefetcher | None = None
-) -> BoundPolicy:
-    """Bind `policy` to the recorded block. `codecs` has the codec of each compressed value.
+@dataclass(frozen=True)
+class Layout:
+    """What `BoundPolicy` says of any block that runs one program under one policy; see there.
 
-    Raises ValueError if a value is offloaded and there is no `prefetcher`.
+    `replays`: the operators that backward runs, by index.
     """
+
+    instructions: tuple[Instruction, ...]
+    order: tuple[int, ...]
+    replays: tuple[int, ...]
+    uses: Mapping[int, int]
+    inputs: tuple[tuple[int, Geometry | None], ...]
+    first_states: tuple[tuple[int, torch.Generator], ...]
+
+
+def lay_out(recording: Recording, policy: Policy) -> Layout:
+    """How the recorded program runs under `policy`."""
     replays = _needed_replays(recording, policy)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
@@ -132,21 +142,36 @@ def bind(
     instructions = _instructions(recording, policy, order, states, copied(recording, replays))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    used_codecs = {index: codec for index, codec in codecs.items() if index in order}
-    reruns = {op: _rerun(recording, recording.ops[op], policy, uses) for op in replays}
-    offloaded = [recording.values[index].name for index in order if policy.stores[index] == OFFLOAD]
+    return Layout(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
+
+
+def bind(
+    recording: Recording,
+    policy: Policy,
+    codecs: Mapping[int, Codec],
+    prefetcher: Prefetcher | None = None,
+    layout: Layout | None = None,
+) -> BoundPolicy:
+    """Bind `policy` to the recorded block. `codecs` has the codec of each compressed value.
+
+    `layout`: that of the block's program, if it is known already.
+
+    Raises ValueError if a value is offloaded and there is no `prefetcher`.
+    """
+    layout = layout or lay_out(recording, policy)
+    offloaded = [recording.values[index].name for index in layout.order if policy.stores[index] == OFFLOAD]
     if offloaded and prefetcher is None:
         raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
     return BoundPolicy(
         recording,
         policy,
-        used_codecs,
-        instructions,
-        order,
-        reruns,
-        uses,
-        inputs,
-        tuple(states.get(-1, {}).items()),
+        {index: codec for index, codec in codecs.items() if index in layout.order},
+        layout.instructions,
+        layout.order,
+        {op: _rerun(recording, recording.ops[op], policy, layout.uses) for op in layout.replays},
+        layout.uses,
+        layout.inputs,
+        layout.first_states,
         prefetcher if offloaded else None,
     )
 

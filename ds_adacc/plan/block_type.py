@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
+from ds_adacc.execute.bound_policy import Layout, lay_out
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import Policies
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
+
+_MOST_LAYOUTS = 32  # a policy is new with each plan
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class KnownType:
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False
     agreed: AgreedType | None = None
+    _layouts: dict[planner.Policy, Layout] = field(default_factory=dict, repr=False)
 
     @property
     def policies(self) -> Policies | None:
@@ -67,6 +71,16 @@ class KnownType:
     def policy(self, block_index: int | None) -> planner.Policy:
         """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
+
+    def layout(self, recording: Recording, policy: planner.Policy) -> Layout:
+        """How a block of this type runs under a policy. It is found once for all blocks that share the program."""
+        if not recording.is_shared_with(self.recording):
+            return lay_out(recording, policy)
+        if policy not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[policy] = lay_out(recording, policy)
+        return self._layouts[policy]
 
     def note_outliers(self, index: int, count: int) -> None:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""

@@ -171,7 +171,7 @@ class RecordedOp:
         """The draws of all its parts."""
         return tuple(part.draw for part in self.parts if part.draw is not None)
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[ValueRef | ParameterRef, ...]:
         """What a replay reads: the references of all its parts but those to what they make, and generators' states."""
         written = {index for part in self.parts for index in part.written}
@@ -179,7 +179,7 @@ class RecordedOp:
         kept = (ref for ref in read if not (isinstance(ref, ValueRef) and ref.index in written))
         return (*kept, *(state for draw in self.draws for state in (draw.before, draw.after)))
 
-    @property
+    @functools.cached_property
     def needs(self) -> tuple[int, ...]:
         """Indices of the values that a replay reads, each once."""
         return tuple(dict.fromkeys(ref.index for ref in self.sources if isinstance(ref, ValueRef)))
@@ -254,15 +254,25 @@ class Recording:
         return tuple(found)
 
     def of_block(self, other: Recording) -> Recording:
-        """The same program run by the block of another recording, whose parameters and buffers have the same roles."""
+        """The same program run by the block of another recording, whose parameters and buffers have the same roles.
+
+        Where all operators are the same, both recordings share them, and with them all that is found out about them.
+        """
         numbers = iter(other.constants)
-        # A Function may be another class in each block.
-        pairs = zip(self.ops, other.ops, strict=True)
-        own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
-        ops = with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
+        pairs = list(zip(self.ops, other.ops, strict=True))
+        ops = self.ops
+        # A Function may be another class in each block. (The text tells 0.0 from -0.0.)
+        has_own = any(op.func is not its.func or op.python_reads is not its.python_reads for op, its in pairs)
+        if has_own or repr(self.constants) != repr(other.constants):
+            own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
+            ops = with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
         twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
+
+    def is_shared_with(self, other: Recording) -> bool:
+        """Whether this is the other's program, but for the block that runs it."""
+        return self.ops is other.ops and self.values is other.values and self.positions is other.positions
 
     @property
     def draws(self) -> tuple[Draw, ...]:

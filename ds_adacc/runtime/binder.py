@@ -90,7 +90,7 @@ class Binder:
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        return bind(recording, policy, codecs, self._prefetcher)
+        return bind(recording, policy, codecs, self._prefetcher, known.layout(recording, policy))
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""

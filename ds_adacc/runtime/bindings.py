@@ -34,7 +34,7 @@ class Bindings:
         self._binder = binder
 
     def rebind(self, block_types: Iterable[str], step: Step, device: torch.device | None) -> None:
-        """Bind all records of these block types anew, with the outlier channels last found."""
+        """Put the policies of these block types in force for all records, from the next call of each on."""
         changed = set(block_types)
         for block, record in self._blocks.records():
             if record.block_type in changed:
@@ -58,7 +58,7 @@ class Bindings:
         device: torch.device | None,
         recording: Recording | None = None,
     ) -> None:
-        """Bind the record to the policy of this block, or put the policy on trial.
+        """Put the policy of this block in force for the record, or on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """

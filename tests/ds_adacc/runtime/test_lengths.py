@@ -202,21 +202,33 @@ def test_new_sizes_are_told_at_first_and_then_counted(caplog):
 
 
 class Scheduled(nn.Module):
-    """A feed-forward block with a dropout of its own. `by_size` makes a constant of the input's size."""
+    """A feed-forward block with a dropout and a scale of its own. `by_size` makes the scale from the input's size."""
 
-    def __init__(self, rate, by_size=None):
+    def __init__(self, rate, scale=1.0, by_size=None):
         super().__init__()
-        self.rate, self.by_size = rate, by_size
+        self.rate, self.scale, self.by_size = rate, scale, by_size
         self.up, self.down = nn.Linear(zoo.WIDTH, 4 * zoo.WIDTH), nn.Linear(4 * zoo.WIDTH, zoo.WIDTH)
 
     def forward(self, x):
-        scale = self.by_size(x.shape[1]) if self.by_size else self.rate
+        scale = self.by_size(x.shape[1]) if self.by_size else self.scale
         return x + nn.functional.dropout(self.down(nn.functional.gelu(self.up(x)) * scale), self.rate)
 
 
-def test_a_constant_of_each_block_makes_no_type_of_its_own():
-    rates = iter((0.1, 0.2, 0.3))
-    training = Training(lambda: Scheduled(next(rates)), rectifier={"enabled": False})
+def test_blocks_of_one_program_share_what_is_found_out_about_it():
+    training = Training(rectifier={"enabled": False}, memory_budget="1GiB")
+    for time in (20, 12, 17, 15, 16, 15):
+        training.compare(time)
+    records = [training.runtime.blocks.all()[layer].records()[0] for layer in range(LAYERS)]
+    assert all(record.is_predicted for record in records)
+    assert len({id(record.recording.ops) for record in records}) == 1
+    assert len({id(record.bound.instructions) for record in records}) == 1
+    assert len({id(record.recording.parameters) for record in records}) == LAYERS
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.2, 0.3), (0.1, 0.1, 0.1)])
+def test_a_constant_of_each_block_makes_no_type_of_its_own(rates):
+    own = zip(rates, (0.0, -0.0, 0.5) if len(set(rates)) == 1 else rates, strict=True)
+    training = Training(lambda: Scheduled(*next(own)), rectifier={"enabled": False})
     training.compare(20)
     assert len(training.agreement.block_types) == 1
     for time in (30, 40, 50, 30):
@@ -226,13 +238,14 @@ def test_a_constant_of_each_block_makes_no_type_of_its_own():
     for time in (60, 70, 20, 50):
         training.compare(time)
     assert training.runtime.recordings == recorded
-    constants = {record.bound.recording.constants for _, record in training.runtime.blocks.records()}
-    assert len(constants) == LAYERS
+    blocks = training.runtime.blocks.all()
+    constants = [{repr(record.recording.constants) for record in block.records()} for block in blocks]
+    assert [len(found) for found in constants] == [1] * LAYERS and len(set.union(*constants)) == LAYERS
 
 
 @pytest.mark.parametrize("by_size", [lambda time: 1.0 / time, int], ids=["decimal", "whole"])
 def test_a_constant_that_follows_the_size_is_recorded_at_each(by_size):
-    training = Training(lambda: Scheduled(0.1, by_size), rectifier={"enabled": False})
+    training = Training(lambda: Scheduled(0.1, by_size=by_size), rectifier={"enabled": False})
     for time in (20, 30, 40, 50, 20, 60):
         training.compare(time)
     assert training.runtime.recordings >= 5 * LAYERS
