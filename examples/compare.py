@@ -258,7 +258,7 @@ def label_of(strategy: Strategy, is_smallest: bool) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """The table as people read it."""
     lines = [
-        "| strategy | peak memory | of none | time | wall clock | held | gradient error | validation loss |",
+        "| strategy | peak memory | of no checkpointing | time | wall clock | held | gradient error | validation loss |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)])
