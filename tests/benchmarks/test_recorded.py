@@ -1,4 +1,4 @@
-"""The tables of accuracy, lengths, first steps and CompAct in the READMEs are the recorded ones."""
+"""The tables of strategies, accuracy, lengths, first steps and CompAct in the READMEs are the recorded ones."""
 
 from pathlib import Path
 
@@ -59,6 +59,18 @@ def test_the_readme_of_the_benchmarks_has_the_recorded_lengths(file, header):
     assert len(rows) >= 3
     assert rows == found
     assert header[-1] != "exact" or all(is_exact == "yes" for *_, is_exact in found)
+
+
+def test_the_readmes_have_the_recorded_strategies():
+    header = ["strategy", "time", "wall clock", "peak", "planned peak", "gradient error"]
+    found, rows = (
+        table((ROOT / "benchmarks" / path).read_text(), header) for path in ("results/strategies-cpu.md", "README.md")
+    )
+    assert len(rows) == 12
+    assert rows == found
+    shown = table((ROOT / "README.md").read_text(), ["strategy", "peak", "time", "gradient error"])
+    assert len(shown) >= 4
+    assert all(row in [[name, peak, time, error] for name, time, _, peak, _, error in found] for row in shown)
 
 
 def test_the_readme_of_the_benchmarks_has_the_recorded_first_steps():
