@@ -37,6 +37,7 @@ BASE, RIVAL = "none", "full_checkpointing"
 MODEL = ["--layers", "12", "--width", "192", "--heads", "6", "--context", "128", "--key-bias", "40"]
 
 ATTEMPTS = 4  # to meet a share of memory
+LEAST, MORE = "in the least that fits", "in more than that memory"
 MARGIN = 0.02  # of a share that is left free: a plan's peak may be so much above the planned one
 
 
@@ -73,12 +74,12 @@ FRONTIER = ("adacc_half", "adacc", BASE)  # Adacc under three budgets: with all 
 class Run:
     """A strategy's run: what measure.py found, and the config that was measured.
 
-    `is_smallest` says that nothing fits the share of memory asked for, so the budget is the smallest that is feasible.
+    `instead`: if the strategy did not get the share of memory that it was to have, which memory it got, in words.
     """
 
     config: Path
     found: Mapping[str, Any]
-    is_smallest: bool = False
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,25 +118,27 @@ def configured(strategy: Strategy, budget: int | None) -> Path:
     return file
 
 
-def fit(
-    share: int, outside: int, measured: Callable[[int, int | None], Mapping[str, Any]]
-) -> tuple[Mapping[str, Any], bool]:
+def fit(share: int, outside: int, measured: Callable[[int, int | None], Mapping[str, Any]]) -> tuple[Any, str]:
     """Run under budgets until the *measured* peak is at most `share` bytes, or nothing smaller fits.
 
     `measured` runs under a budget, and ends a run that takes more bytes than its second argument. A budget covers the
     activations of the blocks; `outside` is what else the peak has (logits, their gradient). Returns what was measured
-    last, and whether its budget is the smallest one.
+    last, and "", or in words what memory that was instead. Raises RuntimeError if not even the smallest budget can be
+    met.
     """
-    budget, is_smallest = int((1 - MARGIN) * share) - outside, False
-    for _ in range(ATTEMPTS):
-        found = measured(budget, None if is_smallest else share)
+    budget, instead = int((1 - MARGIN) * share) - outside, ""
+    for attempt in range(1, 2 * ATTEMPTS):
+        is_last = instead == LEAST or attempt >= ATTEMPTS
+        found = measured(budget, None if is_last else share)
         if "smallest_bytes" in found:
-            budget, is_smallest = found["smallest_bytes"], True
-        elif is_smallest or found["peak_bytes"] <= share:
-            return found, is_smallest
+            budget, instead = found["smallest_bytes"], LEAST
+        elif instead or found["peak_bytes"] <= share:
+            return found, instead
+        elif is_last:
+            return found, MORE
         else:
             budget -= found["peak_bytes"] - share
-    raise RuntimeError(f"no budget with a measured peak of at most {share} bytes in {ATTEMPTS} attempts")
+    raise RuntimeError(f"no plan fits the smallest budget that was named, {budget} bytes")
 
 
 class Comparison:
@@ -188,10 +191,10 @@ class Comparison:
             return found
 
         if strategy.share is None:
-            found, is_smallest = measured(None, None), False
+            found, instead = measured(None, None), ""
         else:
-            found, is_smallest = fit(int(strategy.share * rival), outside, measured)
-        return Run(OUT / f"{strategy.name}.json", found, is_smallest)
+            found, instead = fit(int(strategy.share * rival), outside, measured)
+        return Run(OUT / f"{strategy.name}.json", found, instead)
 
     def runs(self, without: int) -> dict[str, Run]:
         """The run of every strategy. The base and the rival come first: they set the budgets.
@@ -227,7 +230,7 @@ def rows_of(strategies: Sequence[Strategy], runs: Mapping[str, Run], times: Sequ
         rows.append(
             Row(
                 name=strategy.name,
-                label=label_of(strategy, run.is_smallest),
+                label=label_of(strategy, run.instead),
                 time=ratios["computing"],
                 wall=ratios["wall"],
                 step_seconds=statistics.median(s["computing"] for s in mine["seconds"]),
@@ -249,9 +252,9 @@ def row_from(plain: Mapping[str, Any]) -> Row:
     return Row(**plain | {clock: Ratio(**plain[clock]) for clock in ("time", "wall")})
 
 
-def label_of(strategy: Strategy, is_smallest: bool) -> str:
+def label_of(strategy: Strategy, instead: str) -> str:
     """What the table calls the strategy."""
-    amount = "in the least that fits" if is_smallest else strategy.amount
+    amount = instead or strategy.amount
     return f"{strategy.label}, {amount}" if amount else strategy.label
 
 

@@ -22,25 +22,32 @@ def measured(overhead, smallest=0):
 
 def test_the_first_budget_leaves_a_margin_and_what_no_budget_covers():
     asked, found = measured(overhead=20)
-    assert compare.fit(1000, 20, found) == ({"peak_bytes": 980}, False)
+    assert compare.fit(1000, 20, found) == ({"peak_bytes": 980}, "")
     assert asked == [(960, 1000)]
 
 
 def test_what_a_run_takes_too_much_is_taken_off():
     asked, found = measured(overhead=58)
-    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1000}, False)
+    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1000}, "")
     assert asked == [(980, 1000), (942, 1000)]
 
 
 def test_where_nothing_fits_the_smallest_budget_is_measured_whatever_it_takes():
     asked, found = measured(overhead=8, smallest=1200)
-    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1208}, True)
+    assert compare.fit(1000, 0, found) == ({"peak_bytes": 1208}, compare.LEAST)
     assert asked == [(980, 1000), (1200, None)]
 
 
-def test_a_peak_that_does_not_fall_is_an_error():
-    with pytest.raises(RuntimeError, match="at most 100 bytes in 4 attempts"):
-        compare.fit(100, 0, lambda budget, at_most: {"peak_bytes": 101})
+def test_a_peak_that_does_not_fall_is_told_and_loses_no_result():
+    asked = []
+    found = compare.fit(100, 0, lambda budget, at_most: asked.append(at_most) or {"peak_bytes": 101})
+    assert found == ({"peak_bytes": 101}, compare.MORE)
+    assert asked == [100, 100, 100, None], "the last run is not broken off"
+
+
+def test_a_smallest_budget_that_cannot_be_met_is_an_error():
+    with pytest.raises(RuntimeError, match="no plan fits the smallest budget that was named, 200 bytes"):
+        compare.fit(100, 0, lambda budget, at_most: {"smallest_bytes": 200})
 
 
 def test_a_config_has_the_changes_and_the_budget(tmp_path, monkeypatch):
@@ -55,7 +62,7 @@ def test_a_config_has_the_changes_and_the_budget(tmp_path, monkeypatch):
     }
 
 
-def run_of(peak, is_smallest=False):
+def run_of(peak, instead=""):
     found = {
         "losses": [5.5, 4.5],
         "validation_loss": 4.25,
@@ -64,7 +71,7 @@ def run_of(peak, is_smallest=False):
         "planned_peak_bytes": None,
         "held_bytes": peak // 2,
     }
-    return Run(None, found, is_smallest)
+    return Run(None, found, instead)
 
 
 def time_of(computing, error):
@@ -75,7 +82,7 @@ def rows(error=0.03, strategies=compare.STRATEGIES):
     """Two processes, of which the second met a slower machine; one strategy takes 1.1 times what its base does."""
     names = [each.name for each in strategies]
     runs = {name: run_of(200 * MEBIBYTE) for name in names}
-    runs["adacc_half"] = run_of(50 * MEBIBYTE, is_smallest=True)
+    runs["adacc_half"] = run_of(50 * MEBIBYTE, compare.LEAST)
     first = {name: time_of([1.0, 2.0], 0.0) for name in names if name != "adacc_half"}
     second = {"none": time_of([2.0, 4.0], 0.0), "adacc_half": time_of([2.2, 4.4], error)}
     return compare.rows_of(strategies, runs, [first, second])
