@@ -88,7 +88,7 @@ def stubbed(block, args, kwargs):
     policy = planner.Policy(tuple(stores), planner.recompute_policy(profile).replays)
     codecs = {index: Stub() for index, store in enumerate(stores) if store == "stub"}
     bound = bind(recording, policy, codecs)
-    known.records()[0].put_in_force(recording, lambda record: bound)
+    known.records()[0].bind_later(lambda record: bound)
     looks = {value.index: value.geometry for value in recording.values}
     tensors = {
         i: torch.zeros(1).new_empty(look.span // 4).as_strided(look.size, look.stride) for i, look in looks.items()

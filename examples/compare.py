@@ -261,7 +261,8 @@ def label_of(strategy: Strategy, instead: str) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """The table as people read it."""
     lines = [
-        "| strategy | peak memory | of no checkpointing | time | wall clock | held | gradient error | validation loss |",
+        "| strategy | peak memory | of no checkpointing | time | wall clock | held | gradient error "
+        "| validation loss |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)])

@@ -62,16 +62,16 @@ class Record:
     _bind: Callable[[Record], BoundPolicy] | None = field(default=None, repr=False)
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
-    def put_in_force(self, recording: Recording, bind: Callable[[Record], BoundPolicy]) -> None:
-        """From the next call on, run `recording` under the policy that `bind` binds to it.
+    def bind_later(self, bind: Callable[[Record], BoundPolicy]) -> None:
+        """From the next call on, run under what `bind` returns for this record.
 
-        That happens at the next call: of the sizes that a block has met, few come back before the policy changes.
+        It is called when the policy is needed: of the sizes that a block has met, few come back before it changes.
         """
-        self.recording, self._bind, self._bound = recording, bind, None
+        self._bind, self._bound = bind, None
 
     @property
     def bound(self) -> BoundPolicy | None:
-        """Its policy, ready to run; None if there is no recording."""
+        """Its policy, ready to run, bound now if it is new; None if there is no recording."""
         if self._bind is not None:
             self._bound, self._bind = self._bind(self), None
         return self._bound

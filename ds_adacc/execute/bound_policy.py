@@ -119,8 +119,8 @@ class BoundPolicy:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What `BoundPolicy` says of any block that runs one program under one policy; see there.
+class Course:
+    """What `BoundPolicy` says of every block that runs one program under one policy; see there.
 
     `replays`: the operators that backward runs, by index.
     """
@@ -133,8 +133,8 @@ class Layout:
     first_states: tuple[tuple[int, torch.Generator], ...]
 
 
-def lay_out(recording: Recording, policy: Policy) -> Layout:
-    """How the recorded program runs under `policy`."""
+def course_of(recording: Recording, policy: Policy) -> Course:
+    """How calls of the recorded program run under `policy`."""
     replays = _needed_replays(recording, policy)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
@@ -142,7 +142,7 @@ def lay_out(recording: Recording, policy: Policy) -> Layout:
     instructions = _instructions(recording, policy, order, states, copied(recording, replays))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Layout(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
+    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
 
 
 def bind(
@@ -150,28 +150,28 @@ def bind(
     policy: Policy,
     codecs: Mapping[int, Codec],
     prefetcher: Prefetcher | None = None,
-    layout: Layout | None = None,
+    course: Course | None = None,
 ) -> BoundPolicy:
     """Bind `policy` to the recorded block. `codecs` has the codec of each compressed value.
 
-    `layout`: that of the block's program, if it is known already.
+    `course`: `course_of` the two, if it is known already.
 
     Raises ValueError if a value is offloaded and there is no `prefetcher`.
     """
-    layout = layout or lay_out(recording, policy)
-    offloaded = [recording.values[index].name for index in layout.order if policy.stores[index] == OFFLOAD]
+    course = course or course_of(recording, policy)
+    offloaded = [recording.values[index].name for index in course.order if policy.stores[index] == OFFLOAD]
     if offloaded and prefetcher is None:
         raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
     return BoundPolicy(
         recording,
         policy,
-        {index: codec for index, codec in codecs.items() if index in layout.order},
-        layout.instructions,
-        layout.order,
-        {op: _rerun(recording, recording.ops[op], policy, layout.uses) for op in layout.replays},
-        layout.uses,
-        layout.inputs,
-        layout.first_states,
+        {index: codec for index, codec in codecs.items() if index in course.order},
+        course.instructions,
+        course.order,
+        {op: _rerun(recording, recording.ops[op], policy, course.uses) for op in course.replays},
+        course.uses,
+        course.inputs,
+        course.first_states,
         prefetcher if offloaded else None,
     )
 

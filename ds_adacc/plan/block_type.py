@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
-from ds_adacc.execute.bound_policy import Layout, lay_out
+from ds_adacc.execute.bound_policy import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.plan import Policies
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
 
-_MOST_LAYOUTS = 32  # a policy is new with each plan
+_MOST_COURSES = 32  # a policy is new with each plan
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class KnownType:
     `outlier_channels` is the largest number of outlier channels found in any of its blocks on this rank, by value
     index. It is the capacity until the ranks agree on one. `errors` are the gradient errors of its codecs. As long as
     they are not measured, no lossy codec is offered where the section bounds them. `agreed` is None until the ranks
-    have planned for the type.
+    have planned for the type. `_courses`: what is known of calls under the policies of late.
     """
 
     recording: Recording
@@ -56,7 +56,7 @@ class KnownType:
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False
     agreed: AgreedType | None = None
-    _layouts: dict[planner.Policy, Layout] = field(default_factory=dict, repr=False)
+    _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
 
     @property
     def policies(self) -> Policies | None:
@@ -72,15 +72,20 @@ class KnownType:
         """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
-    def layout(self, recording: Recording, policy: planner.Policy) -> Layout:
-        """How a block of this type runs under a policy. It is found once for all blocks that share the program."""
-        if not recording.is_shared_with(self.recording):
-            return lay_out(recording, policy)
-        if policy not in self._layouts:
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[policy] = lay_out(recording, policy)
-        return self._layouts[policy]
+    @property
+    def offloads(self) -> bool:
+        """Whether a policy in force offloads a value."""
+        return any(planner.OFFLOAD in policy.stores for policy in self.policies or ())
+
+    def course(self, recording: Recording, policy: planner.Policy) -> Course:
+        """How calls of a block of this type run under a policy: found once for all whose programs were predicted."""
+        if not recording.is_predicted_like(self.recording):
+            return course_of(recording, policy)
+        if policy not in self._courses:
+            if len(self._courses) >= _MOST_COURSES:
+                self._courses.clear()
+            self._courses[policy] = course_of(recording, policy)
+        return self._courses[policy]
 
     def note_outliers(self, index: int, count: int) -> None:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""

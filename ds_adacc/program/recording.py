@@ -256,7 +256,7 @@ class Recording:
     def of_block(self, other: Recording) -> Recording:
         """The same program run by the block of another recording, whose parameters and buffers have the same roles.
 
-        Where all operators are the same, both recordings share them, and with them all that is found out about them.
+        Where all operators are the same, it has those of this recording, and with them what is known of each.
         """
         numbers = iter(other.constants)
         pairs = list(zip(self.ops, other.ops, strict=True))
@@ -270,9 +270,9 @@ class Recording:
         twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
         return twin
 
-    def is_shared_with(self, other: Recording) -> bool:
-        """Whether this is the other's program, but for the block that runs it."""
-        return self.ops is other.ops and self.values is other.values and self.positions is other.positions
+    def is_predicted_like(self, other: Recording) -> bool:
+        """Whether both come from one prediction (`of_block`): they differ in the block, its constants and Functions."""
+        return self.digest == other.digest and self.values is other.values and self.positions is other.positions
 
     @property
     def draws(self) -> tuple[Draw, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Record
-from ds_adacc.execute.bound_policy import BoundPolicy, bind
+from ds_adacc.execute.bound_policy import BoundPolicy, Course, bind
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
@@ -24,25 +24,26 @@ class Binder:
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
 
-    def bind(
+    def put_in_force(
         self,
         record: Record,
-        recording: Recording,
         known: KnownType,
         policy: planner.Policy,
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Put the policy in force for the record, with the outlier channels found by its next call.
+        """Put the policy in force for the record, from its next call on, with the outlier channels last found by then.
 
         `inputs` says how the block inputs that the policy retains are held.
         """
 
-        def bound(record: Record) -> BoundPolicy:  # an argument: a reference to it would make a cycle
+        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule 13)
+            recording = record.recording
             held = inputs.applied(self._permitted(policy, recording), recording)
-            return self._bound(record, recording, known, held, inputs, device)
+            course = known.course(recording, held)
+            return self._bind(record, recording, known, held, inputs, device, course)
 
-        record.put_in_force(recording, bound)
+        record.bind_later(bind_to)
 
     def reserve(self, records: Iterable[tuple[Record, int]]) -> None:
         """Get host memory for what these records offload: each with the number of its calls in a forward."""
@@ -68,9 +69,9 @@ class Binder:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
         policy = self._permitted(planner.Policy(stores, policy.replays), recording)
-        return self._bound(record, recording, known, policy, InputPlacement(), device)
+        return self._bind(record, recording, known, policy, InputPlacement(), device)
 
-    def _bound(
+    def _bind(
         self,
         record: Record,
         recording: Recording,
@@ -78,6 +79,7 @@ class Binder:
         policy: planner.Policy,
         inputs: InputPlacement,
         device: torch.device,
+        course: Course | None = None,
     ) -> BoundPolicy:
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
@@ -90,7 +92,7 @@ class Binder:
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        return bind(recording, policy, codecs, self._prefetcher, known.layout(recording, policy))
+        return bind(recording, policy, codecs, self._prefetcher, course)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""

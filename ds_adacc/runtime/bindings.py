@@ -13,7 +13,6 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import is_lossy
 from ds_adacc.plan.other_sizes import OtherSizes
-from ds_adacc.program.recording import Recording
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials
@@ -33,31 +32,25 @@ class Bindings:
         self._trials = trials
         self._binder = binder
 
-    def rebind(self, block_types: Iterable[str], step: Step, device: torch.device | None) -> None:
+    def choose_all(self, block_types: Iterable[str], step: Step, device: torch.device | None) -> None:
         """Put the policies of these block types in force for all records, from the next call of each on."""
         changed = set(block_types)
         for block, record in self._blocks.records():
             if record.block_type in changed:
-                self.bind(block, record, step, device)
+                self.choose(block, record, step, device)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
     def _reserve_host_memory(self) -> None:
         """Get pinned memory for what is offloaded now: it takes long, and the next step may be one that is measured."""
+        types = self._agreement.block_types
         last: dict[Block, Record] = {}  # of each block, the record that it ran last: one at a time offloads
         for block, record in self._blocks.records():
-            last.setdefault(block, record)
-        types = self._agreement.block_types
+            if self._agreement.inputs.on_host or types[record.block_type].offloads:
+                last.setdefault(block, record)
         self._binder.reserve((record, types[record.block_type].calls_per_block) for record in last.values())
 
-    def bind(
-        self,
-        block: Block,
-        record: Record,
-        step: Step,
-        device: torch.device | None,
-        recording: Recording | None = None,
-    ) -> None:
+    def choose(self, block: Block, record: Record, step: Step, device: torch.device | None) -> None:
         """Put the policy of this block in force for the record, or on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
@@ -74,7 +67,7 @@ class Bindings:
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
-        self._binder.bind(record, recording or record.recording, known, policy, inputs, device)
+        self._binder.put_in_force(record, known, policy, inputs, device)
 
     def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.

@@ -165,7 +165,7 @@ class Runtime:
         known, recording = predicted
         record = like.at_other_sizes(state)
         record.block_type = known.recording.digest
-        self.controller.bind(block, record, recording)
+        self.controller.admit(block, record, recording)
         block.add(signature, record)
         self.controller.bindings.limit_adopted()
         return record
@@ -221,7 +221,8 @@ class Runtime:
 
         `noted`: the states of random generators, if the tensors are packed only after the forward.
         """
-        assert record.bound is not None
+        bound = record.bound
+        assert bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
@@ -230,7 +231,7 @@ class Runtime:
         told = self.warnings.diverged
         if record.is_predicted:
             told = functools.partial(self._doubt_prediction, block, record)
-        call = Call(record.bound, inputs, told, noted)
+        call = Call(bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
             values = self.agreement.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
@@ -270,7 +271,7 @@ class Runtime:
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.block_type not in step.verified
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
-        self.controller.bind(block, record, recording)
+        self.controller.admit(block, record, recording)
         block.add(signature, record)
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew

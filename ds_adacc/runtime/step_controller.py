@@ -164,7 +164,7 @@ class StepController:
         """
         self.end_backward()
         self.schedule = self.schedule.with_step_ended()
-        self.review, plan = None, self.plan
+        self.review = None
         try:
             self._corrections = self.compare() or self._corrections
             self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
@@ -177,12 +177,12 @@ class StepController:
             if self.step.is_tracking:
                 self.review = rectify(self)
         finally:
-            ended, has_new_plan = self.step, self.plan is not plan
+            ended = self.step
             ended.close()
             self.step = self._next_step()
-            # A plan made in a tracking step was put in force as that step needed it.
-            if ended.recomputes or self.step.recomputes or (ended.is_tracking and has_new_plan):
-                self.rebind(self.agreement.block_types)
+            # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
+            if ended.recomputes or ended.is_tracking or self.step.recomputes:
+                self.put_in_force(self.agreement.block_types)
 
     def _any_is_waiting(self) -> bool:
         """Whether to plan now: whether something waits for a plan on any rank."""
@@ -286,18 +286,19 @@ class StepController:
         self.plan, self.seen, self._planned = plan, None, set()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         self.bindings.forget_adopted(all_but=plan.policies)
-        self.rebind(block_type.name for block_type in plan.block_types)
+        self.put_in_force(block_type.name for block_type in plan.block_types)
         self.bindings.keep_block_types()
         self.journal.write("plan", **told(plan, self.agreement, self.schedule.ended))
         return plan
 
-    def bind(self, block: Block, record: Record, recording: Recording) -> None:
+    def admit(self, block: Block, record: Record, recording: Recording) -> None:
         """Put the policy of the block in force for a new record of it, as this step needs it."""
-        self.bindings.bind(block, record, self.step, self.device, recording)
+        record.recording = recording
+        self.bindings.choose(block, record, self.step, self.device)
 
-    def rebind(self, block_types: Iterable[str]) -> None:
+    def put_in_force(self, block_types: Iterable[str]) -> None:
         """Put the policies of these block types in force for their blocks, as this step needs them."""
-        self.bindings.rebind(block_types, self.step, self.device)
+        self.bindings.choose_all(block_types, self.step, self.device)
 
     # -- requests from other modules
 
@@ -309,7 +310,7 @@ class StepController:
         if placement == self.agreement.inputs:
             return
         self.agreement.inputs = placement
-        self.rebind(self.agreement.block_types)
+        self.put_in_force(self.agreement.block_types)
         if self.plan is not None:
             in_force = {names for group in self.plan.groups for names in group.live_sets}
             self._waiting, self._planned = self._waiting | self._planned | in_force, set()

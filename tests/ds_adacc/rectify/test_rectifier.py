@@ -10,6 +10,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.rectify.rectifier import Review, Verdict
 from ds_adacc.runtime import review
 from ds_adacc.runtime.runtime import Runtime
@@ -21,12 +22,13 @@ CHANNEL = 5
 class Training:
     """A loop without DeepSpeed that calls what the engine's step would call."""
 
-    def __init__(self, layers=3, **rectifier):
+    def __init__(self, layers=3, others=LOOSER, **rectifier):
         torch.manual_seed(0)
-        section = load({"adacc": {**LOOSER, "max_gradient_error": None, "rectifier": {"max_interval": 8, **rectifier}}})
+        section = load({"adacc": {**others, "max_gradient_error": None, "rectifier": {"max_interval": 8, **rectifier}}})
         self.runtime = Runtime(section, stepped=True)
         self.adacc = Adacc(section, self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
+        self.scale = torch.ones(zoo.WIDTH)  # of the inputs' channels
         self.tracked = []
         self.decisions = []
 
@@ -37,7 +39,7 @@ class Training:
     def step(self):
         if self.runtime.controller.step.is_tracking:
             self.tracked.append(self.runtime.controller.schedule.ended + 1)
-        x = torch.randn(2, 64, zoo.WIDTH, requires_grad=True)
+        x = (torch.randn(2, 64, zoo.WIDTH) * self.scale).requires_grad_()
         for block in self.blocks:
             x = self.runtime.checkpoint(block, x)
         zoo.loss_of(x).backward()
@@ -125,6 +127,37 @@ def test_codecs_keep_the_channels_last_seen():
     record = training.runtime.blocks.records()[1][1]
     assert record.outliers[norm][0][0] == CHANNEL
     assert int(record.outliers[norm][1]) == 1
+
+
+@pytest.mark.parametrize("codecs", ["none", "paper"])
+def test_after_a_tracking_step_policies_are_bound_to_what_it_saw(codecs):
+    training = Training(others={**LOOSER, "codecs": codecs})
+    training.run(6)
+    before = [record.bound for _, record in training.runtime.blocks.records()]
+    while not training.runtime.controller.step.is_tracking:
+        training.run(1)
+    training.run(1)
+    after = [record.bound for _, record in training.runtime.blocks.records()]
+    assert len(after) == len(before) == 3 and not any(new is old for new, old in zip(after, before, strict=True))
+
+
+def test_an_outlier_that_moves_moves_in_the_codecs_too():
+    training = Training(others={**LOOSER, "memory_budget": 0.34, "codecs": "paper"})
+
+    def channels():
+        """Of each value that a block compresses with its outliers apart: the block's number and the channels."""
+        found = enumerate(record.bound for _, record in training.runtime.blocks.records())
+        codecs = ((number, index, codec) for number, bound in found for index, codec in bound.codecs.items())
+        return [(n, index, codec.channels.tolist()) for n, index, codec in codecs if separates_outliers(codec.name)]
+
+    training.scale[5] = 40.0
+    training.run(6)
+    before = channels()
+    assert before and all(seen == [5] for *_, seen in before)
+    training.scale[5], training.scale[9] = 1.0, 40.0
+    training.run(8)
+    assert len(training.decisions) == 1, "there are as many outliers as before"
+    assert channels() == [(number, index, [9]) for number, index, _ in before]
 
 
 def test_roles_that_are_not_chosen_are_not_looked_at():
