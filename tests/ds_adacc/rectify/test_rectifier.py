@@ -145,10 +145,11 @@ def test_an_outlier_that_moves_moves_in_the_codecs_too():
     training = Training(others={**LOOSER, "memory_budget": 0.34, "codecs": "paper"})
 
     def channels():
-        """Of each value that a block compresses with its outliers apart: the block's number and the channels."""
+        """Of each value whose outliers a block holds apart: the block's number, the value's, and the channels."""
         found = enumerate(record.bound for _, record in training.runtime.blocks.records())
         codecs = ((number, index, codec) for number, bound in found for index, codec in bound.codecs.items())
-        return [(n, index, codec.channels.tolist()) for n, index, codec in codecs if separates_outliers(codec.name)]
+        apart = ((n, index, codec.channels.tolist()) for n, index, codec in codecs if separates_outliers(codec.name))
+        return [found for found in apart if found[-1]]
 
     training.scale[5] = 40.0
     training.run(6)
