@@ -26,10 +26,19 @@ def origin(device: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of this source tree, with a mark if files have changed since; "unknown" if it is not a clone."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    """The commit of this source tree, with a mark if files have changed since; "unknown" if it is not a clone.
+
+    Results do not count: a script that writes some after each part would mark the next part.
+    """
     try:
-        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except FileNotFoundError:  # no git
+        name = _git("describe", "--always", "--exclude=*")
+        changed = _git("diff", "--name-only", "HEAD", "--", ".", ":(top,exclude)benchmarks/results")
+    except (FileNotFoundError, subprocess.CalledProcessError):  # no git, or no clone
         return "unknown"
-    return result.stdout.strip() if result.returncode == 0 else "unknown"
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the source tree. Raises FileNotFoundError without git, and CalledProcessError if git fails."""
+    root = Path(__file__).parent.parent
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
