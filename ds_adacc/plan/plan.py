@@ -155,7 +155,7 @@ def solve(
     planner.NoSolutionInTime.
 
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
-    or whose policies need a codec that is no longer on offer, is recomputed. If the budget is too small for a group of
+    or whose policies need a codec that is no longer on offer, is recomputed. If that breaks the budget for a group of
     which no block type is new, as may happen after a correction or when the bound on the gradient error rules policies
     out, it takes the policies of the smallest peak, unless these break the budget for more live sets.
     """
@@ -163,19 +163,22 @@ def solve(
     refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
         problem, live_sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
+        is_known = {each.name for each in problem.block_types} <= in_force.keys()
         try:
             new = solve_live_sets(problem, live_sets, budget, config)
             group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
         except planner.InfeasibleBudget as error:
             refusals.append(error)
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
-            if planner.InfeasibleBudget in forgiven and {each.name for each in problem.block_types} <= in_force.keys():
+            if planner.InfeasibleBudget in forgiven and is_known:
                 group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
+            if is_known and group.unfit(budget):
+                group = _with_least_peak(group, budget, config)
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
         worst = max(refusals, key=lambda error: error.smallest)
@@ -299,8 +302,20 @@ def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -
         least = replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
     except (planner.InfeasibleBudget, planner.NoSolutionInTime):
         return group
-    is_worse = not set(least.unfit(budget)) <= set(group.unfit(budget)) or least.solution.peak >= group.solution.peak
-    return group if is_worse else least
+    return _leaner(least, group, budget)
+
+
+def _with_least_peak(group: Group, budget: int, config: AdaccConfig) -> Group:
+    """The group with the policies of the smallest peak found in time, one for each block type, if they take less."""
+    least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
+    solution = judge(group.problem, group.live_sets, least.policies, time.perf_counter(), proven_optimal=False)
+    return _leaner(replace(group, solution=solution), group, budget)
+
+
+def _leaner(new: Group, old: Group, budget: int) -> Group:
+    """The new group, unless it takes no less than the old one, or breaks the budget for other live sets."""
+    is_worse = not set(new.unfit(budget)) <= set(old.unfit(budget)) or new.solution.peak >= old.solution.peak
+    return old if is_worse else new
 
 
 def _are_possible(policies: Mapping[str, Policies], problem: planner.Problem) -> bool:

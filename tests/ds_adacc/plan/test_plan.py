@@ -1,5 +1,7 @@
 """Which block types share the budget, and what becomes of those that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from ds_adacc import planner
@@ -119,3 +121,27 @@ def test_out_of_time_is_raised_unless_forgiven(monkeypatch, forgiven):
         decided({"a": 1}, ["a"], 12, forgiven=forgiven)
     (group,) = decided({"a": 1}, ["a"], 12, forgiven=(planner.NoSolutionInTime,))
     assert group.shortfall == "adacc.solver.max_seconds: no policy was found in 1 seconds"
+
+
+def test_out_of_time_the_policies_of_the_smallest_peak_come_before_full_recomputation(monkeypatch):
+    def late(*_, **__):
+        raise planner.NoSolutionInTime("the search was cut short")
+
+    monkeypatch.setattr(planner, "solve_in_process", late)
+    plain = block_type("a", 8)
+    cost = planner.CodecCost("group8", 2 * MIB, 0.001, 0.001, error=0.0, workspace_bytes=0)
+    compressible = replace(plain, profile=replace(plain.profile, codecs=((cost,), (), ())))
+    config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
+    request = PlanRequest({"a": compressible}, sets("a"))
+    recomputed = (planner.recompute_policy(plain.profile),) * 4
+
+    def policies(budget, in_force):
+        (group,) = solve(request, budget * MIB, config, in_force, BOTH)
+        assert group.shortfall == "adacc.solver.max_seconds: the search was cut short"
+        return group.solution.policies
+
+    assert policies(40, {"a": ()}) != (recomputed,), "32 MiB of inputs alone, and the transients"
+    assert {policy.stores[0] for policy in policies(40, {"a": ()})[0]} == {"group8"}
+    assert policies(40, {"a": recomputed}) != (recomputed,)
+    assert policies(100, {"a": recomputed}) == (recomputed,), "what fits stays"
+    assert policies(40, {}) == (recomputed,), "a new block type is recomputed"
