@@ -22,7 +22,7 @@ _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with 
 
 @dataclass(frozen=True)
 class BlockErrors:
-    """What was measured of one block. `approved` holds its approved policies with their relative gradient errors.
+    """What was measured of one block. `approved` holds its approved policies, each with its largest gradient error.
 
     `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound, and
     `rejected`: the last of them.
@@ -55,11 +55,11 @@ class Approvals:
         return self._of(key).rejected == policy
 
     def error(self, key: BlockKey, policy: planner.Policy) -> float | None:
-        """The measured error of an approved policy; None if it was not measured."""
+        """The largest relative error measured of an approved policy; None if it was not measured."""
         return dict(self._of(key).approved).get(policy)
 
     def in_force(self, agreed: Iterable[AgreedType]) -> dict[BlockKey, float]:
-        """The measured errors of the policies in force, by block."""
+        """The largest measured errors of the policies in force, by block."""
         blocks = ((each.spec.name, i, policy) for each in agreed for i, policy in enumerate(each.policies))
         errors = {(name, i): self.error((name, i), policy) for name, i, policy in blocks}
         return {key: error for key, error in errors.items() if error is not None}
@@ -71,7 +71,8 @@ class Approvals:
             known = self._of(key)
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
             if found.error <= self.bound:
-                approved = (*approved, (found.policy, found.error))
+                largest = max(found.error, self.error(key, found.policy) or 0.0)
+                approved = (*approved, (found.policy, largest))
                 self.blocks[key] = replace(known, approved=approved, rejected=None)
                 continue
             rejected[key] = found
@@ -100,11 +101,16 @@ class Approvals:
             found = dict.fromkeys(found, strictest)
         return tuple(found.get(index) for index in range(blocks))
 
-    def has_risen(self, everyone: Sequence[PolicyErrors], drift: float) -> bool:
-        """Whether an error is larger by more than `drift` (a fraction) than when its policy was measured before."""
+    def are_rising(self, everyone: Sequence[PolicyErrors]) -> bool:
+        """Whether an error has grown, and would be above the bound if it grew by the same factor once more.
+
+        It has grown if it is larger than all that were measured of its policy before. Errors differ from batch to batch
+        by half their size and more. So a comparison with the last one would find growth at every other look.
+        """
         found = worst(everyone)
-        before = {key: self.error(key, each.policy) for key, each in found.items()}
-        return any(error is not None and found[key].error > (1 + drift) * error for key, error in before.items())
+        largest = {key: self.error(key, each.policy) for key, each in found.items()}
+        grown = ((found[key].error, error) for key, error in largest.items() if error)
+        return any(now > before and now * (now / before) > self.bound for now, before in grown)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

@@ -53,9 +53,8 @@ def conclude_trials(controller: StepController) -> None:
 def rectify(controller: StepController) -> Review:
     """After a tracking step, plan again if outliers have drifted, or if a gradient error is above the bound."""
     agreement, step = controller.agreement, controller.schedule.ended
-    drift, longest = controller.rectifier.config.drift, controller.rectifier.config.max_interval
     measured = _measured(controller)
-    has_risen = agreement.approvals.has_risen(measured, drift)
+    errors_rise = agreement.approvals.are_rising(measured)
     rejected = agreement.approvals.judge(measured)
     verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], agreement)
     review = Review()
@@ -64,8 +63,8 @@ def rectify(controller: StepController) -> Review:
         digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
         review = _replan(controller, digests, reason, verdict.capacity, rejected)
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
-    changed = bool(review.changed or rejected)
-    controller.schedule = controller.schedule.after_tracking(changed, has_risen, longest)
+    changed, longest = bool(review.changed or rejected), controller.rectifier.config.max_interval
+    controller.schedule = controller.schedule.after_tracking(changed, errors_rise, longest)
     if controller.ranks.any(controller.trials.are_pending(controller.blocks)):
         controller.schedule = controller.schedule.with_trials()
     return review

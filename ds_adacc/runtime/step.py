@@ -80,12 +80,12 @@ class StepSchedule:
         """The schedule after a step under the plan: a postponed observation is next; one that was due is done."""
         return replace(self, look_in=0 if self.look_in == 1 else None, tries=False)
 
-    def after_tracking(self, changed: bool, has_risen: bool, longest: int) -> StepSchedule:
+    def after_tracking(self, changed: bool, errors_rise: bool, longest: int) -> StepSchedule:
         """The schedule after a tracking step.
 
-        The interval doubles up to `longest`. It is 1 if a policy changed, and half if a gradient error has risen.
+        The interval doubles up to `longest`. It is 1 if a policy changed, and half if a gradient error rises.
         """
-        interval = 1 if changed else max(1, self.interval // 2) if has_risen else min(2 * self.interval, longest)
+        interval = 1 if changed else max(1, self.interval // 2) if errors_rise else min(2 * self.interval, longest)
         return replace(self, interval=interval, track_from=self.ended + interval)
 
     def no_longer_than(self, longest: int) -> StepSchedule:

@@ -34,10 +34,10 @@ def test_a_measurement_is_put_off_once_by_a_save_and_then_made_a_look():
 def test_the_interval_doubles_until_a_policy_changes():
     schedule, intervals = StepSchedule(ended=3), []
     for changed in (False, False, False, True, False):
-        schedule = schedule.after_tracking(changed, has_risen=False, longest=4)
+        schedule = schedule.after_tracking(changed, errors_rise=False, longest=4)
         intervals.append(schedule.interval)
     assert intervals == [2, 4, 4, 1, 2]
-    risen = [StepSchedule(interval=i).after_tracking(False, has_risen=True, longest=8).interval for i in (1, 2, 8)]
+    risen = [StepSchedule(interval=i).after_tracking(False, errors_rise=True, longest=8).interval for i in (1, 2, 8)]
     assert risen == [1, 1, 4]
     assert schedule.track_from == 3 + 2
 
