@@ -3,7 +3,7 @@
     python benchmarks/strategies.py --out benchmarks/results
 
 Time: the strategies take turns in one process, on one thread, each once in a round. A strategy's figures are the ratios
-to no checkpointing in the same round: their median, and the range of their middle half. Memory: a process for each
+to no checkpointing in the same round: their median, with its 95 % confidence interval. Memory: a process for each
 strategy; peak resident memory (CUDA: the allocator's) above the level before training. A step is forward, loss and
 backward.
 """
@@ -180,7 +180,8 @@ def table(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4), ("rounds", 9)):
+    sizes = (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4))
+    for option, default in (*sizes, ("rounds", 21)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--part", help=argparse.SUPPRESS)

@@ -3,9 +3,9 @@
 python examples/compare.py [--steps N] [--rounds N] [--with-compact] [options of train.py]
 
 Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Losses and
-memory come from one run of each strategy, times from steps of all taken in turns (measure.py). On a CPU each process
-has one thread, and two run at once. Writes the table, the picture, and every run's config, log and result to
-runs/compare/, in place of what was there.
+memory come from one run of each strategy. Times come from one process in which all take turns (measure.py); nothing
+else runs beside it. On a CPU each process has one thread, and two runs go on at once. Writes the table, the picture,
+and every run's config, log and result to runs/compare/, in place of what was there.
 """
 
 from __future__ import annotations
@@ -209,20 +209,17 @@ class Comparison:
         return found | dict(zip((each.name for each in others), rest, strict=True))
 
     def times(self, configs: Sequence[Path]) -> dict[str, Any]:
-        """The steps of these strategies, taken in turns with those of the first."""
-        result = OUT / f"{configs[-1].stem}.time.json"
-        found = self.measure("time", KEEPING_MALLOC, result, *configs, "--steps", self.rounds)
-        self.tell(f"time of {', '.join(config.stem for config in configs[1:])}")
+        """The steps of all strategies, taken in turns."""
+        found = self.measure("time", KEEPING_MALLOC, OUT / "time.json", *configs, "--steps", self.rounds)
+        self.tell("times")
         return found
 
 
-def rows_of(strategies: Sequence[Strategy], runs: Mapping[str, Run], times: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row a strategy. Each of `times` is one process, whose steps are compared with those of its own base."""
-    rows = []
+def rows_of(strategies: Sequence[Strategy], runs: Mapping[str, Run], times: Mapping[str, Any]) -> list[Row]:
+    """One row a strategy. `times` is what measure.py found of all."""
+    rows, base = [], times[BASE]
     for strategy in strategies:
-        run = runs[strategy.name]
-        process = next(each for each in times if strategy.name in each)
-        mine, base = process[strategy.name], process[BASE]
+        run, mine = runs[strategy.name], times[strategy.name]
         ratios = {
             clock: Ratio.of([s[clock] for s in mine["seconds"]], [s[clock] for s in base["seconds"]])
             for clock in ("computing", "wall")
@@ -298,8 +295,8 @@ def mebibytes(size: int | None) -> str:
 
 NOTE = """\
 *Time* is computing time: the CPU time of the process on one thread; on a GPU, the time between two events. It and the
-wall clock's are ratios to no checkpointing, of steps taken in turns: the median, and the range of the middle half of
-all pairs. ≈ marks a ratio whose range is wider than what it shows. *Peak memory* is that of forward and backward in a
+wall clock's are ratios to no checkpointing, of steady steps taken in turns: the median, and its 95 % confidence
+interval. ≈ marks a ratio whose interval is wider than what it shows. *Peak memory* is that of forward and backward in a
 steady step, above the level before it. *Gradient error* is that of one batch, at the weights of no checkpointing."""
 
 
@@ -317,7 +314,7 @@ def save(rows: Sequence[Row], device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="of the runs for the losses (default: 30)")
-    parser.add_argument("--rounds", type=int, default=10, help="turns that the strategies take at timing (default: 10)")
+    parser.add_argument("--rounds", type=int, default=30, help="turns that the strategies take at timing (default: 30)")
     parser.add_argument("--with-compact", action="store_true", help="also Adacc with CompAct's projections")
     args, options = parser.parse_known_args()
     strategies = (*STRATEGIES, COMPACT) if args.with_compact else STRATEGIES
@@ -327,8 +324,7 @@ def main() -> None:
     with ThreadPoolExecutor(1 if torch.cuda.is_available() else 2) as pool:
         comparison = Comparison(strategies, [*MODEL, *options], args.steps, args.rounds, pool)
         runs = comparison.runs(comparison.set_up())
-        base, *others = (run.config for run in runs.values())
-        times = list(pool.map(comparison.times, ([base, *others[::2]], [base, *others[1::2]])))
+        times = comparison.times([run.config for run in runs.values()])
     save(rows_of(strategies, runs, times), next(iter(runs.values())).found["device"])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import comb
 
 import torch
 
@@ -27,7 +28,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the base took, over many pairs of steps: the median, and the range of the middle half."""
+    """How many times the base took: the median of many pairs of steps, and the range that it is known to.
+
+    The range is the 95 % confidence interval of the median, by the sign test. With fewer than six pairs it is the range
+    of all.
+    """
 
     median: float
     low: float
@@ -35,10 +40,10 @@ class Ratio:
 
     @classmethod
     def of(cls, mine: Sequence[float], base: Sequence[float]) -> Ratio:
-        """The ratio of each pair of steps, the one right after the other. At least two pairs; else ValueError."""
-        ratios = [one / other for one, other in zip(mine, base, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return cls(median, low, high)
+        """Of steps of which each pair was taken one right after the other. Raises ValueError if there is none."""
+        ratios = sorted(one / other for one, other in zip(mine, base, strict=True))
+        outside = _outside(len(ratios))
+        return cls(statistics.median(ratios), ratios[outside], ratios[-1 - outside])
 
     @property
     def is_uncertain(self) -> bool:
@@ -49,18 +54,18 @@ class Ratio:
         return f"{'≈ ' if self.is_uncertain else ''}{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-def take_turns(
-    steps: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
-) -> dict[str, list[Seconds]]:
-    """Run each step once in every round, in the order given. Returns what each run took, by name.
+def _outside(pairs: int) -> int:
+    """How many of so many sorted ratios lie below the interval; as many lie above it.
 
-    The speed of a machine drifts. Steps of one round meet the same speed, so only these are to be compared.
+    Each ratio is below the true median with a chance of one half. So the number of those below it is the number of
+    heads among as many coins.
     """
-    taken: dict[str, list[Seconds]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            taken[name].append(seconds(step, device))
-    return taken
+
+    def chance(heads: int) -> float:
+        """The chance of at most so many heads, or at most so many tails."""
+        return 2 * sum(comb(pairs, each) for each in range(heads + 1)) / 2**pairs
+
+    return max((heads for heads in range(pairs // 2) if chance(heads) <= 0.05), default=0)
 
 
 def seconds(step: Callable[[], object], device: torch.device) -> Seconds:

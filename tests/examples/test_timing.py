@@ -1,5 +1,6 @@
 """Ratios of steps that took turns, and how sure they are."""
 
+import random
 import time
 
 import pytest
@@ -11,8 +12,18 @@ def test_each_step_is_compared_with_the_base_of_its_own_round():
     assert Ratio.of([1.5, 3.0, 6.0], [1.0, 2.0, 4.0]) == Ratio(median=1.5, low=1.5, high=1.5)
 
 
-def test_the_range_is_the_middle_half():
-    assert Ratio.of([1.0, 2.0, 3.0, 4.0, 100.0], [1.0] * 5) == Ratio(median=3.0, low=2.0, high=4.0)
+@pytest.mark.parametrize(("pairs", "outside"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (20, 5), (30, 9)])
+def test_the_range_is_the_95_percent_confidence_interval_of_the_median(pairs, outside):
+    """The numbers left out on each side are those of the sign test's table at 5 %, two-sided."""
+    ratios = [float(each) for each in range(pairs)]
+    random.Random(0).shuffle(ratios)
+    assert Ratio.of(ratios, [1.0] * pairs) == Ratio((pairs - 1) / 2, outside, pairs - 1 - outside)
+
+
+def test_the_range_holds_the_true_median_in_19_of_20_cases():
+    draw = random.Random(0)
+    ratios = [Ratio.of([draw.lognormvariate(0, 0.2) for _ in range(30)], [1.0] * 30) for _ in range(2000)]
+    assert 0.945 <= sum(ratio.low <= 1 <= ratio.high for ratio in ratios) / 2000 <= 0.97
 
 
 @pytest.mark.parametrize(
