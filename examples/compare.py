@@ -158,7 +158,7 @@ class Comparison:
         self.rounds = rounds
         self.pool = pool
         self.started = time.monotonic()
-        # All runs plan with the same measurements of operators and codecs, which the first run makes.
+        # Runs that offer the same codecs plan with the same measurements, which the first of them makes.
         self.cache = {"XDG_CACHE_HOME": str(OUT / "cache")}
 
     def tell(self, what: str) -> None:

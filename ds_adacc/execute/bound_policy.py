@@ -15,8 +15,9 @@ from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, ParameterRef, RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, Recording
 from ds_adacc.program.replay import Rerun
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ds_adacc.program.recording import Position, RecordedOp, Recording, ValueRef
+from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.recording import Position, RecordedOp, Recording
 
 
 def copied(recording: Recording, replays: Sequence[int]) -> frozenset[int]:

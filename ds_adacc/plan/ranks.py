@@ -89,6 +89,30 @@ class Ranks:
         return result
 
 
+class Ballot:
+    """A question put to all ranks at the end of every step: whether a flag is true on any of them.
+
+    After a *quiet* step, in which nothing was due on any rank, no rank waits for another one. The ranks only begin to
+    ask each other, and the answer comes at the end of the next step.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._begun: Callable[[], bool] | None = None
+
+    def passes(self, flag: bool, is_quiet: bool) -> bool:
+        """Whether the flag is or was true on any rank. Every rank must call, with the same `is_quiet`."""
+        begun, self._begun = self._begun, None
+        if self._ranks.size == 1:
+            return flag
+        passed = begun is not None and begun()
+        if not is_quiet:
+            return self._ranks.any(flag)
+        if not passed:
+            self._begun = self._ranks.vote(flag)
+        return passed
+
+
 def _portable(error: Exception | None) -> Exception | None:
     """The exception, or a RuntimeError with its text if the exception cannot be pickled."""
     try:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc import planner
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 
 _SUMS = ("add", "add_", "sub", "sub_")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.python_state.python_reads import PythonReads
 
@@ -19,29 +19,6 @@ COLLECTIVE = "a collective"  # why an operator is not replayed in which other ra
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
-
-
-class Constant(int):
-    """A whole number that an operator computes with, unlike a size, an index or a dimension."""
-
-
-CONSTANTS = (float, Constant)  # the types of numbers of which each block of a type may have its own
-
-
-@dataclass(frozen=True)
-class ValueRef:
-    """An operator's argument, or a saved tensor, that is (a view of) the value `index`."""
-
-    index: int
-    geometry: Geometry
-
-
-@dataclass(frozen=True)
-class ParameterRef:
-    """The same for the block's parameter `index`. The geometry starts at the parameter's first byte (Rule 5)."""
-
-    index: int
-    geometry: Geometry
 
 
 @dataclass(frozen=True)
@@ -154,7 +131,7 @@ class RecordedOp:
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:
-        yield from _references((self.args, tuple(value for _, value in self.kwargs)))
+        yield from references((self.args, tuple(value for _, value in self.kwargs)))
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -223,8 +200,8 @@ class Recording:
         """
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
         values = [_structure(value) for value in self.values]
-        ops = [_without_data(_portable(op), dynamic) for op in self.ops]
-        positions = [(_without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
+        ops = [without_data(_portable(op), dynamic) for op in self.ops]
+        positions = [(without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
         text = repr((values, ops, positions))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
@@ -309,14 +286,6 @@ class Recording:
         return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
 
 
-def _references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
-    if isinstance(tree, ValueRef | ParameterRef):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from _references(item)
-
-
 def _portable(op: RecordedOp) -> tuple[Any, ...]:
     draw = None if op.draw is None else (op.draw.position, op.draw.before.index, op.draw.after.index)
     return (op.name, op.args, op.kwargs, op.outputs, op.refusal is None, draw)
@@ -330,53 +299,6 @@ def _structure(value: RecordedValue) -> tuple[Any, ...]:
     layout = None if value.dynamic else (value.geometry, value.channels)
     flags = value.requires_grad, value.overwritten, value.dynamic
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
-
-
-def _without_data(tree: Any, dynamic: frozenset[int]) -> Any:
-    """`tree` without device numbers and addresses, and without the geometries of the values in `dynamic`."""
-    if isinstance(tree, torch.device):
-        return tree.type
-    if isinstance(tree, torch.Generator):
-        return "generator", tree.device.type
-    if isinstance(tree, types.FunctionType | types.BuiltinFunctionType):  # whose text has its address
-        return "function", tree.__module__, tree.__qualname__
-    if isinstance(tree, ValueRef) and tree.index in dynamic:
-        return "dynamic", tree.index
-    if type(tree) in CONSTANTS:
-        return "constant", type(tree).__name__
-    if isinstance(tree, tuple | list):
-        return type(tree).__name__, tuple(_without_data(item, dynamic) for item in tree)
-    return tree
-
-
-def take(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Hashable:
-    """Append the numbers of these types in the tree to `found`; returns the tree without them."""
-    of = type(tree)
-    if of in kinds:
-        found.append(tree)
-        return of.__name__
-    if of is Geometry:
-        return "geometry", take(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
-    if of is ValueRef or of is ParameterRef:
-        return of, tree.index, take(kinds, tree.geometry, found)
-    if isinstance(tree, tuple | list):
-        return of, tuple([take(kinds, item, found) for item in tree])
-    return tree
-
-
-def put(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
-    """The tree with these numbers in place of its own of these types."""
-    of = type(tree)
-    if of in kinds:
-        return next(numbers)
-    if of is Geometry:
-        size, stride, start = put(kinds, (tree.size, tree.stride, tree.start), numbers)
-        return Geometry(size, stride, tree.dtype, start)
-    if of is ValueRef or of is ParameterRef:
-        return of(tree.index, put(kinds, tree.geometry, numbers))
-    if isinstance(tree, tuple | list):
-        return of([put(kinds, item, numbers) for item in tree])
-    return tree
 
 
 def with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:

@@ -9,8 +9,9 @@ from typing import TypeVar
 import torch
 
 from ds_adacc.config.presets import ROLES
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.functions import FunctionCall, arguments_of
-from ds_adacc.program.recording import RecordedOp, ValueRef
+from ds_adacc.program.recording import RecordedOp
 
 _REPLAY = ("auto", "never", "operators")
 _ATTENTION = "scaled_dot_product"

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.functions import FunctionCall
 from ds_adacc.program.generators import drawing_again
-from ds_adacc.program.recording import ParameterRef, RecordedOp, ValueRef
+from ds_adacc.program.recording import RecordedOp
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
 _REFERENCES = (ValueRef, ParameterRef)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.recording import COLLECTIVE, UNINITIALISED, Constant, RecordedOp
+from ds_adacc.program.arguments import Constant
+from ds_adacc.program.recording import COLLECTIVE, UNINITIALISED, RecordedOp
 
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed

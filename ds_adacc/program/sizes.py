@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import CONSTANTS, put, take
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import CONSTANTS, RecordedValue, Recording, put, take, with_arguments
+from ds_adacc.program.recording import RecordedValue, Recording, with_arguments
 
 Sizes = tuple[int, ...]
 

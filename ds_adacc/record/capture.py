@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 
-from ds_adacc.program.recording import Recording, ValueRef
+from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.saved import Slot, keep, unpack
 from ds_adacc.program.signature import flatten
 from ds_adacc.python_state.closure import Closure

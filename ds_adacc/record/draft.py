@@ -8,19 +8,11 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.functions import attributes
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import Parameters
-from ds_adacc.program.recording import (
-    COLLECTIVE,
-    COMPILED,
-    UNINITIALISED,
-    ParameterRef,
-    Position,
-    RecordedOp,
-    Recording,
-    ValueRef,
-)
+from ds_adacc.program.recording import COLLECTIVE, COMPILED, UNINITIALISED, Position, RecordedOp, Recording
 from ds_adacc.program.schema import MASKS, OPAQUE, by_look, refusal_of, tensors_in, with_constants, with_dtype
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.application import Application

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.generators import default_generators, same_state
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue
 
 
 class Draws:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.recording import ParameterRef, RecordedOp, RecordedValue, ValueRef
+from ds_adacc.program.recording import RecordedOp, RecordedValue
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.tensors import RecordedTensors
 

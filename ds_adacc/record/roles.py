@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 
 from ds_adacc.kernels import is_two_valued
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.functions import FunctionCall
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording, ValueRef
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.registration import like, roles_told
 from ds_adacc.record.compiled import KERNEL
 from ds_adacc.record.tensors import RecordedTensors

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.functions import FunctionCall
 from ds_adacc.program.pieces import same_bits
-from ds_adacc.program.recording import RecordedOp, Recording, ValueRef
+from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.replay import replay
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.uninitialised import PATTERNS, Filled, differs_only_where_unwritten

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
+from ds_adacc.log import get_logger
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, peak_of
@@ -52,13 +53,12 @@ class Findings:
     """The result of a comparison: the observations and, if the memory model was wrong, what to plan again.
 
     `corrections` holds one for each block type that was measured on this rank. `live_sets` are to be planned again with
-    these corrections. `doubted`: by block type, bytes that were seen while its calls ran and cannot be the blocks' own.
+    these corrections.
     """
 
     seen: Seen
     corrections: Mapping[str, Correction]
     live_sets: frozenset[LiveSet] = frozenset()
-    doubted: Mapping[str, int] = field(default_factory=dict)
 
 
 class Calibration:
@@ -76,8 +76,8 @@ class Calibration:
     ) -> Findings:
         """Compare a step under the plan with the plan, and compute the corrections of the memory model."""
         excess = excesses(measured, block_types)
-        doubted = {digest: _size(each) for digest, each in excess.items() if _is_doubted(each, block_types[digest])}
-        excess = {digest: each for digest, each in excess.items() if digest not in doubted}
+        for digest in [digest for digest, each in excess.items() if _is_doubted(each, block_types[digest])]:
+            _warn_of_others(block_types[digest], _size(excess.pop(digest)))
         agreed = {digest: block_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
         seen = Seen(held, found, observed_seconds(measured, block_types))
@@ -85,11 +85,11 @@ class Calibration:
         self.reason = ""
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
-            return Findings(seen, agreed, doubted=doubted)
+            return Findings(seen, agreed)
         self.corrected += 1
         self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
-        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets), doubted)
+        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets))
 
     def _to_correct(self, excess: Mapping[str, Correction], plan: Plan, found: Pair) -> dict[str, Correction]:
         """The corrections to apply, by block type: if the peak exceeded the budget, or a lower one could save time.
@@ -130,6 +130,16 @@ def _is_doubted(excess: Correction, block_type: KnownType) -> bool:
     """
     profile = block_type.agreed.spec.profile
     return _size(excess) > planner.simulate(profile, planner.retain_policy(profile)).inner_peak
+
+
+def _warn_of_others(block_type: KnownType, nbytes: int) -> None:
+    get_logger().warning(
+        "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes: something "
+        "else has allocated it, and the plan stays as it is. If memory runs out, look for what allocates in backward: "
+        "hooks, or buckets for communication (zero_optimization.reduce_bucket_size)",
+        block_type.recording.name,
+        planner.human_bytes(nbytes),
+    )
 
 
 def _size(excess: Correction) -> int:

@@ -20,13 +20,12 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
@@ -36,7 +35,7 @@ from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.other_sizes import OtherSizes
 from ds_adacc.plan.plan import LiveSet, Plan
-from ds_adacc.plan.ranks import Ranks
+from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
 from ds_adacc.rectify.calibration import Calibration, Pair, Seen
@@ -108,7 +107,7 @@ class StepController:
         self._waiting: set[LiveSet] = set()  # have run, and have no plan
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._is_quiet = False  # whether nothing is due in this step, on any rank
-        self._vote: Callable[[], bool] | None = None  # of the last step, if that was quiet
+        self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._planned: set[LiveSet] = set()  # have run, and have a plan
         self._is_resumed = False
         self._log = get_logger()
@@ -168,7 +167,7 @@ class StepController:
         try:
             self._corrections = self.compare() or self._corrections
             self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
-            if self._any_is_waiting():
+            if self._ballot.passes(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
             if not self.is_waiting:
                 self._corrections = {}
@@ -183,18 +182,6 @@ class StepController:
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
                 self.put_in_force(self.agreement.block_types)
-
-    def _any_is_waiting(self) -> bool:
-        """Whether to plan now: whether something waits for a plan on any rank."""
-        vote, self._vote = self._vote, None
-        if self.ranks.size == 1:
-            return self.is_waiting
-        passed = vote is not None and vote()
-        if not self._is_quiet:
-            return self.ranks.any(self.is_waiting)
-        if not passed:
-            self._vote = self.ranks.vote(self.is_waiting)
-        return passed
 
     def _next_step(self) -> Step:
         schedule = self.schedule
@@ -246,14 +233,6 @@ class StepController:
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
         self.seen, self.has_run_a_plan = replace(findings.seen, device=DeviceMemory.of(self.device)), True
         self._waiting |= findings.live_sets
-        for digest, nbytes in findings.doubted.items():
-            text = (
-                "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes: "
-                "something else has allocated it, and the plan stays as it is. If memory runs out, look for what "
-                "allocates in backward: hooks, or buckets for communication (zero_optimization.reduce_bucket_size)"
-            )
-            name = self.agreement.block_types[digest].recording.name
-            self._log.warning(text, name, planner.human_bytes(nbytes))
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
         return findings.corrections
@@ -367,7 +346,7 @@ class StepController:
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
         self._waiting, self._planned = set(), set(state.agreement.live_sets)
-        self._corrections, self._vote = {}, None
+        self._corrections, self._ballot = {}, Ballot(self.ranks)
         self._is_resumed = state.plan is not None
         self.step = self._next_step()
 

@@ -11,8 +11,9 @@ from ds_adacc.config import load
 from ds_adacc.profile import measure
 from ds_adacc.profile.block_graph import OperatorCost
 from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Position, RecordedValue, Recording, ValueRef
+from ds_adacc.program.recording import Position, RecordedValue, Recording
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -7,7 +7,7 @@ from recorded import captured
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.recording import ValueRef
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.saved import keep
 
 

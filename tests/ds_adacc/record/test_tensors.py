@@ -8,7 +8,7 @@ from storages import Storages
 
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.recording import ValueRef
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.record.tensors import RecordedTensors
 
 

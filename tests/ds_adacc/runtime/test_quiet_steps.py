@@ -14,13 +14,15 @@ from ds_adacc.runtime.step import Purpose
 class TwoRanks(Ranks):
     """This rank and a second one that says no, unless `says_yes` at the next vote. `log` has what was asked when."""
 
+    others = 1
+
     def __init__(self):
         super().__init__()
         self.log, self.says_yes = [], False
 
     @property
     def size(self):
-        return 2
+        return 1 + self.others
 
     def any(self, flag):
         self.log.append("any")
@@ -101,7 +103,7 @@ def test_what_is_new_on_another_rank_is_planned_for_too(training):
 
 def test_one_rank_alone_never_votes():
     training = Training()
-    training.runtime.controller.ranks = Ranks()
+    training.ranks.others = 0
     training.until_quiet()
     assert training.step() == (Purpose.RUN, [])
     training.step(nn.Sequential(nn.Linear(4, 6), nn.GELU()))

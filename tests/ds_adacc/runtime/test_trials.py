@@ -120,6 +120,19 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     assert not any(errors[tracked:])
 
 
+def test_errors_that_differ_from_batch_to_batch_make_tracking_steps_no_more_frequent():
+    """A step that measures takes as long as three others."""
+    training = Training(**LOSSY)
+    for step in range(40):
+        training.x = torch.randn(4, TIME, WIDTH)
+        share = 1 / 16 ** (step % 3)  # of the tokens that have a loss
+        training.weight = torch.randn(4, TIME, WIDTH) * (torch.rand(4, TIME, 1) < share)
+        training.step()
+    assert training.is_lossy
+    assert max(training.runtime.agreement.errors_in_force().values()) < LOSSY["max_gradient_error"] / 3
+    assert training.purposes.count(Purpose.TRACK) <= 8
+
+
 @pytest.mark.parametrize("bound", [1e-6, 0.003])
 def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes_least_runs(caplog, bound):
     training = Training(**LOSSY, rectifier={"max_interval": 4})

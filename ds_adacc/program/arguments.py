@@ -1,0 +1,90 @@
+"""The arguments of operators: trees of tuples and lists, whose leaves are references to tensors, or constants."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_adacc.program.geometry import Geometry
+
+
+class Constant(int):
+    """A whole number that an operator computes with, unlike a size, an index or a dimension."""
+
+
+CONSTANTS = (float, Constant)  # the types of numbers of which each block of a type may have its own
+
+
+@dataclass(frozen=True)
+class ValueRef:
+    """An operator's argument, or a saved tensor, that is (a view of) the value `index`."""
+
+    index: int
+    geometry: Geometry
+
+
+@dataclass(frozen=True)
+class ParameterRef:
+    """The same for the block's parameter `index`. The geometry starts at the parameter's first byte (Rule 5)."""
+
+    index: int
+    geometry: Geometry
+
+
+def references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
+    if isinstance(tree, ValueRef | ParameterRef):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from references(item)
+
+
+def without_data(tree: Any, dynamic: frozenset[int]) -> Any:
+    """`tree` without device numbers and addresses, and without the geometries of the values in `dynamic`."""
+    if isinstance(tree, torch.device):
+        return tree.type
+    if isinstance(tree, torch.Generator):
+        return "generator", tree.device.type
+    if isinstance(tree, types.FunctionType | types.BuiltinFunctionType):  # whose text has its address
+        return "function", tree.__module__, tree.__qualname__
+    if isinstance(tree, ValueRef) and tree.index in dynamic:
+        return "dynamic", tree.index
+    if type(tree) in CONSTANTS:
+        return "constant", type(tree).__name__
+    if isinstance(tree, tuple | list):
+        return type(tree).__name__, tuple(without_data(item, dynamic) for item in tree)
+    return tree
+
+
+def take(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Hashable:
+    """Append the numbers of these types in the tree to `found`; returns the tree without them."""
+    of = type(tree)
+    if of in kinds:
+        found.append(tree)
+        return of.__name__
+    if of is Geometry:
+        return "geometry", take(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
+    if of is ValueRef or of is ParameterRef:
+        return of, tree.index, take(kinds, tree.geometry, found)
+    if isinstance(tree, tuple | list):
+        return of, tuple([take(kinds, item, found) for item in tree])
+    return tree
+
+
+def put(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
+    """The tree with these numbers in place of its own of these types."""
+    of = type(tree)
+    if of in kinds:
+        return next(numbers)
+    if of is Geometry:
+        size, stride, start = put(kinds, (tree.size, tree.stride, tree.start), numbers)
+        return Geometry(size, stride, tree.dtype, start)
+    if of is ValueRef or of is ParameterRef:
+        return of(tree.index, put(kinds, tree.geometry, numbers))
+    if isinstance(tree, tuple | list):
+        return of([put(kinds, item, numbers) for item in tree])
+    return tree
