@@ -2,7 +2,8 @@
 
 python examples/compare.py [--steps N] [--rounds N] [--with-compact] [options of train.py]
 
-Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it. Losses and
+Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it, or the least
+that fits if that is more. Losses and
 memory come from one run of each strategy. Times come from one process in which all take turns (measure.py); nothing
 else runs beside it. On a CPU each process has one thread, and two runs go on at once. Writes the table, the picture,
 and every run's config, log and result to runs/compare/, in place of what was there.
