@@ -9,7 +9,8 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.program.recording import _portable, _without_data
+from ds_adacc.program.arguments import without_data
+from ds_adacc.program.recording import _portable
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -52,7 +53,7 @@ def test_a_function_that_holds_nothing_may_be_an_argument(given):
     recordings = [check(Computes(), batch(), policies=2) for _ in range(2)]
     assert function_of(recordings[0]).refusal is None
     assert recordings[0].digest == recordings[1].digest
-    assert " at 0x" not in repr(_without_data(_portable(function_of(recordings[0])), frozenset()))
+    assert " at 0x" not in repr(without_data(_portable(function_of(recordings[0])), frozenset()))
 
 
 def test_a_class_that_is_made_inside_a_function_and_refers_to_what_is_there():
