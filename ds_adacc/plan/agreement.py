@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -54,14 +55,15 @@ class Agreement:
     that this rank has not run yet are kept until it runs. `live_sets`: what was planned for; `unfit`: those that no
     plan fits. `limit`: the budget in bytes, None before the first plan. `inputs` says how the block inputs that a
     policy retains are held. `origins`: of each block type whose policies were adopted from another size of its program,
-    that other block type. A `Coordinator` changes all of this on all ranks at once; `OtherSizes` adds adopted types.
+    that other block type; the one used last comes last. A `Coordinator` changes all of this on all ranks at once;
+    `OtherSizes` adds adopted types on its own rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
         self.config = config
         self.block_types: dict[str, KnownType] = {}
         self.types: dict[str, AgreedType] = {}
-        self.origins: dict[str, str] = {}
+        self.origins: OrderedDict[str, str] = OrderedDict()
         self.limit: int | None = None
         self.live_sets: tuple[LiveSet, ...] = ()
         self.unfit: tuple[LiveSet, ...] = ()
@@ -88,7 +90,7 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.block_types, self.origins = {}, {}
+        self.block_types, self.origins = {}, OrderedDict()
         self.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
@@ -121,6 +123,10 @@ class Agreement:
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
         """The policies in force on all ranks, by block type, including types that this rank has not run."""
         return {digest: self.types[digest].policies for digest in digests if digest in self.types}
+
+    def runs(self, digest: str, policies: Policies) -> bool:
+        """Whether these policies are in force for the block type."""
+        return digest in self.types and self.types[digest].policies == policies
 
     def permits(self, digest: str, index: int | None) -> bool:
         """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
@@ -241,15 +247,43 @@ class Agreement:
             codecs[index] = tuple(replace(cost, nbytes=sizes.get(cost.codec, cost.nbytes)) for cost in codecs[index])
         return replace(profile, codecs=tuple(codecs))
 
-    def put_in_force(self, agreed: Iterable[AgreedType]) -> None:
+    def put_in_force(self, agreed: Sequence[AgreedType]) -> None:
+        """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank."""
         for each in agreed:
-            name = each.spec.name
-            self.types.pop(name, None)  # the types planned last are kept longest
-            self.origins.pop(name, None)
-            self.types[name] = each
-            if name in self.block_types:
-                self.block_types[name].agreed = each
-        for oldest in list(self.types)[:-_REMEMBERED]:
-            del self.types[oldest]
+            self.types.pop(each.spec.name, None)  # the types planned last are kept longest
+            self.origins.pop(each.spec.name, None)
+            self._agree(each)
+        planned = [name for name in self.types if name not in self.origins]
+        self._disagree(planned[: -max(_REMEMBERED, len(agreed))])
         self.forward_order.keep(self.types)
         self.approvals.keep(self.types)
+
+    def adopt(self, agreed: AgreedType, origin: str) -> None:
+        """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
+        self.origins[agreed.spec.name] = origin
+        self._agree(agreed)
+        self.forward_order.follow(agreed.spec.name, origin)
+
+    def note_use(self, digest: str) -> None:
+        """Note that a block of this type is called: of the adopted types, those used last are kept longest."""
+        if digest in self.origins:
+            self.origins.move_to_end(digest)
+
+    def drop_adopted(self, names: Collection[str]) -> None:
+        """Forget these adopted block types."""
+        self._disagree(names)
+        for name in names:
+            del self.origins[name]
+            self.block_types.pop(name, None)
+
+    def _agree(self, agreed: AgreedType) -> None:
+        name = agreed.spec.name
+        self.types[name] = agreed
+        if name in self.block_types:
+            self.block_types[name].agreed = agreed
+
+    def _disagree(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.types.pop(name, None)
+            if name in self.block_types:
+                self.block_types[name].agreed = None

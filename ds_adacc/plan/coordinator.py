@@ -102,15 +102,17 @@ class Coordinator:
             if group.solution.fallback:
                 text = (
                     "the solver gave no plan (%s; adacc.solver.max_seconds = %s). A plan of simple rules is in force: "
-                    "it keeps the budget, but may be slower"
+                    "it keeps the budget, but may be slower; more seconds may help"
                 )
                 get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:
                 text = (
-                    "no plan fits the budget. The plan in force takes %s at its peak: it is the one from before, or "
-                    "one that takes less. Blocks without a plan recompute all that they can. %s"
+                    "no plan fits the budget. %s, with a peak of %s. Blocks without a plan recompute all that they "
+                    "can. %s"
                 )
-                get_logger().warning(text, planner.human_bytes(group.solution.peak), group.shortfall)
+                stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
+                which = "The old plan stays in force" if stays else "A plan that takes less is in force"
+                get_logger().warning(text, which, planner.human_bytes(group.solution.peak), group.shortfall)
         self.agreement.limit = max(plan.budget, self.agreement.limit or 0)
         self.agreement.put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)

@@ -80,9 +80,7 @@ class OtherSizes:
         if policies is None:
             return False
         agreement.limit = limit
-        known.agreed = replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies)
-        agreement.types[digest], agreement.origins[digest] = known.agreed, name
-        agreement.forward_order.follow(digest, name)
+        agreement.adopt(replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies), name)
         return True
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
@@ -90,16 +88,13 @@ class OtherSizes:
         self._predicted += 1
         if self._predicted <= _TOLD or math.log10(self._predicted).is_integer():
             largest = max(inputs, key=torch.Tensor.numel)
-            text = "%s: its program at the input size %s is predicted, and its policies follow (%d predicted so far)"
+            text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
     def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
-        """Forget the adopted block types but for `all_but` and the latest `most`; returns their names."""
+        """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
         names = [name for name in self._agreement.origins if name not in all_but]
         dropped = names[: max(len(names) - most, 0)]
-        for name in dropped:
-            del self._agreement.origins[name]
-            self._agreement.types.pop(name, None)
-            self._agreement.block_types.pop(name, None)
+        self._agreement.drop_adopted(dropped)
         self.open_types.forget(dropped)
         return dropped

@@ -83,9 +83,13 @@ class Bindings:
             return None
         return Trial(policy)
 
-    def limit_adopted(self) -> None:
-        """Forget the block types at predicted input sizes that were met longest ago, if there are many."""
-        self._forget(self._other_sizes.drop_adopted(most=_MOST_ADOPTED))
+    def limit_adopted(self, step: Step) -> None:
+        """Forget the block types at predicted input sizes that were used longest ago, if there are many.
+
+        What a step observes is priced at its end, so it must be known until then.
+        """
+        if step.observer is None:
+            self._forget(self._other_sizes.drop_adopted(most=_MOST_ADOPTED))
 
     def forget_adopted(self, all_but: Collection[str]) -> None:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""

@@ -159,6 +159,7 @@ class Runtime:
         like, sizes = block.relative(signature, state), sizes_of(signature)
         if like is None:
             return None
+        self.controller.bindings.limit_adopted(self.controller.step)
         predicted = self.controller.other_sizes.at_sizes(like.block_type, like.recording, sizes, tensors)
         if predicted is None:
             return None
@@ -167,7 +168,6 @@ class Runtime:
         record.block_type = known.recording.digest
         self.controller.admit(block, record, recording)
         block.add(signature, record)
-        self.controller.bindings.limit_adopted()
         return record
 
     def _again(

@@ -135,6 +135,7 @@ class StepController:
 
     def note_call(self, block_type: str) -> None:
         """Note a call of a block of this type."""
+        self.agreement.note_use(block_type)
         self.step.note_call(block_type, self.agreement.block_types[block_type].agreed is not None)
 
     def note_device(self, device: torch.device) -> None:

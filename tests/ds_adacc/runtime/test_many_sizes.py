@@ -1,0 +1,106 @@
+"""More input sizes, and more block types, than are remembered: none is forgotten while it is needed."""
+
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.plan import agreement as agreements
+from ds_adacc.runtime import bindings
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step import Purpose
+
+
+class FeedForward(nn.Module):
+    """With `by_size`, it computes with its input's size, so each size is a program of its own."""
+
+    def __init__(self, by_size=False):
+        super().__init__()
+        self.up, self.down = nn.Linear(zoo.WIDTH, 2 * zoo.WIDTH), nn.Linear(2 * zoo.WIDTH, zoo.WIDTH)
+        self.by_size = by_size
+
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.up(x))) / (int(x.shape[1]) if self.by_size else 1)
+
+
+class TwoPrograms:
+    """GPT blocks, and blocks of another kind: encoder and decoder, say. Compared with plain autograd, bit for bit."""
+
+    def __init__(self, by_size=False, **rectifier):
+        torch.manual_seed(0)
+        self.encoder = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.decoder = nn.ModuleList(FeedForward(by_size) for _ in range(2))
+        config = load({"adacc": {"memory_budget": 0.7, "codecs": "none", "rectifier": rectifier}})
+        self.runtime = Runtime(config, stepped=True)
+        self.adacc = Adacc(config, self.runtime)
+
+    def step(self, *lengths):
+        """One optimizer step: a micro-batch for each pair of lengths, the encoder's (None: it does not run) and the
+        decoder's.
+        """
+        for given in lengths:
+            plain, found = (self.gradients(given, call) for call in (nn.Module.__call__, self.runtime.checkpoint))
+            zoo.assert_same_bits(plain, found)
+            self.runtime.controller.end_backward()
+        self.adacc.end_step()
+
+    def gradients(self, lengths, call):
+        torch.manual_seed(0)
+        stacks = [s for s, length in zip((self.encoder, self.decoder), lengths, strict=True) if length]
+        inputs = [torch.randn(2, length, zoo.WIDTH, requires_grad=True) for length in lengths if length]
+
+        def through(*inputs):
+            total = 0
+            for blocks, x in zip(stacks, inputs, strict=True):
+                for block in blocks:
+                    x = call(block, x)
+                total = total + x.sum()
+            return total
+
+        return zoo.gradients(nn.ModuleList(stacks), inputs, {}, through)
+
+
+def settled():
+    """A training that predicts all further lengths."""
+    training = TwoPrograms(enabled=False)
+    for length in (32, 24, 20, 28):
+        training.step((length, length))
+    return training
+
+
+def test_a_length_in_use_outlasts_those_that_were_used_longer_ago(monkeypatch):
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    training = settled()
+    recorded = training.runtime.recordings
+    for length in range(33, 43):
+        training.step((25, length))
+    assert training.runtime.recordings == recorded
+    assert len(training.runtime.agreement.origins) <= 5
+
+
+def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    training = settled()
+    controller = training.runtime.controller
+    controller.decide(controller.agreement.live_sets, "a new plan")
+    training.step((32, 32))
+    controller.decide(controller.agreement.live_sets, "another one")
+    controller.step = controller._next_step()
+    assert controller.step.purpose is Purpose.MEASURE
+    training.step(*((length, length) for length in range(12, 32)))
+    assert controller.seen.held.planned == controller.seen.held.observed > 0
+
+
+def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch):
+    monkeypatch.setattr(agreements, "_REMEMBERED", 3)
+    training = TwoPrograms(by_size=True, max_interval=2)
+    for length in (20, 21, 22, 23, 24, 25, 20, 21):
+        training.step((None, length))
+    agreement = training.runtime.agreement
+    assert len(agreement.types) == 3
+    assert len(agreement.block_types) == 6
+    for length in (20, 21, 22):
+        training.step((16, length))
+    assert len(agreement.types) >= 4, "a plan for more of them at once is in force as a whole"
+    assert all((known.agreed is None) == (name not in agreement.types) for name, known in agreement.block_types.items())
