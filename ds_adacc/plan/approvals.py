@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
@@ -12,7 +13,7 @@ from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.profile.gradient_error import PolicyError
 
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
-PolicyErrors = Mapping[BlockKey, PolicyError]
+PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # what one rank has measured
 
 _MOST_REJECTIONS = 4  # then the block is planned without lossy codecs: the planner does not come to know its errors
 _MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
@@ -65,9 +66,12 @@ class Approvals:
         return {key: error for key, error in errors.items() if error is not None}
 
     def judge(self, everyone: Sequence[PolicyErrors]) -> dict[BlockKey, PolicyError]:
-        """Approve or reject the policies that the ranks have measured. Returns those that were rejected."""
-        rejected = {}
-        for key, found in worst(everyone).items():
+        """Approve or reject the policies that the ranks have measured.
+
+        Returns those that were rejected: of a block that ran several at several sizes, the one with the largest error.
+        """
+        rejected: dict[BlockKey, PolicyError] = {}
+        for key, found in worst(everyone):
             known = self._of(key)
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
             if found.error <= self.bound:
@@ -75,14 +79,15 @@ class Approvals:
                 approved = (*approved, (found.policy, largest))
                 self.blocks[key] = replace(known, approved=approved, rejected=None)
                 continue
+            rejections = known.rejections + (key not in rejected)
             rejected[key] = found
             assert found.strictness is not None  # measured with each error above the bound
             stricter = _rounded(found.strictness)
-            if known.rejections + 1 >= _MOST_REJECTIONS:
+            if rejections >= _MOST_REJECTIONS:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None:
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(approved, stricter, known.rejections + 1, found.policy)
+            self.blocks[key] = BlockErrors(approved, stricter, rejections, found.policy)
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -107,10 +112,8 @@ class Approvals:
         It has grown if it is larger than all that were measured of its policy before. Errors differ from batch to batch
         by half their size and more. So a comparison with the last one would find growth at every other look.
         """
-        found = worst(everyone)
-        largest = {key: self.error(key, each.policy) for key, each in found.items()}
-        grown = ((found[key].error, error) for key, error in largest.items() if error)
-        return any(now > before and now * (now / before) > self.bound for now, before in grown)
+        pairs = ((found.error, self.error(key, found.policy)) for key, found in worst(everyone))
+        return any(before and now > before and now * (now / before) > self.bound for now, before in pairs)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""
@@ -127,17 +130,16 @@ def is_lossy(policy: planner.Policy, profile: planner.Profile) -> bool:
 
 
 def worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
-    """By block, the largest error of its policy on any rank, and the strictest strictness."""
-    merged: dict[BlockKey, PolicyError] = {}
-    for errors in everyone:
-        for key, found in errors.items():
-            known = merged.get(key)
-            if known is not None:
-                kinds = [each.strictness for each in (known, found) if each.strictness is not None]
-                strictest = functools.reduce(planner.Strictness.stricter, kinds) if kinds else None
-                found = replace(found, error=max(known.error, found.error), strictness=strictest)
-            merged[key] = found
-    return merged
+    """By block and policy, the largest error on any rank and the strictest strictness; the largest errors come last."""
+    merged: dict[tuple[BlockKey, planner.Policy], PolicyError] = {}
+    for key, found in itertools.chain.from_iterable(everyone):
+        known = merged.get((key, found.policy))
+        if known is not None:
+            kinds = [each.strictness for each in (known, found) if each.strictness is not None]
+            strictest = functools.reduce(planner.Strictness.stricter, kinds) if kinds else None
+            found = replace(found, error=max(known.error, found.error), strictness=strictest)
+        merged[key, found.policy] = found
+    return sorted(((key, found) for (key, _), found in merged.items()), key=lambda each: each[1].error)
 
 
 def _without_lossy_codecs(strictness: planner.Strictness) -> planner.Strictness:

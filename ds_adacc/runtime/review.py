@@ -84,7 +84,7 @@ def _measured(controller: StepController) -> Sequence[PolicyErrors]:
     """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
     bound, known = controller.agreement.approvals.bound, controller.agreement.block_types
-    largest = {key: found.error for key, found in worst(everyone).items()}
+    largest = {key: found.error for key, found in worst(everyone)}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
         errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
         controller.journal.write(
@@ -113,7 +113,7 @@ def _replan(
     must_fit = not (rejected and controller.has_run_a_plan)
     live_sets = agreement.partners(sorted(digests), must_fit)
     if not live_sets:
-        return _stay(step, reason, "nothing fits the budget", rejected)
+        return _stay(step, reason, "none fits the budget", rejected)
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
@@ -130,7 +130,8 @@ def _replan(
 def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
     """A line of log is given the text of an exception: who keeps the line would keep the frames that raised it."""
     exact = " Blocks above the bound hold everything exactly." if rejected else ""
-    get_logger().warning("step %d: %s, but the plan in force stays: %s.%s", step, reason, str(why).rstrip("."), exact)
+    text = "step %d: a new plan was due (%s), but there is none: %s. The old plan stays in force.%s"
+    get_logger().warning(text, step, reason, str(why).rstrip("."), exact)
     return Review()
 
 

@@ -129,15 +129,11 @@ class Trials:
         trials = [record.trial for _, record in blocks.records() if record.trial is not None]
         return any(trial.has_begun and trial.result is None for trial in trials)
 
-    def results(self, blocks: Registry) -> dict[BlockKey, PolicyError]:
-        """The errors of the policies that were measured in the step, by block."""
-        found: dict[BlockKey, PolicyError] = {}
-        for block, record in blocks.records():
-            result = None if record.trial is None else record.trial.result
-            key = self._agreement.block_key(block, record.block_type)
-            if result is not None and (key not in found or found[key].error < result.error):
-                found[key] = result
-        return found
+    def results(self, blocks: Registry) -> list[tuple[BlockKey, PolicyError]]:
+        """The errors of the policies that were measured in the step, each with its block."""
+        records = ((b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is not None)
+        key = self._agreement.block_key
+        return [(key(block, record.block_type), record.trial.result) for block, record in records]
 
 
 def _lossy(profile: planner.Profile) -> bool:
