@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ds_adacc.config import SECTION, AdaccConfig, load, read, with_environment
+from ds_adacc.config import SECTION, AdaccConfig, read, section_of
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_group
 from ds_adacc.log import get_logger
@@ -148,8 +148,7 @@ def configure(
         synchronize_checkpoint_boundary=synchronize,
         profile=profile,
     )
-    ds_config = with_environment(ds_config)
-    section = load(ds_config)
+    section = section_of(ds_config)
     if mpu_ is not None:
         _introduce(mpu_)
     _default.options, _default.is_configured = options, True

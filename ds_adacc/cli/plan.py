@@ -18,7 +18,7 @@ from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.factory import Factory, Recorded, record
 from ds_adacc.cli.planned import document, labels_of, view
 from ds_adacc.cli.planning import Planned, Stage, plan
-from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 
 _STAGES = 6
 
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _section(path: str, budget: str | None) -> AdaccConfig:
     try:
-        config = with_environment(read(path))
+        config = read(path)
         if budget is not None and isinstance(config.get(SECTION), dict):
             config = {**config, SECTION: {**config[SECTION], "memory_budget": _number(budget)}}
-        section = load(config)
+        section = section_of(config)
     except ConfigError as error:
         raise BadInput(str(error)) from error
     if section is None:

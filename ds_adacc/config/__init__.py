@@ -12,7 +12,7 @@ names everything that is wrong, each with the nearest valid name.
 """
 
 from ds_adacc.config.presets import UNBOUNDED
-from ds_adacc.config.reader import load, read, with_environment
+from ds_adacc.config.reader import load, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
     SECTION,
@@ -38,5 +38,5 @@ __all__ = [
     "codecs_for",
     "load",
     "read",
-    "with_environment",
+    "section_of",
 ]

@@ -18,11 +18,16 @@ ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
 def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
     """Return the "adacc" section of `ds_config`, or None if it is absent or `"enabled": false`.
 
-    `ds_config` is as for `read`. If it has no section, the environment variable ADACC_CONFIG may give one. A disabled
-    section is checked as well.
-    Raises ConfigError, with one line for each thing that is wrong.
+    `ds_config` is as for `read`. Raises what `read` and `section_of` raise.
     """
-    document = with_environment(read(ds_config))
+    return section_of(read(ds_config))
+
+
+def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
+    """Return the "adacc" section of a ds_config that was read, or None if it is absent or `"enabled": false`.
+
+    A disabled section is checked as well. Raises ConfigError, with one line for each thing that is wrong.
+    """
     problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
     section = document.get(SECTION, {})
     config = None
@@ -42,8 +47,13 @@ def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappin
     """Return the whole of ds_config, read as DeepSpeed reads it: {} for None.
 
     `ds_config` is a mapping, the path of a JSON file (in which Hjson's comments are allowed), or JSON encoded as
-    URL-safe base64. Raises ConfigError if it is none of these.
+    URL-safe base64. If the environment variable ADACC_CONFIG is set, it gives the "adacc" section. Raises ConfigError
+    if `ds_config` is none of these, or the variable cannot be used.
     """
+    return _with_environment(_read(ds_config))
+
+
+def _read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
     if ds_config is None or isinstance(ds_config, Mapping):
         return ds_config or {}
     if not isinstance(ds_config, str | os.PathLike):
@@ -61,7 +71,7 @@ def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappin
     return document
 
 
-def with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The ds_config, with the section that the environment variable ADACC_CONFIG gives, if it is set.
 
     For scripts whose ds_config is written in code. The variable holds the section as JSON, or the path of a JSON file
@@ -72,7 +82,7 @@ def with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if not given:
         return document
     try:
-        found = read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
+        found = _read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {error}") from error
     section = found.get(SECTION, found)

@@ -17,7 +17,7 @@ from torch import nn
 from ds_adacc import checkpointing
 from ds_adacc.compact.compact import Compact, convert, new_seed
 from ds_adacc.compact.optimized import groups_of
-from ds_adacc.config import SECTION, AdaccConfig, ConfigError, load, read, with_environment
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.gradient_checkpointing import keep_replaced
@@ -57,7 +57,7 @@ def initialize(
     before anything is set up.
     """
     ds_config = read(_config_source(args, config, config_params))
-    section = load(ds_config)
+    section = section_of(ds_config)
     compact, blocks = None, {}
     if section is not None and model is not None:
         stage = _zero_stage(ds_config)
@@ -206,8 +206,8 @@ def _planning_ranks(engine: Any) -> Ranks:
 
 
 def _section_of(source: Any) -> AdaccConfig | None:
-    ds_config = with_environment(read(source))
-    section = load(ds_config)
+    ds_config = read(source)
+    section = section_of(ds_config)
     if section is None and SECTION not in ds_config:
         raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")
     return section
@@ -229,8 +229,8 @@ def _config_source(args: Any, config: Any, config_params: Any) -> Any:
     return None
 
 
-def _zero_stage(source: Any) -> int:
-    section = read(source).get("zero_optimization", {})
+def _zero_stage(ds_config: Mapping[str, Any]) -> int:
+    section = ds_config.get("zero_optimization", {})
     stage = section.get("stage", 0) if isinstance(section, Mapping) else None
     if stage not in (0, 1, 2, 3):
         shown = section if stage is None else stage

@@ -198,7 +198,7 @@ def test_the_estimate_is_the_plan_s_own_peak_at_a_batch_that_was_not_recorded(re
     estimated = line.at(16)
     peaks = [[peak_when(planner.retain_policy, problem) for problem in (estimated, truth)]]
     peaks += [[peak_when(planner.recompute_policy, problem) for problem in (estimated, truth)]]
-    peaks += [[planner.smallest_peak(problem, 5.0) for problem in (estimated, truth)]]
+    peaks += [[planner.least_peak(problem, 5.0).peak for problem in (estimated, truth)]]
     for estimate, peak in peaks:
         assert estimate == pytest.approx(peak, rel=0.05)
 
@@ -359,3 +359,11 @@ def test_config_errors_are_told_as_ever(config, said, tmp_path):
 def test_the_first_search_needs_some_time(config, said):
     error = refused(said, config(solver={"max_seconds": 1e-9}), "factories:gpt")
     assert "adacc.solver.max_seconds = 1e-09: " in error
+
+
+def test_the_option_replaces_the_budget_of_a_section_from_the_environment(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ADACC_CONFIG", json.dumps({**SECTION, "codecs": "none"}))
+    (tmp_path / "c.json").write_text("{}")
+    assert main(["plan", str(tmp_path / "c.json"), "factories:gpt", "--budget", "0.8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["budget"] == int(0.8 * told["without"])
