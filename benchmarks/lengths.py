@@ -137,12 +137,13 @@ def measure(name: str, count: int, budget: float) -> Row:
     copies = Copies(PROGRAMS[name](), budget)
     copies.warm_up()
     met: set[Size] = set()
-    plans, steps, is_exact = set(), [], True
+    plan, plans, steps, is_exact = None, 0, [], True
     for number, size in enumerate(islice(copies.program.sizes, count)):
         step, is_same = copies.step(number, size, size not in met)
         met.add(size)
         steps.append(step)
-        plans.add(id(copies.runtime.controller.plan))
+        plans += copies.runtime.controller.plan is not plan
+        plan = copies.runtime.controller.plan
         is_exact &= is_same
     first = steps[:FIRST]
     return Row(
@@ -154,7 +155,7 @@ def measure(name: str, count: int, budget: float) -> Row:
         known_size=_median(step.ratio for step in steps if not step.is_first),
         checkpointing=statistics.median(step.checkpointed / step.plain for step in steps),
         recordings=copies.runtime.recordings,
-        plans=len(plans),
+        plans=plans,
         is_exact=is_exact,
         by_size={_named(size): _by_size(steps, size) for size in met} if len(met) <= FEW else {},
         about=origin("CPU, one thread") | {"budget": str(budget)},

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 Row = Mapping[str, Any]
+SHARED = "tokens_per_second", "peak_bytes"  # figures of which a row tells the share of another one
 HANGS = 240.0  # seconds after which a row is given up
 DEVICE_LOST = 75  # the exit code of a process that must be started anew to measure on
 
@@ -94,6 +95,12 @@ class Rows:
         if "error" in found:
             check_device()
         return row
+
+    def shares(self, row: Row, base: str, called: str) -> dict[str, float]:
+        """The row's speed and peak as shares of those of the row `base`; none if that was not measured."""
+        if base not in self.measured:
+            return {}
+        return {f"{what}_of_{called}": row[what] / self.measured[base][what] for what in SHARED}
 
     def begin(self, name: str) -> None:
         """Note that this row is being measured, in case the process dies of it. If it hangs, it is made to die."""

@@ -159,10 +159,7 @@ def whisper() -> Program:
 
     return Program(
         Loss(transformers.WhisperForConditionalGeneration(config)),
-        lambda length: {
-            "input_features": torch.randn(BATCH, 80, 512),
-            "labels": torch.randint(3, 999, (BATCH, length)),
-        },
+        batch,
         iter(lambda: lot.choice(known), None),
         128,
     )

@@ -100,9 +100,7 @@ class Comparison:
         except BaseException:
             self.close()  # it may be in the middle of a step; the next row makes another
             raise
-        none = self.rows.measured.get(f"{self.name} {NONE}", row)
-        shares = {f"{what}_of_none": row[what] / none[what] for what in ("tokens_per_second", "peak_bytes")}
-        return {**shares, **row}
+        return {**self.rows.shares(row, f"{self.name} {NONE}", "none"), **row}
 
     def started(self) -> Trainer:
         """The trainer; it is made anew after a failure, and the exact gradient with it."""
@@ -128,7 +126,7 @@ class Comparison:
             row = {"is_smallest": True, **self.ours(memory_budget=row["smallest_bytes"], **section)}
         if "infeasible" in row:
             return row
-        return {f"{what}_of_full": row[what] / full[what] for what in ("tokens_per_second", "peak_bytes")} | row
+        return {**self.rows.shares(row, f"{self.name} {FULL}", "full"), **row}
 
     def figures(self, name: str) -> Mapping[str, Any]:
         """Those of an earlier row. Raises LookupError if there are none."""

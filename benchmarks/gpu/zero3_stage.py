@@ -49,8 +49,7 @@ def figures(
         return {"infeasible": str(error), "smallest_bytes": error.smallest}
     finally:
         trainer.close()
-    none = rows.measured.get("none", row)
-    return {f"{what}_of_none": row[what] / none[what] for what in ("tokens_per_second", "peak_bytes")} | row
+    return {**rows.shares(row, "none", "none"), **row}
 
 
 if __name__ == "__main__":

@@ -41,6 +41,14 @@ def test_a_row_is_there_as_soon_as_it_is_measured(file):
     assert rows.measured["one"]["figure"] == 1.5 and not rows.has_failed
 
 
+def test_shares_are_of_a_row_that_was_measured(file):
+    rows, row = Rows(file, 60), {"tokens_per_second": 50.0, "peak_bytes": 2}
+    rows.measure("none", run_out_of_memory)
+    assert rows.shares(row, "none", "none") == {}
+    rows.measure("full", lambda: {"tokens_per_second": 40.0, "peak_bytes": 4, "more": 1})
+    assert rows.shares(row, "full", "full") == {"tokens_per_second_of_full": 1.25, "peak_bytes_of_full": 0.5}
+
+
 def test_rows_that_fail_do_not_stop_the_others(file):
     rows = Rows(file, 60)
     assert rows.measure("fails", fail) is None
