@@ -54,8 +54,8 @@ from ds_adacc.planner.solution import (
     human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
-from ds_adacc.planner.solve_uniform import least_peak, smallest_peak, solve_uniform
-from ds_adacc.planner.solver_process import least_peak_in_process, solve_in_process
+from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
+from ds_adacc.planner.solver_process import NoAnswer, in_process, least_peak_in_process, solve_in_process
 from ds_adacc.planner.without_solver import leanest
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "CodecCost",
     "Event",
     "InfeasibleBudget",
+    "NoAnswer",
     "NoSolutionInTime",
     "Op",
     "Point",
@@ -92,6 +93,7 @@ __all__ = [
     "greedy_policies",
     "held_bytes",
     "human_bytes",
+    "in_process",
     "is_lossy",
     "leanest",
     "least_peak",
@@ -103,7 +105,6 @@ __all__ = [
     "retain_all",
     "retain_policy",
     "simulate",
-    "smallest_peak",
     "solve_in_process",
     "solve_per_block",
     "solve_uniform",

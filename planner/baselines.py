@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
@@ -41,10 +42,10 @@ def _apply(plan: Callable[[Profile], Policy], problem: Problem, budget: int, max
     check_request(budget, max_seconds)
     started = time.perf_counter()
     policies = [plan(block_type.profile) for block_type in problem.block_types]
-    solution = evaluate_uniform(problem, policies, started, proven_optimal=False)
+    solution = evaluate_uniform(problem, policies)
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak)
-    return solution
+    return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
 def retain_policy(profile: Profile) -> Policy:

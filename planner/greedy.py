@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc.planner.baselines import cover, retain_policy
 from ds_adacc.planner.gradient_error import gradient_error
@@ -41,14 +41,14 @@ def greedy(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     moves = _ranked(problem)
 
     def after(count: int) -> Solution:
-        return evaluate_uniform(problem, _policies(problem, moves[:count]), started, proven_optimal=False)
+        return evaluate_uniform(problem, _policies(problem, moves[:count]))
 
     # the peak falls with almost every move, so the fewest moves that fit are found by bisection
     fewest = bisect_left(range(len(moves) + 1), True, key=lambda count: after(count).peak <= budget)
     solution = after(min(fewest, len(moves)))
     if solution.peak > budget:
         raise InfeasibleBudget(budget, solution.peak, proven=False)
-    return solution
+    return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
 def greedy_policies(block_type: BlockType) -> list[Policy]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,8 +30,8 @@ class Solution:
     held: tuple[int, ...]
     added_seconds: float
     error: float
-    solve_seconds: float
-    proven_optimal: bool
+    solve_seconds: float = 0.0
+    proven_optimal: bool = False
     fallback: str = ""
 
 
@@ -68,16 +67,14 @@ def check_request(budget: int, max_seconds: float) -> None:
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be finite and positive")
 
 
-def evaluate_uniform(problem: Problem, policies: Sequence[Policy], started: float, proven_optimal: bool) -> Solution:
+def evaluate_uniform(problem: Problem, policies: Sequence[Policy]) -> Solution:
     """As `evaluate_per_block`, with one policy for all blocks of a block type."""
     pairs = zip(problem.block_types, policies, strict=True)
-    return evaluate_per_block(
-        problem, [(policy,) * block_type.blocks for block_type, policy in pairs], started, proven_optimal
-    )
+    return evaluate_per_block(problem, [(policy,) * block_type.blocks for block_type, policy in pairs])
 
 
-def evaluate_per_block(problem: Problem, policies: Policies, started: float, proven_optimal: bool) -> Solution:
-    """The solution with these policies; `started`, a reading of `time.perf_counter()`, is when planning began."""
+def evaluate_per_block(problem: Problem, policies: Policies) -> Solution:
+    """What the simulator says of these policies. How they were found is for the planner to add."""
     return Solution(
         policies=tuple(tuple(chosen) for chosen in policies),
         peak=peak_bytes(problem, policies),
@@ -88,8 +85,6 @@ def evaluate_per_block(problem: Problem, policies: Policies, started: float, pro
             for block_type, chosen in zip(problem.block_types, policies, strict=True)
             for policy in chosen
         ),
-        solve_seconds=time.perf_counter() - started,
-        proven_optimal=proven_optimal,
     )
 
 

@@ -36,25 +36,23 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    plain = evaluate_uniform(
-        problem, [retain_policy(block_type.profile) for block_type in problem.block_types], started, True
-    )
+    plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
     if plain.added_seconds == 0 and plain.peak <= budget:
-        return plain
+        return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
     try:
-        solution = _search(problem, budget, started, max_seconds)
+        solution = _search(problem, budget, started + max_seconds, max_seconds)
     except NoSolutionInTime as error:
         solution = without_solver(problem, budget, str(error))
     return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
-def _search(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
+def _search(problem: Problem, budget: int, deadline: float, max_seconds: float) -> Solution:
     try:
         single: Solution | InfeasibleBudget = solve_uniform(problem, budget, max_seconds=max_seconds)
     except InfeasibleBudget as error:
         single = error
     try:
-        return _better(problem, budget, single, started, started + max_seconds)
+        return _better(problem, budget, single, deadline)
     except NoSolutionInTime:
         if isinstance(single, InfeasibleBudget):
             raise
@@ -62,9 +60,7 @@ def _search(problem: Problem, budget: int, started: float, max_seconds: float) -
         return replace(single, proven_optimal=False)
 
 
-def _better(
-    problem: Problem, budget: int, single: Solution | InfeasibleBudget, started: float, deadline: float
-) -> Solution:
+def _better(problem: Problem, budget: int, single: Solution | InfeasibleBudget, deadline: float) -> Solution:
     """The best policies per block, or `single` if none are better.
 
     Raises InfeasibleBudget if no policies fit, NoSolutionInTime if the search was cut short.
@@ -88,7 +84,7 @@ def _better(
         raise NoSolutionInTime("the search for a policy per block was cut short; allow more seconds")
     if optimal is None:
         raise _refusal(problem, frontiers, guess, single, left)
-    per_block = evaluate_per_block(problem, model.policies(), started, optimal)
+    per_block = replace(evaluate_per_block(problem, model.policies()), proven_optimal=optimal)
     if per_block.peak > budget:
         raise RuntimeError(f"the policies take {per_block.peak} bytes of a budget of {budget}: a bug in the planner")
     if isinstance(single, InfeasibleBudget):

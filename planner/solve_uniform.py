@@ -44,19 +44,18 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
-    plain = evaluate_uniform(
-        problem, [retain_policy(block_type.profile) for block_type in problem.block_types], started, True
-    )
+    plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
     if plain.added_seconds == 0 and plain.peak <= budget:
-        return plain
+        return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
     program, known = _Program(problem), []
     with contextlib.suppress(InfeasibleBudget):
         known = [greedy(problem, budget, max_seconds=max_seconds)]
         program.expect(known[0])
     optimal = program.minimise_seconds(budget, max_seconds)
     if optimal is None:
-        return _smallest(problem, budget, started, max_seconds)
-    solution = evaluate_uniform(problem, program.policies(), started, optimal)
+        smallest = _smallest(problem, budget, max_seconds)
+        return replace(smallest, solve_seconds=time.perf_counter() - started)
+    solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
         raise RuntimeError(
             f"the policies found take {solution.peak} bytes of a budget of {budget}: a bug in the planner"
@@ -64,18 +63,6 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     # where a gap to the optimum is allowed, greedy's policies may be quicker
     best = min([solution, *known], key=lambda found: round(found.added_seconds / QUANTUM_SECONDS))
     return replace(best, solve_seconds=time.perf_counter() - started, proven_optimal=optimal)
-
-
-def smallest_peak(problem: Problem, max_seconds: float) -> int:
-    """The smallest peak in bytes that any policies reach, rounded up to the granule. As a budget it is feasible.
-
-    If `max_seconds` run out, it is the smallest found by then. Raises NoSolutionInTime if none was found, ValueError
-    for a bad argument.
-    """
-    check_request(0, max_seconds)
-    program = _Program(problem)
-    program.minimise_peak(max_seconds)
-    return program.peak_bytes()
 
 
 def least_peak(problem: Problem, max_seconds: float) -> Solution:
@@ -88,10 +75,11 @@ def least_peak(problem: Problem, max_seconds: float) -> Solution:
     started = time.perf_counter()
     program = _Program(problem)
     optimal = program.minimise_peak(max_seconds)
-    return evaluate_uniform(problem, program.policies(), started, bool(optimal))
+    solution = evaluate_uniform(problem, program.policies())
+    return replace(solution, solve_seconds=time.perf_counter() - started, proven_optimal=bool(optimal))
 
 
-def _smallest(problem: Problem, budget: int, started: float, max_seconds: float) -> Solution:
+def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
     """The policies of the smallest peak, if they fit: the model rounds sizes up, the simulator does not.
 
     Raises InfeasibleBudget otherwise.
@@ -102,7 +90,7 @@ def _smallest(problem: Problem, budget: int, started: float, max_seconds: float)
     except NoSolutionInTime as error:
         # That no policies fit is known. Which budget would do is not: a simple rule's will.
         raise InfeasibleBudget(budget, leanest(problem, str(error)).peak, proven=False) from None
-    solution = evaluate_uniform(problem, program.policies(), started, False)
+    solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
         raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))
     return solution

@@ -7,11 +7,14 @@ python-mip leaks about 34 KB per model.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
@@ -20,7 +23,7 @@ from ds_adacc.planner.solve_uniform import least_peak
 from ds_adacc.planner.strictness import merged, split
 from ds_adacc.planner.without_solver import leanest, without_solver
 
-Question = tuple[Problem, int | None, float]  # the budget in bytes, None: the smallest peak; the solver's seconds
+Found = TypeVar("Found")
 
 _START_SECONDS = 5.0
 _MARK = b"\0answer of ds_adacc.planner\0"  # what stands before it on stdout was printed while Python started
@@ -35,8 +38,8 @@ def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> So
     check_request(budget, max_seconds)
     parts = split(problem)
     try:
-        solution = _ask((parts, budget, max_seconds))
-    except _NoAnswer as error:
+        solution = in_process(solve_per_block, parts, budget, max_seconds=max_seconds)
+    except NoAnswer as error:
         solution = without_solver(parts, budget, str(error))
     return merged(problem, solution)
 
@@ -50,19 +53,25 @@ def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
     check_request(0, max_seconds)
     parts = split(problem)
     try:
-        solution = _ask((parts, None, max_seconds))
-    except (_NoAnswer, NoSolutionInTime) as error:
+        solution = in_process(least_peak, parts, max_seconds=max_seconds)
+    except (NoAnswer, NoSolutionInTime) as error:
         solution = leanest(parts, str(error))
     return merged(problem, solution)
 
 
-class _NoAnswer(RuntimeError):
+class NoAnswer(RuntimeError):
     """The solver's process gave no answer; the text says why."""
 
 
-def _ask(question: Question) -> Solution:
+def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **more: Any) -> Found:
+    """What `search(*given, max_seconds=max_seconds, **more)` returns or raises, in a process of its own.
+
+    `search` is a function of this package. Raises NoAnswer if there is none after `2 * max_seconds + 5` seconds, or the
+    process ends without one.
+    """
+    question = functools.partial(search, *given, max_seconds=max_seconds, **more)
     # Two searches of max_seconds each are the most that an infeasible budget takes; the rest is to start Python.
-    limit = 2 * question[2] + _START_SECONDS
+    limit = 2 * max_seconds + _START_SECONDS
     try:
         child = subprocess.run(
             [sys.executable, "-m", "ds_adacc.planner.solver_process"],
@@ -71,19 +80,19 @@ def _ask(question: Question) -> Solution:
             timeout=limit,
         )
     except subprocess.TimeoutExpired as error:
-        raise _NoAnswer(f"the solver's process gave no answer in {limit:g} seconds") from error
+        raise NoAnswer(f"the solver's process gave no answer in {limit:g} seconds") from error
     except OSError as error:  # such as no memory for a process
-        raise _NoAnswer(f"the solver's process did not start: {error}") from error
+        raise NoAnswer(f"the solver's process did not start: {error}") from error
     _, marked, answer = child.stdout.partition(_MARK)
     if child.returncode < 0:  # CBC aborts now and then, where its own check of a cut fails
-        raise _NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
+        raise NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
     if child.returncode != 0 or not marked:
         said = child.stderr.decode(errors="replace").strip()[-2000:]
-        raise _NoAnswer(f"the solver's process ended with code {child.returncode}: {said}")
-    solution = pickle.loads(answer)
-    if isinstance(solution, Exception):
-        raise solution
-    return solution
+        raise NoAnswer(f"the solver's process ended with code {child.returncode}: {said}")
+    found = pickle.loads(answer)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _serve() -> None:
@@ -100,12 +109,9 @@ def _serve() -> None:
     os._exit(0)  # Python would delete CBC's models, which may abort: the answer would be lost
 
 
-def _answer(question: Question) -> Solution | InfeasibleBudget | NoSolutionInTime:
-    problem, budget, max_seconds = question
+def _answer(question: Callable[[], Found]) -> Found | InfeasibleBudget | NoSolutionInTime:
     try:
-        if budget is None:
-            return least_peak(problem, max_seconds)
-        return solve_per_block(problem, budget, max_seconds=max_seconds)
+        return question()
     except (InfeasibleBudget, NoSolutionInTime) as error:
         return error
 

@@ -40,8 +40,12 @@ def merged(problem: Problem, solution: Solution) -> Solution:
         return solution
     left = iter(solution.policies)
     policies = [_in_order(block_type, left) for block_type in problem.block_types]
-    whole = evaluate_per_block(problem, policies, 0.0, solution.proven_optimal)
-    return replace(whole, solve_seconds=solution.solve_seconds, fallback=solution.fallback)
+    return replace(
+        evaluate_per_block(problem, policies),
+        solve_seconds=solution.solve_seconds,
+        proven_optimal=solution.proven_optimal,
+        fallback=solution.fallback,
+    )
 
 
 def _in_order(block_type: BlockType, policies: Iterator[tuple[Policy, ...]]) -> tuple[Policy, ...]:

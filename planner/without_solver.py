@@ -80,7 +80,7 @@ def _holding(profile: Profile, stores: dict[int, str]) -> Policy:
 
 
 def _evaluate(problem: Problem, policies: Sequence[Policy], why: str) -> Solution:
-    return replace(evaluate_uniform(problem, policies, time.perf_counter(), proven_optimal=False), fallback=why)
+    return replace(evaluate_uniform(problem, policies), fallback=why)
 
 
 def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:

@@ -202,6 +202,8 @@ def _plan(planned: Planned) -> list[RenderableType]:
         f"added:  {1000 * solution.added_seconds:.1f} ms to a forward and backward; "
         f"solved in {solution.solve_seconds:.3f} s, {optimal}",
     )
+    if solution.fallback:
+        lines = (*lines, f"the solver gave no plan ({solution.fallback}): this one is of simple rules")
     return [*parts, *map(Text, lines)]
 
 

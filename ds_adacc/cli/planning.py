@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ds_adacc import planner
 from ds_adacc.cli.answer import BadInput
@@ -65,19 +66,20 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
         stage("finding the frontiers")
         frontiers = {block_type.name: _frontier(problem, block_type, seconds) for block_type in problem.block_types}
         stage("planning")
-        solver = planner.compress_all if section.forces_compression else planner.solve_per_block
+        solver = planner.compress_all if section.forces_compression else planner.solve_in_process
         solution, refusal = _fit(solver, problem, budget, seconds)
         stage("comparing")
         baselines, policies = _baselines(problem, budget, seconds)
         stage("estimating the largest micro-batch")
         estimate = _estimate(recorded, budget, seconds)
-    except planner.NoSolutionInTime as error:
+    except (planner.NoSolutionInTime, planner.NoAnswer) as error:
         raise BadInput(f"adacc.solver.max_seconds = {seconds!r}: {error}") from error
     return Planned(first, budget, without, frontiers, solution, refusal, baselines, policies, estimate)
 
 
 def _frontier(problem: planner.Problem, block_type: planner.BlockType, seconds: float) -> tuple[planner.Point, ...]:
-    return planner.frontier(block_type.profile, max_seconds=seconds, max_gradient_error=problem.max_gradient_error)
+    bound = problem.max_gradient_error
+    return planner.in_process(planner.frontier, block_type.profile, max_seconds=seconds, max_gradient_error=bound)
 
 
 def _fit(
@@ -94,11 +96,9 @@ def _baselines(
 ) -> tuple[list[Baseline], dict[str, dict[str, planner.Policy]]]:
     """What each baseline would have cost, and its policies by block type; those of a search only if it fits."""
     live_sets = (frozenset(block_type.name for block_type in problem.block_types),)
-    retained = planner.evaluate_uniform(
-        problem, [planner.retain_policy(k.profile) for k in problem.block_types], 0.0, False
-    )
+    retained = planner.evaluate_uniform(problem, [planner.retain_policy(k.profile) for k in problem.block_types])
     baselines = list(compare([Group(problem, live_sets, retained)], budget))
-    one, refusal = _fit(planner.solve_uniform, problem, budget, seconds)
+    one, refusal = _fit(partial(planner.in_process, planner.solve_uniform), problem, budget, seconds)
     if one is not None:
         baselines.append(Baseline("one policy", one.peak, one.added_seconds, True))
     elif refusal is not None:
@@ -119,9 +119,8 @@ def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) 
     except Incomparable as error:
         return Estimate(batches, {}, str(error))
     problem = line.at(large.batch)
-    smallest = planner.smallest_peak(problem, seconds)
     plans = {
-        "smallest peak": planner.solve_uniform(problem, smallest, max_seconds=seconds).policies,
+        "smallest peak": planner.least_peak_in_process(problem, max_seconds=seconds).policies,
         "full checkpointing": _everywhere(planner.recompute_policy, problem),
         "no checkpointing": _everywhere(planner.retain_policy, problem),
     }

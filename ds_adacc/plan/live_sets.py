@@ -30,7 +30,7 @@ def solve_live_sets(
         policies = [
             (planner.compress_policy(block_type.profile),) * block_type.blocks for block_type in problem.block_types
         ]
-        solution = judge(problem, live_sets, policies, time.perf_counter(), proven_optimal=False)
+        solution = judge(problem, live_sets, policies)
         if solution.peak > budget:
             raise planner.InfeasibleBudget(budget, solution.peak)
         return solution
@@ -51,16 +51,16 @@ def _solve_overlapping(
     # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
     # set. The policies of the smallest peak that all block types can have together are lean in both.
     least = planner.least_peak_in_process(problem, max_seconds=seconds)
-    solution = judge(problem, live_sets, least.policies, started, proven_optimal=False)
+    solution = judge(problem, live_sets, least.policies)
     if solution.peak > budget:
         raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
     # These were chosen for their bytes alone. Others may be quicker at the same peak.
     with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
         quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds)
-        quick = judge(problem, live_sets, quick.policies, started, proven_optimal=False)
+        quick = judge(problem, live_sets, quick.policies)
         if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
-            return quick
-    return solution
+            solution = quick
+    return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
 def stricter(
@@ -82,20 +82,18 @@ def stricter(
     policies = [min(found[block_type.name], key=lambda pair: pair[0])[1] for block_type in problem.block_types]
     # a proof holds for a solution of which nothing was replaced
     agree = all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
-    proven = agree and all(solution.proven_optimal for solution in solutions)
     fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
-    return replace(judge(problem, live_sets, policies, started, proven), fallback=fallback)
+    return replace(
+        judge(problem, live_sets, policies),
+        solve_seconds=time.perf_counter() - started,
+        proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
+        fallback=fallback,
+    )
 
 
-def judge(
-    problem: planner.Problem,
-    live_sets: Sequence[LiveSet],
-    policies: Sequence[Policies],
-    started: float,
-    proven_optimal: bool,
-) -> planner.Solution:
-    """The solution of these policies, with the peak of the live set that takes the most."""
-    solution = planner.evaluate_per_block(problem, policies, started, proven_optimal)
+def judge(problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[Policies]) -> planner.Solution:
+    """What the simulator says of these policies, with the peak of the live set that takes the most."""
+    solution = planner.evaluate_per_block(problem, policies)
     return replace(solution, peak=peak_of(problem, live_sets, policies))
 
 

@@ -6,7 +6,6 @@ no two are alive at once. Live sets that have block types in common hang togethe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -245,7 +244,7 @@ def most_without(request: PlanRequest) -> int:
 def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> int:
     """Peak bytes if every block's policy is what `plan` makes of its profile."""
     policies = [plan(block_type.profile) for block_type in problem.block_types]
-    return planner.evaluate_uniform(problem, policies, time.perf_counter(), proven_optimal=False).peak
+    return planner.evaluate_uniform(problem, policies).peak
 
 
 def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:
@@ -274,7 +273,8 @@ def _keep_or_replace(
     if not _are_possible(in_force, problem):
         return new
     policies = [in_force[block_type.name] for block_type in problem.block_types]
-    old = judge(problem, live_sets, policies, time.perf_counter() - new.solve_seconds, new.proven_optimal)
+    old = judge(problem, live_sets, policies)
+    old = replace(old, solve_seconds=new.solve_seconds, proven_optimal=new.proven_optimal)
     noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
@@ -289,7 +289,7 @@ def _keep_or_recompute(
         else (planner.recompute_policy(block_type.profile),) * block_type.blocks
         for block_type in problem.block_types
     ]
-    return judge(problem, live_sets, policies, time.perf_counter(), proven_optimal=False)
+    return judge(problem, live_sets, policies)
 
 
 def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
@@ -308,7 +308,8 @@ def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -
 def _with_least_peak(group: Group, budget: int, config: AdaccConfig) -> Group:
     """The group with the policies of the smallest peak found in time, one for each block type, if they take less."""
     least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
-    solution = judge(group.problem, group.live_sets, least.policies, time.perf_counter(), proven_optimal=False)
+    solution = judge(group.problem, group.live_sets, least.policies)
+    solution = replace(solution, solve_seconds=least.solve_seconds)
     return _leaner(replace(group, solution=solution), group, budget)
 
 

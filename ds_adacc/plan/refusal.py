@@ -43,7 +43,7 @@ def explained(
     )
     largest = _held_up_by(request, recordings)
     if largest:
-        text += f" What holds it up, over all blocks: {'; '.join(largest)}."
+        text += f" The largest tensors that even then are held, over all blocks: {'; '.join(largest)}."
     return BudgetTooSmall(refusal, text)
 
 

@@ -1,6 +1,16 @@
 """Blocks of one or two values, small enough to plan for by hand."""
 
-from ds_adacc.planner import BlockGraph, BlockType, CodecCost, Event, Op, Profile, Value
+from ds_adacc.planner import (
+    BlockGraph,
+    BlockType,
+    CodecCost,
+    Event,
+    InfeasibleBudget,
+    Op,
+    Profile,
+    Value,
+    solve_uniform,
+)
 
 _MICROSECOND = 1e-6
 
@@ -17,3 +27,11 @@ def replayable(count):
     values = (Value("x", "", 2, None, True), Value("y", "", 4, 0, True))
     graph = BlockGraph(values, (Op("op", (0,), (1,), True, 5),), (Event("xy", (0, 1), 5),))
     return BlockType("r", Profile(graph, (_MICROSECOND,), ((), ())), count)
+
+
+def smallest_budget(problem):
+    """The smallest budget that one policy for each block type can keep: what a refusal names, rounded up as it is."""
+    try:
+        return solve_uniform(problem, 0, max_seconds=60).peak
+    except InfeasibleBudget as error:
+        return error.smallest

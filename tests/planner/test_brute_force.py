@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+from blocks import smallest_budget
 from hypothesis import given
 from random_blocks import (
     ERROR_BOUNDS,
@@ -20,7 +21,6 @@ from ds_adacc.planner import (
     InfeasibleBudget,
     gradient_error,
     peak_bytes,
-    smallest_peak,
     solve_uniform,
 )
 
@@ -50,7 +50,7 @@ def check(problem, slack):
 
     reachable = sorted(all_outcomes(problem))
     smallest, largest = reachable[0][0], reachable[-1][0]
-    found = smallest_peak(problem, 60)
+    found = smallest_budget(problem)
     assert smallest <= found <= smallest + slack
     for budget in (found, (2 * smallest + largest) // 3, (smallest + 2 * largest) // 3):
         if budget >= found:

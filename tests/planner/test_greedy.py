@@ -22,9 +22,9 @@ from ds_adacc.planner import (
     gradient_error,
     greedy,
     greedy_policies,
+    least_peak,
     recompute_all,
     retain_all,
-    smallest_peak,
     solve_uniform,
 )
 
@@ -131,7 +131,7 @@ def test_gpt(gpt):
 @examples(60)
 @given(problem=problems(SMALL, bounds=st.one_of(st.none(), ERROR_BOUNDS)))
 def test_no_planner_beats_the_milp(problem):
-    smallest, most = smallest_peak(problem, 60), 2**50
+    smallest, most = least_peak(problem, 60).peak, 2**50
     full = retain_all(problem, most, max_seconds=1)
     planners = [retain_all, recompute_all, greedy]
     planners += [compress_all] if problem.max_gradient_error is None else []

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from blocks import packable, replayable
+from blocks import packable, replayable, smallest_budget
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
@@ -27,7 +27,6 @@ from ds_adacc.planner import (
     peak_bytes,
     retain_all,
     simulate,
-    smallest_peak,
     solve_per_block,
     solve_uniform,
 )
@@ -78,7 +77,7 @@ def test_in_a_known_order_blocks_with_larger_transients_come_first():
 
 def test_fits_where_no_one_policy_does_in_a_known_order():
     known, unknown = Problem((replayable(4),), order=("r",) * 4), Problem((replayable(4),))
-    assert smallest_peak(known, 60) == 22  # three that hold 2, and 16
+    assert smallest_budget(known) == 22  # three that hold 2, and 16
     with pytest.raises(InfeasibleBudget, match="is 22 bytes"):
         solve_uniform(known, 20, max_seconds=60)
     assert solve_per_block(known, 20, max_seconds=60).peak == 20
@@ -112,7 +111,7 @@ def test_max_gradient_error():
 def test_one_block_has_one_policy(gpt):
     one = replace(gpt, count=1)
     full = retain_all(Problem((one,)), 2**50, max_seconds=1).peak
-    budget = (smallest_peak(Problem((one,)), 60) + full) // 2
+    budget = (smallest_budget(Problem((one,))) + full) // 2
     single = solve_uniform(Problem((one,)), budget, max_seconds=60)
     assert single.added_seconds > 0
     for order in ((), ("gpt",)):
@@ -168,7 +167,7 @@ def few_blocks(draw, transfers=False):
 
 def budgets(problem):
     """From what one policy can do to what needs none."""
-    smallest, full = smallest_peak(problem, 60), retain_all(problem, 2**50, max_seconds=1).peak
+    smallest, full = smallest_budget(problem), retain_all(problem, 2**50, max_seconds=1).peak
     return sorted({smallest, (smallest + full) // 2} - {full})
 
 
@@ -236,9 +235,9 @@ def test_keeps_what_it_promises(problem):
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         check_gradient_error(problem, mixed)
-    if smallest_peak(problem, 60) == 0:
+    if smallest_budget(problem) == 0:
         return
     with pytest.raises(InfeasibleBudget) as caught:
         solve_per_block(problem, 0, max_seconds=60)
-    assert caught.value.smallest <= smallest_peak(problem, 60)
+    assert caught.value.smallest <= smallest_budget(problem)
     assert solve_per_block(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest

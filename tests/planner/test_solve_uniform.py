@@ -5,6 +5,7 @@ import random
 import sys
 
 import pytest
+from blocks import smallest_budget
 
 from ds_adacc.planner import (
     BlockGraph,
@@ -19,10 +20,10 @@ from ds_adacc.planner import (
     Value,
     added_seconds,
     greedy,
+    least_peak,
     peak_bytes,
     recompute_all,
     retain_all,
-    smallest_peak,
     solve_uniform,
 )
 
@@ -36,7 +37,7 @@ def problem(gpt):
 
 def spread(problem, points):
     """Budgets from the smallest feasible one to that of retaining everything."""
-    smallest = smallest_peak(problem, 60)
+    smallest = smallest_budget(problem)
     largest = retain_all(problem, 2**50, max_seconds=1).peak
     return [smallest + (largest - smallest) * i // (points - 1) for i in range(points)]
 
@@ -72,7 +73,7 @@ def test_same_input_same_policies(problem):
 
 
 def test_smallest_peak_is_the_edge_of_the_feasible(problem):
-    smallest = smallest_peak(problem, 60)
+    smallest = smallest_budget(problem)
     assert solve_uniform(problem, smallest, max_seconds=60).peak == smallest
     with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {smallest} bytes .*MiB") as caught:
         solve_uniform(problem, smallest - 1, max_seconds=60)
@@ -84,7 +85,7 @@ def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
     graph = BlockGraph((Value("a", "", 16 * MIB, None, True),), (), (Event("a", (0,), 0),))
     slow, fast = (CodecCost(n, 2 * MIB + b, s, s, 0.1, 0) for n, b, s in (("slow", 1, 1.0), ("fast", 99, 0.1)))
     block_type = BlockType("rounded", Profile(graph, (), ((slow, fast),)), 4)
-    smallest = smallest_peak(Problem((block_type,)), 60)
+    smallest = smallest_budget(Problem((block_type,)))
     solution = solve_uniform(Problem((block_type,)), smallest, max_seconds=60)
     assert solution.policies[0][0].stores == ("fast",)
     assert solution.proven_optimal
@@ -103,8 +104,8 @@ def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, mo
 
 def test_kinds_share_one_budget(gpt):
     few = BlockType("few", gpt.profile, 2)
-    apart = [smallest_peak(Problem((block_type,)), 60) for block_type in (gpt, few)]
-    both = smallest_peak(Problem((gpt, few)), 60)
+    apart = [smallest_budget(Problem((block_type,))) for block_type in (gpt, few)]
+    both = smallest_budget(Problem((gpt, few)))
     # only one call's backward runs at a time
     assert max(apart) < both < sum(apart)
     assert solve_uniform(Problem((gpt, few)), both, max_seconds=60).peak == both
@@ -119,9 +120,9 @@ def test_retains_everything_where_that_fits(problem):
 
 def test_out_of_time(problem):
     with pytest.raises(NoSolutionInTime, match="allow more"):
-        solve_uniform(problem, smallest_peak(problem, 60), max_seconds=1e-9)
+        solve_uniform(problem, smallest_budget(problem), max_seconds=1e-9)
     with pytest.raises(NoSolutionInTime, match="allow more"):
-        smallest_peak(problem, 1e-9)
+        least_peak(problem, 1e-9)
 
 
 def tied(codecs):
@@ -181,7 +182,7 @@ def test_forward_may_be_what_does_not_fit():
 
 def test_nothing_to_choose(capfd):
     block_type = BlockType("empty", Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ()), 3)
-    assert smallest_peak(Problem((block_type,)), 60) == 8
+    assert smallest_budget(Problem((block_type,))) == 8
     assert solve_uniform(Problem((block_type,)), 8, max_seconds=60).policies[0][0].stores == ()
     with pytest.raises(InfeasibleBudget):
         solve_uniform(Problem((block_type,)), 7, max_seconds=60)

@@ -70,5 +70,5 @@ def test_policies_come_back_in_forward_order():
     asked = problem(None, EXACT, None)
     apart = split(asked)
     chosen = {"block/0": policy(norm="int4"), "block/1": policy()}
-    solution = evaluate_uniform(apart, [chosen[each.name] for each in apart.block_types], 0.0, True)
+    solution = evaluate_uniform(apart, [chosen[each.name] for each in apart.block_types])
     assert merged(asked, solution).policies == ((policy(norm="int4"), policy(), policy(norm="int4")),)

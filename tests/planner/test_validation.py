@@ -17,10 +17,10 @@ from ds_adacc.planner import (
     compress_all,
     frontier,
     greedy,
+    least_peak,
     peak_bytes,
     recompute_all,
     retain_all,
-    smallest_peak,
     solve_in_process,
     solve_per_block,
     solve_uniform,
@@ -233,7 +233,7 @@ def test_a_policy_for_each_block(block):
 
 def test_smallest_peak_request(block):
     with pytest.raises(ValueError, match="max_seconds is nan"):
-        smallest_peak(Problem((BlockType("block", block, 1),)), float("nan"))
+        least_peak(Problem((BlockType("block", block, 1),)), float("nan"))
 
 
 def test_frontier_request(block):

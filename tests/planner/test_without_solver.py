@@ -14,9 +14,9 @@ from ds_adacc.planner import (
     Problem,
     gradient_error,
     greedy,
+    least_peak,
     peak_bytes,
     retain_all,
-    smallest_peak,
     solve_per_block,
 )
 from ds_adacc.planner.without_solver import leanest, without_solver
@@ -34,7 +34,7 @@ def check(problem, solution):
 @examples(60)
 @given(problem=problems(SMALL, st.one_of(st.none(), ERROR_BOUNDS)))
 def test_what_is_refused_is_infeasible_and_what_is_found_fits(problem):
-    smallest, full = smallest_peak(problem, 60), retain_all(problem, 2**50, max_seconds=1).peak
+    smallest, full = least_peak(problem, 60).peak, retain_all(problem, 2**50, max_seconds=1).peak
     for budget in sorted({0, smallest - 1, smallest, (smallest + full) // 2, full} - {-1}):
         try:
             found = without_solver(problem, budget, "late")
