@@ -57,6 +57,6 @@ def _view(found: Sequence[Finding], fine: bool) -> RenderableType:
             mended.setdefault(finding.remedy, []).append(finding.name)
     remedies = [f"  {', '.join(names)}: {remedy}" for remedy, names in mended.items()]
     wanting = ", ".join(finding.name for finding in found if finding.required and not finding.fine)
-    verdict = "ds_adacc can run here" if fine else f"ds_adacc cannot run here, for want of {wanting}"
-    lines = [*(["To mend:", *remedies] if remedies else []), verdict]
+    verdict = "ds_adacc can run here" if fine else f"ds_adacc cannot run here: {wanting} is missing or does not work"
+    lines = [*(["To fix:", *remedies] if remedies else []), verdict]
     return Group(table("ds_adacc doctor", ("what", "works", "need", "detail"), rows), *map(Text, lines))

@@ -126,7 +126,7 @@ def _read(engine: Any, path: Path) -> tuple[State, str]:
         reason = _difference(document, _facts(engine))
         return (State(), reason) if reason else (checkpoint_file.parse(document), "")
     except Exception as error:  # a damaged file may raise any exception; the run must resume all the same
-        return State(), f"{path} is damaged ({type(error).__name__})"
+        return State(), f"{path} cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
 
 
 def _facts(engine: Any) -> dict[str, Any]:

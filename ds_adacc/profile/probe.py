@@ -234,7 +234,10 @@ def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -
     for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
         if is_function and node.name() not in _KNOWN and not _computes_only(node):
-            return f"its backward runs {node.name()}, which may hold a collective"
+            return (
+                f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
+                "Function with ds_adacc.register_function"
+            )
         if is_function and has_main_grad:
             return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
     return None

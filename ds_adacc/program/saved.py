@@ -128,7 +128,9 @@ def keep(tensor: torch.Tensor) -> Retained:
 
 
 def never_saved(name: str) -> RuntimeError:
-    return RuntimeError(f"backward needs value {name}, which this call's forward did not save")
+    return RuntimeError(
+        f"backward needs the value {name}, which this forward did not save. This is a bug in ds_adacc; please report it"
+    )
 
 
 def unpack(slot: Slot) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.functions import attributes
 from ds_adacc.program.geometry import Geometry
@@ -140,9 +141,8 @@ class Draft:
                 held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
                 self.known.pin(tensor)
         if held:
-            self.remark(
-                f"{running.cls.__name__}: holds {sum(held.values())} bytes in attributes of ctx, whatever the plan"
-            )
+            size = planner.human_bytes(sum(held.values()))
+            self.remark(f"{running.cls.__name__}: keeps {size} in attributes of ctx until backward; no plan frees them")
 
     def remark(self, remark: str) -> None:
         """A line for the plan's table; an empty one is left out."""

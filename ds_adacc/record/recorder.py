@@ -34,8 +34,6 @@ from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference
 
-_OVERWRITTEN = "what it makes is overwritten in place"
-
 
 class Recorder(TorchDispatchMode):
     """The dispatch mode and pack hook of one recorded forward, and what the watch tells of Python's calls.

@@ -56,8 +56,8 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
 def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedOp, int, Geometry]]) -> str:
     producer = recording.ops[value.producer] if value.producer is not None else None
     made_by = _like(producer) if producer else ""
-    for op, slot, geometry in uses:
-        part = _attention_part(op, slot, geometry, value, recording)
+    for op, slot, _ in uses:
+        part = _attention_part(op, slot, value, recording)
         if part:
             return part
     if made_by in _SOFTMAX:
@@ -88,9 +88,7 @@ def _like(op: RecordedOp) -> str:
     return (isinstance(op.func, FunctionCall) and like(op.func.cls)) or op.short_name
 
 
-def _attention_part(
-    op: RecordedOp, slot: int, geometry: Geometry, value: RecordedValue, recording: Recording
-) -> str | None:
+def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: Recording) -> str | None:
     """Query, key or value, if `op` is attention and reads it there."""
     if _ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
         return ("query", "key", "value")[slot]

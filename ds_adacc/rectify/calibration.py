@@ -134,8 +134,8 @@ def _is_doubted(excess: Correction, block_type: KnownType) -> bool:
 
 def _warn_of_others(block_type: KnownType, nbytes: int) -> None:
     get_logger().warning(
-        "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes: something "
-        "else has allocated it, and the plan stays as it is. If memory runs out, look for what allocates in backward: "
+        "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes, so other "
+        "code has allocated it, and the plan is not changed. If memory runs out, look for what allocates in backward: "
         "hooks, or buckets for communication (zero_optimization.reduce_bucket_size)",
         block_type.recording.name,
         planner.human_bytes(nbytes),

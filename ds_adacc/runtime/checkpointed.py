@@ -30,7 +30,7 @@ def refuse_checkpointed(name: str) -> None:
             site = "" if user is None else f" in line {user.f_lineno} of {user.f_code.co_filename}"
             raise CheckpointedTwice(
                 f"block {name} runs inside {module}, which is called{site}. Both would decide what its backward "
-                f"recomputes, and the plan could not be kept. To mend: {_CHECKPOINTS[module]}; or disable ds_adacc "
+                f"recomputes, and the plan could not be kept. To fix it: {_CHECKPOINTS[module]}; or disable ds_adacc "
                 '("adacc": {"enabled": false})'
             )
 

@@ -70,7 +70,7 @@ def test_the_tables_tell_it_in_words(said, monkeypatch):
         ["NVRTC", "NO", "optional", "none"],
         ["CUDA devices", "NO", "optional", "none"],
     ]
-    assert out.endswith(f"\nTo mend:\n  CuPy, NVRTC: {CUDA13}\nds_adacc can run here\n")
+    assert out.endswith(f"\nTo fix:\n  CuPy, NVRTC: {CUDA13}\nds_adacc can run here\n")
 
 
 def test_something_required_that_is_missing_is_no(said, monkeypatch):
@@ -78,7 +78,8 @@ def test_something_required_that_is_missing_is_no(said, monkeypatch):
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: found)
     code, out, _ = said("doctor")
     assert code == 1
-    assert out.endswith("\nTo mend:\n  mip: pip install 'mip>=2.0'\nds_adacc cannot run here, for want of mip\n")
+    remedy = "mip: pip install 'mip>=2.0'"
+    assert out.endswith(f"\nTo fix:\n  {remedy}\nds_adacc cannot run here: mip is missing or does not work\n")
     assert said("doctor", "--json")[0] == 1
 
 

@@ -32,7 +32,7 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
         f'is {error.smallest} bytes ({planner.human_bytes(error.smallest)}): "memory_budget": {error.smallest} or'
         in text
     )
-    held = text.partition("What holds it up, over all blocks: ")[2].split("; ")
+    held = text.partition("The largest tensors that even then are held, over all blocks: ")[2].split("; ")
     assert len(held) == 3
     assert any(name.startswith("dropout mask '") for name in held)
     assert all(re.search(r"' of GPTBlock, [\d.]+ .iB", name) for name in held)

@@ -213,7 +213,7 @@ def refused(block, args, kwargs):
 
 def test_what_must_not_run_ahead_of_training_is_refused():
     assert refused(*zoo.example("gpt")) is None
-    assert refused(*zoo.example("opaque")) == "its backward runs _OpaqueBackward, which may hold a collective"
+    assert refused(*zoo.example("opaque")).startswith("its backward runs _OpaqueBackward, which may hold ")
     block, args, kwargs = zoo.example("gpt")
     block.fc1.weight.register_hook(lambda gradient: None)
     assert refused(block, args, kwargs) == "a hook on a parameter or an input waits for its gradient"

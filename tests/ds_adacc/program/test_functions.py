@@ -239,7 +239,7 @@ def test_a_write_to_a_parameter_is_plain_autograd():
 
 def test_bytes_in_attributes_are_told():
     recording = check(Block(Attribute), batch())
-    assert recording.remarks == ("Attribute: holds 128 bytes in attributes of ctx, whatever the plan",)
+    assert recording.remarks == ("Attribute: keeps 128 B in attributes of ctx until backward; no plan frees them",)
 
 
 def test_a_number_that_changes_between_forward_and_backward_is_an_error(monkeypatch):
