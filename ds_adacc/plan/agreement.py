@@ -121,8 +121,12 @@ class Agreement:
         known.count = alive if alive and is_first else max(known.count, alive, blocks)
 
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
-        """The policies in force on all ranks, by block type, including types that this rank has not run."""
-        return {digest: self.types[digest].policies for digest in digests if digest in self.types}
+        """The policies in force on all ranks, by block type, including types that this rank has not run.
+
+        Adopted policies are not among them: each rank adopts its own.
+        """
+        planned = (digest for digest in digests if digest in self.types and digest not in self.origins)
+        return {digest: self.types[digest].policies for digest in planned}
 
     def runs(self, digest: str, policies: Policies) -> bool:
         """Whether these policies are in force for the block type."""

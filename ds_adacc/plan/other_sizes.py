@@ -63,12 +63,14 @@ class OtherSizes:
         """
         agreement = self._agreement
         relative, digest = agreement.block_types.get(agreement.origin(like)), known.recording.digest
-        if agreement.limit is None or known.agreed is not None or relative is None or relative.agreed is None:
+        if agreement.limit is None or known.agreed is not None or relative is None:
             return False
-        agreed = relative.agreed
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
-        known.outlier_channels, known.calls_per_block = dict(relative.outlier_channels), agreed.spec.calls_per_block
-        known.count = agreed.spec.count
+        known.outlier_channels = dict(relative.outlier_channels)
+        agreed = relative.agreed
+        if agreed is None:
+            return False
+        known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         profile = agreed.correction.of(agreement.resized(digest, agreement.counted(known), agreed.capacity))
         adoption = Adoption(agreed, profile, agreement.types, agreement.live_sets, agreement.forward_order.orders)
         limit = agreement.grown_budget(adoption.without)

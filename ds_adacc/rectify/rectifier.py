@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.config import RectifierConfig
-from ds_adacc.execute.block import Record
+from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.blocks import Registry
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.ranks import Ranks
 
 Counts = Mapping[str, Mapping[int, int]]  # number of outlier channels, by block type and value
+
+# A fall of the compression rate counts so many times less than a rise: the plan stays right, and takes some bytes more.
+# If both counted alike, a number of channels that goes up and down by one would bring a new plan each time.
+_FALL = 1.25
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,26 @@ class Rectifier:
         self.config = config
         self._ranks = ranks
 
-    def judge(self, records: Iterable[Record], agreement: Agreement) -> Verdict:
-        """The verdict on the outliers that a tracking step has stored in the records. Every rank must call."""
-        counts = self._count(records, agreement.block_types)
+    def judge(self, blocks: Registry, agreement: Agreement) -> Verdict:
+        """The verdict on the outliers that a tracking step has stored in the blocks' records. Every rank must call."""
+        counts = self._count(blocks, agreement)
         merged = _most(self._ranks.gather(counts))
         return self._ranks.on_first(lambda: self._compare(merged, agreement))
 
-    def _count(self, records: Iterable[Record], block_types: Mapping[str, KnownType]) -> dict[str, dict[int, int]]:
-        """The most outlier channels of any block on this rank, by block type and value. Waits for the device."""
+    def _count(self, blocks: Registry, agreement: Agreement) -> dict[str, dict[int, int]]:
+        """The most outlier channels of any block on this rank, by block type and value. Waits for the device.
+
+        They are channels of the program, so a call at an adopted size counts as one of the type that was planned: that
+        type is known on all ranks, and no rank knows which sizes another one has adopted. Of each block the size that
+        it ran last counts. The others may have been looked at long ago.
+        """
+        last: dict[tuple[Block, str], Record] = {}
+        for block, record in blocks.records():
+            last.setdefault((block, agreement.origin(record.block_type)), record)
         counts: dict[str, dict[int, int]] = {}
-        for record in records:
-            values = block_types[record.block_type].recording.values
-            most = counts.setdefault(record.block_type, {})
+        for (_, digest), record in last.items():
+            values = agreement.block_types[record.block_type].recording.values
+            most = counts.setdefault(digest, {})
             for index, (_, count) in record.outliers.items():
                 if values[index].role in self.config.roles:
                     most[index] = max(most.get(index, 0), int(count))
@@ -71,7 +83,7 @@ class Rectifier:
                     agreement.outlier_bytes(codec, known, index, channels) / value.nbytes
                     for channels in (known.capacity.get(index, 0), count)
                 )
-                drift = abs(now - before) / before
+                drift = (now - before) / before if now > before else (before - now) / before / _FALL
                 if drift > self.config.drift and digest not in drifted:
                     drifted.append(digest)
                 if drift > worst:

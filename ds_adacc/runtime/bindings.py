@@ -102,6 +102,6 @@ class Bindings:
             self.keep_block_types()
 
     def keep_block_types(self) -> None:
-        """Forget the block types of which no block has a record, but for those from which others are predicted."""
+        """Forget the block types of which no block has a record, and from which no other is predicted or adopted."""
         kept = {record.block_type for _, record in self._blocks.records()}
-        self._agreement.keep(kept | self._other_sizes.open_types.recorded)
+        self._agreement.keep({*kept, *self._other_sizes.open_types.recorded, *self._agreement.origins.values()})

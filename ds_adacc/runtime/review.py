@@ -56,7 +56,7 @@ def rectify(controller: StepController) -> Review:
     measured = _measured(controller)
     errors_rise = agreement.approvals.are_rising(measured)
     rejected = agreement.approvals.judge(measured)
-    verdict = controller.rectifier.judge([record for _, record in controller.blocks.records()], agreement)
+    verdict = controller.rectifier.judge(controller.blocks, agreement)
     review = Review()
     if verdict.drifted or rejected:
         reason = why_rejected(controller, rejected) if rejected else verdict.reason

@@ -53,3 +53,11 @@ def test_new_lengths_are_no_reason_to_plan_or_to_wait(ranks, stage):
             assert served[number]["collectives"] == plain[number]["collectives"] + 1, "the vote, which is not awaited"
         for before, step in pairwise(served[2:]):
             assert step["recordings"] - before["recordings"] == (step["purpose"] == "track")
+
+
+def test_outliers_that_drift_bring_new_plans_on_both_ranks_alike(ranks):
+    """Each rank has adopted sizes that the other one has never met."""
+    first, second = (rank["lossy"] for rank in ranks)
+    assert sum(step["asked"]["decide"] for step in first) >= 3
+    for one, other in zip(first, second, strict=True):
+        assert of(one, "purpose", "schedule", "collectives") == of(other, "purpose", "schedule", "collectives")

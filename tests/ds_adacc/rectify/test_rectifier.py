@@ -90,6 +90,18 @@ def test_injected_outliers_have_the_plan_made_anew():
     assert len(training.decisions) == 3
 
 
+def test_an_outlier_that_comes_and_goes_brings_one_new_plan():
+    """It raises the compression rate by a sixth, and lowers it by a seventh."""
+    training = Training(drift=0.12)
+    training.run(5)
+    for factor in (40.0, 1.0, 40.0, 1.0):
+        training.inject(factor)
+        tracked = len(training.tracked)
+        while len(training.tracked) == tracked:
+            training.step()
+    assert len(training.decisions) == 2
+
+
 @pytest.mark.parametrize(("changed", "interval"), [(3, 1), (0, 8)])
 def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
     training = Training()

@@ -6,6 +6,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
 from ds_adacc.runtime import bindings
 from ds_adacc.runtime.runtime import Runtime
@@ -90,6 +91,21 @@ def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
     assert controller.step.purpose is Purpose.MEASURE
     training.step(*((length, length) for length in range(12, 32)))
     assert controller.seen.held.planned == controller.seen.held.observed > 0
+
+
+def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatch):
+    """It was predicted itself, and then planned, because its outliers had drifted."""
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 16)
+    monkeypatch.setattr(blocks_of, "_RECORDS", 4)
+    training = settled()
+    training.step((25, 25))
+    controller = training.runtime.controller
+    last = frozenset(each.records()[0].block_type for each in controller.blocks.all())
+    plan = controller.decide([last], "drift")
+    for length in range(33, 55):
+        training.step((length, length))
+    assert last <= set(training.runtime.agreement.origins.values())
+    assert controller.plan is plan and not controller.agreement.undecided
 
 
 def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch):
