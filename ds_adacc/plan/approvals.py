@@ -15,8 +15,8 @@ from ds_adacc.profile.gradient_error import PolicyError
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
 PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # what one rank has measured
 
-_MOST_REJECTIONS = 4  # then the block is planned without lossy codecs: the planner does not come to know its errors
-_MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
+_MOST_REJECTIONS = 4  # in a row; then the block gets no lossy codecs: the planner does not come to know its errors
+_MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver. And HOPELESS blocks
 MARGIN = 0.9  # of the bound: the planner aims so far below it, since estimates scatter and each rejection costs a step
 _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with like errors share one
 
@@ -25,8 +25,8 @@ _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with 
 class BlockErrors:
     """What was measured of one block. `approved` holds its approved policies, each with its largest gradient error.
 
-    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound, and
-    `rejected`: the last of them.
+    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound since the
+    last one was approved, and `rejected`: the last of them.
     """
 
     approved: tuple[tuple[planner.Policy, float], ...] = ()
@@ -77,7 +77,7 @@ class Approvals:
             if found.error <= self.bound:
                 largest = max(found.error, self.error(key, found.policy) or 0.0)
                 approved = (*approved, (found.policy, largest))
-                self.blocks[key] = replace(known, approved=approved, rejected=None)
+                self.blocks[key] = replace(known, approved=approved, rejections=0, rejected=None)
                 continue
             rejections = known.rejections + (key not in rejected)
             rejected[key] = found
@@ -85,7 +85,7 @@ class Approvals:
             stricter = _rounded(found.strictness)
             if rejections >= _MOST_REJECTIONS:
                 stricter = _without_lossy_codecs(stricter)
-            if known.strictness is not None:
+            if known.strictness is not None and known.rejections:  # what an earlier search found may no longer hold
                 stricter = stricter.stricter(known.strictness)
             self.blocks[key] = BlockErrors(approved, stricter, rejections, found.policy)
         return rejected
@@ -93,7 +93,8 @@ class Approvals:
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
         """The strictness of each block of a block type, in forward order; () if none has one.
 
-        Few distinct ones are told apart. Blocks that share one policy share the strictest.
+        Few distinct ones are told apart; but a block that gets no lossy codecs takes no other one along. Blocks that
+        share one policy share the strictest.
         """
         found = {index: known.strictness for (digest, index), known in self.blocks.items() if digest == name}
         found = {index: strictness for index, strictness in found.items() if strictness is not None}
@@ -102,8 +103,9 @@ class Approvals:
         strictest = functools.reduce(planner.Strictness.stricter, found.values())
         if None in found or any(index >= blocks for index in found):
             return (strictest,) * blocks
-        if len(set(found.values())) > _MOST_KINDS:
-            found = dict.fromkeys(found, strictest)
+        others = {index: each for index, each in found.items() if each != _without_lossy_codecs(each)}
+        if len(set(others.values())) > _MOST_KINDS:
+            found |= dict.fromkeys(others, functools.reduce(planner.Strictness.stricter, others.values()))
         return tuple(found.get(index) for index in range(blocks))
 
     def are_rising(self, everyone: Sequence[PolicyErrors]) -> bool:

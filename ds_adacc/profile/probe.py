@@ -30,7 +30,7 @@ from ds_adacc.program.signature import flatten
 from ds_adacc.record.capture import LateSlot
 
 Measure = Callable[[BoundPolicy], float]
-Study = Callable[[Measure], None]
+Study = Callable[[Measure, bool], None]
 Gradients = Sequence[torch.Tensor | None]
 
 # Functions of DeepSpeed whose backward holds no collective: its Linear under ZeRO-3.
@@ -39,6 +39,9 @@ _KNOWN = ("LinearFunctionForZeroStage3Backward",)
 
 class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
+
+    It is also told whether that measures under the gradient that training brought. If that gradient is not finite, as
+    in a step that a loss scaler skips, a random one takes its place.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `states`:
@@ -111,7 +114,8 @@ class Probe:
         self._hold(counting)
         gradients = self._backward(edge, gradient)
         times = [slot.times for slot in counting]
-        if not all(map(_is_finite, gradients)):  # as in a step that a loss scaler skips
+        is_training = all(map(_is_finite, gradients))
+        if not is_training:
             gradient = _random_like(gradient)
             gradients = self._backward(edge, gradient)
             if not all(map(_is_finite, gradients)):
@@ -131,7 +135,7 @@ class Probe:
 
         with unmoved(self._generators), torch.no_grad():
             try:
-                self._study(measure)
+                self._study(measure, is_training)
             except torch.OutOfMemoryError:
                 get_logger().warning(
                     "block %s: memory ran out while its gradient error was measured. A new policy does not come into "

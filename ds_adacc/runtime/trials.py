@@ -92,13 +92,14 @@ class Trials:
         def bind(policy: planner.Policy) -> BoundPolicy:
             return self._binder.measured(record, recording, known, policy, device)
 
-        def study(measure: Measure) -> None:
+        def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:
+                # Errors under a random gradient serve until they are measured under one of training's.
                 with self._agreement.aside():
-                    known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), True
-                if known.agreed is not None:
+                    known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
+                if known.agreed is not None and is_training:
                     self._late.add(record.block_type)
-            if trial is not None:
+            if trial is not None and is_training:
                 profile = known.agreed.spec.profile
                 trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
 

@@ -96,6 +96,35 @@ def test_a_block_rejected_again_and_again_is_planned_without_lossy_codecs():
     assert not any(cost.error for costs in strict.of(PROFILE).codecs for cost in costs)
 
 
+def test_rejections_count_until_a_policy_is_approved():
+    approvals = Approvals(0.1)
+    for _ in range(3):
+        for _ in range(3):
+            approvals.judge([[(("a", 0), rejected())]])
+        (strict,) = approvals.strictness("a", 1)
+        assert strict.factors[1] < HOPELESS
+        approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05))]])
+
+
+def test_after_an_approval_a_new_rejection_tells_anew_how_strict_to_be():
+    approvals = Approvals(0.1)
+    approvals.judge([[(("a", 0), rejected(strictness=Strictness((9.0, 1.0), (0.0,))))]])
+    approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05))]])
+    assert approvals.strictness("a", 1)[0].factors[0] >= 9, "it stays in force for plans that are made meanwhile"
+    approvals.judge([[(("a", 0), rejected())]])
+    assert approvals.strictness("a", 1)[0].factors[0] == 1
+
+
+def test_a_block_without_lossy_codecs_takes_no_other_one_along():
+    approvals = Approvals(0.1)
+    for _ in range(4):
+        approvals.judge([[(("a", 0), rejected())]])
+    approvals.judge([[(("a", i), rejected(strictness=Strictness((1.0, 9.0**i), (0.0,)))) for i in range(1, 4)]])
+    hopeless, *others = approvals.strictness("a", 4)
+    assert hopeless.factors == (HOPELESS, HOPELESS)
+    assert len(set(others)) == 1 and HOPELESS not in others[0].factors
+
+
 def test_a_smaller_error_later_makes_a_block_no_stricter():
     approvals, factors = Approvals(0.1), tuple(1.1**power for power in range(-60, 60))
     approvals.judge([[(("a", 0), rejected(strictness=Strictness(factors, (0.0,))))]])

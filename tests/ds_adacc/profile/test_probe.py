@@ -71,7 +71,7 @@ def test_the_error_is_that_of_training_under_the_policy(name):
     expected = max(relative_error(actual[:count], exact[:count]), relative_error(actual[count:], exact[count:]))
     errors = []
 
-    def study(measure):
+    def study(measure, is_training):
         errors.append(measure(bind(recording, policy, codecs)))
 
     assert gradients(lambda *a, **k: probed(block, a, k, recording, study)) is not None
@@ -89,7 +89,7 @@ def test_training_goes_on_to_the_bit(name):
     for parameter in (p for p in block.parameters() if p.requires_grad):
         parameter.register_post_accumulate_grad_hook(fired.append)
 
-    def study(measure):
+    def study(measure, is_training):
         state = torch.get_rng_state()
         measured.append(measure(retained))
         assert torch.equal(state, torch.get_rng_state())
@@ -107,11 +107,11 @@ def test_a_dropped_graph_takes_its_probe_along():
     gc.collect()
     gc.disable()
     with Storages() as storages:
-        output = probed(block, args, kwargs, recording, lambda measure: None)
+        output = probed(block, args, kwargs, recording, lambda measure, _: None)
         del output
     assert storages.alive() == 0
     with Storages() as storages:
-        probed(block, args, kwargs, recording, lambda measure: None).sum().backward()
+        probed(block, args, kwargs, recording, lambda measure, _: None).sum().backward()
         block.zero_grad()
         args[0].grad = None
     gc.enable()
@@ -127,7 +127,7 @@ def test_the_graph_before_the_block_is_left_alone_although_a_weight_is_tied():
     x.grad_fn.register_hook(lambda *_: ran.append(len(measured)))
     recording = record(block, (x,), {})
     retained = bind(recording, planner.retain_policy(profile_of(recording)), {})
-    probed(block, (x,), {}, recording, lambda measure: measured.append(measure(retained))).sum().backward()
+    probed(block, (x,), {}, recording, lambda measure, _: measured.append(measure(retained))).sum().backward()
     assert measured == [0.0]
     assert ran == [1]  # in training's own backward, after the measurement
 
@@ -151,7 +151,7 @@ def test_a_pass_lets_go_of_a_saved_tensor_when_it_was_read_as_often_as_before():
 def test_a_second_backward_measures_nothing_more():
     block, args, kwargs = zoo.example("gpt")
     recording, calls = record(block, args, kwargs), []
-    loss = probed(block, args, kwargs, recording, calls.append).sum()
+    loss = probed(block, args, kwargs, recording, lambda *given: calls.append(given)).sum()
     loss.backward(retain_graph=True)
     loss.backward()
     assert len(calls) == 1
@@ -164,12 +164,13 @@ def test_a_gradient_that_is_not_finite_is_replaced_by_a_random_one(bad):
     policy, codecs = lossy(found.recording, found.tensors)
     errors = []
 
-    def study(measure):
-        errors.append(measure(bind(found.recording, policy, codecs)))
+    def study(measure, is_training):
+        errors.append((measure(bind(found.recording, policy, codecs)), is_training))
 
     output = probed(block, args, kwargs, found.recording, study)
     output.backward(torch.full_like(output, bad))
-    assert 0 < errors[0] < 10
+    ((error, is_training),) = errors
+    assert 0 < error < 10 and not is_training
 
 
 def test_the_largest_output_is_watched_wherever_it_is():
@@ -188,7 +189,7 @@ def test_a_block_within_an_unknown_object_is_not_watched():
 
     recording = record(*zoo.example("gpt"))
     output = Output(torch.zeros(1, requires_grad=True) * 2)
-    assert Probe(recording, [], lambda measure: None).watch(output) is output
+    assert Probe(recording, [], lambda measure, _: None).watch(output) is output
 
 
 def test_errors_are_relative_to_all_and_to_each():
@@ -263,7 +264,7 @@ def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
     policy, codecs = lossy(found.recording, found.tensors)
     assert codecs
 
-    def study(measure):
+    def study(measure, is_training):
         errors.extend(measure(bind(found.recording, policy, codecs)) for _ in range(2))
 
     zoo.assert_same_bits(
@@ -300,7 +301,7 @@ def test_a_lossy_codec_that_gives_nan_is_hopeless():
         args,
         kwargs,
         found.recording,
-        lambda measure: errors.append(measure(bind(found.recording, policy, broken))),
+        lambda measure, _: errors.append(measure(bind(found.recording, policy, broken))),
     )
     output.sum().backward()
     assert errors == [HOPELESS]
@@ -311,7 +312,7 @@ def test_where_memory_runs_out_training_goes_on_exactly(caplog):
     expected = zoo.gradients(block, args, kwargs)
     recording = record(block, args, kwargs)
 
-    def study(measure):
+    def study(measure, is_training):
         raise torch.OutOfMemoryError("no memory")
 
     with caplog.at_level("WARNING", logger="ds_adacc"):

@@ -264,3 +264,21 @@ def test_a_trial_that_was_broken_off_is_repeated():
     assert training.runtime.controller.step.purpose is Purpose.TRY
     assert training.step() == 0
     assert training.runtime.agreement.errors_in_force() or training.runtime.controller.step.purpose is Purpose.TRY
+
+
+def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
+    """The first steps in fp16 overflow: no gradient of theirs is training's."""
+    training, steady = Training(**LOSSY), Training(**LOSSY)
+    finite, training.weight = training.weight, torch.full_like(training.weight, torch.inf)
+    training.run(4)
+    approvals = training.runtime.agreement.approvals
+    assert not approvals.blocks
+    training.weight = finite
+    training.run(12)
+    steady.run(12)
+    assert all(known.rejections == 0 for known in approvals.blocks.values())
+    (found,), (known,) = (each.runtime.agreement.block_types.values() for each in (training, steady))
+    assert found.errors == known.errors and found.errors_are_measured
+    assert training.is_lossy and training.runtime.controller.step.purpose is not Purpose.TRY
+    errors = training.runtime.agreement.errors_in_force()
+    assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
