@@ -64,7 +64,8 @@ class Findings:
 class Calibration:
     """Compares each plan with the first step under it.
 
-    `reason` says why a new plan is needed; it is "" if none is. `corrected` counts the corrections of the memory model.
+    `reason` says why a new plan is needed; it is "" if none is. `corrected` counts the corrections of the memory model
+    since a plan was left as it was, with one more if there were any before.
     """
 
     def __init__(self, corrected: int = 0, reason: str = "") -> None:
@@ -85,6 +86,7 @@ class Calibration:
         self.reason = ""
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
+            self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
             return Findings(seen, agreed)
         self.corrected += 1
         self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
@@ -94,7 +96,7 @@ class Calibration:
     def _to_correct(self, excess: Mapping[str, Correction], plan: Plan, found: Pair) -> dict[str, Correction]:
         """The corrections to apply, by block type: if the peak exceeded the budget, or a lower one could save time.
 
-        After three corrections there are no more.
+        After three corrections in a row there are no more.
         """
         exceeds = found.observed > plan.budget
         matters = exceeds or (found.is_off and plan.added_seconds > 0)

@@ -186,6 +186,21 @@ def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward,
     assert block_type.agreed.correction == expected
 
 
+def test_three_plans_in_a_row_are_corrected_and_later_ones_again(monkeypatch):
+    runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
+    plan, block_types, calibrator = runtime.controller.plan, runtime.agreement.block_types, calibration.Calibration()
+
+    def corrects(excess):
+        found = dict.fromkeys(block_types, Correction(excess))
+        monkeypatch.setattr(calibration, "excesses", lambda *_: found)
+        return bool(calibrator.compare(plan, Pair(0, 0), [], block_types).live_sets)
+
+    assert [corrects(4 << 20) for _ in range(4)] == [True, True, True, False]
+    assert [corrects(4 << 20) for _ in range(3)] == [True, True, False]
+    assert not corrects(0)
+    assert corrects(4 << 20)
+
+
 def test_a_rank_that_measured_nothing_has_no_say_in_a_correction():
     def merged(*corrections, agreed=Correction()):  # noqa: B008
         return merge_corrections([RankReport(None, 1, 1, {}, correction) for correction in corrections], agreed)
