@@ -87,9 +87,17 @@ class Record:
             is_predicted=True,
         )
 
-    def to_plain(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host."""
-        outliers = {i: (order.to("cpu", torch.int32), int(count)) for i, (order, count) in self.outliers.items()}
+    def to_plain(self, on_host: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host.
+
+        `on_host`: by the tensor's id, what other records of the block have put there. Records of one program at several
+        sizes share their tensors, and a file that they are saved to has each of them once.
+        """
+        outliers = {}
+        for index, (order, count) in self.outliers.items():
+            if id(order) not in on_host:
+                on_host[id(order)] = order.to("cpu", torch.int32)
+            outliers[index] = on_host[id(order)], int(count)
         return {
             "block_type": self.block_type,
             "outliers": outliers,
@@ -206,9 +214,15 @@ class Block:
         return None
 
     def to_plain(self) -> dict[str, Any]:
-        """The name and all records with a recording, with those of the resumed run that were not recalled yet."""
-        known = [*(record for record in self.records() if record.recording is not None), *self._past]
-        return {"name": self.name, "records": [record.to_plain() for record in known]}
+        """The name and the records with a recording, and after them those of the resumed run that were not recalled."""
+        known = [*(record for record in self.records() if record.recording is not None), *self._past][:_RECORDS]
+        on_host: dict[int, torch.Tensor] = {}
+        return {"name": self.name, "records": [record.to_plain(on_host) for record in known]}
+
+    @property
+    def block_types(self) -> set[str]:
+        """Those of its records, and of the records of the resumed run that were not recalled."""
+        return {record.block_type for record in (*self.records(), *self._past)}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Block:

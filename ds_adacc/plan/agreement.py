@@ -276,6 +276,7 @@ class Agreement:
     def drop_adopted(self, names: Collection[str]) -> None:
         """Forget these adopted block types."""
         self._disagree(names)
+        self.forward_order.forget(set(names))
         for name in names:
             del self.origins[name]
             self.block_types.pop(name, None)

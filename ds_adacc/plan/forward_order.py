@@ -77,6 +77,12 @@ class ForwardOrder:
             if like in indices:
                 indices[block_type] = indices[like]
 
+    def forget(self, names: Collection[str]) -> None:
+        """Forget the blocks' indices for these block types, which no order has."""
+        for indices in self._indices.values():
+            for name in names & indices.keys():
+                del indices[name]
+
     def keep(self, names: Collection[str]) -> None:
         """Forget all block types not in `names`: the orders of live sets with one, and their blocks' indices."""
         for block, indices in self._indices.items():

@@ -307,8 +307,11 @@ class Runtime:
         block_types = self.agreement.block_types
         profiles = {digest: known.profile for digest, known in block_types.items()}
         errors = {digest: known.errors for digest, known in block_types.items() if known.errors_are_measured}
-        remembered = self.controller.trials.remembered
-        return RuntimeState(self.controller.state(), {**self.profiler.remembered, **profiles}, {**remembered, **errors})
+        # What the run before has left, as far as a block may still come back to it.
+        kept = {digest for block in self.blocks.every() for digest in block.block_types}
+        past = {digest: each for digest, each in self.profiler.remembered.items() if digest in kept}
+        past_errors = {digest: each for digest, each in self.controller.trials.remembered.items() if digest in kept}
+        return RuntimeState(self.controller.state(), {**past, **profiles}, {**past_errors, **errors})
 
     def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
         """Continue from a saved state. `blocks` is what `StepController.blocks_to_plain` returned."""

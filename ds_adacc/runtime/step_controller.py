@@ -49,6 +49,8 @@ from ds_adacc.runtime.review import conclude_trials, rectify
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
 
+_MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
+
 
 @dataclass(frozen=True)
 class ControllerState:
@@ -108,7 +110,7 @@ class StepController:
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
-        self._planned: set[LiveSet] = set()  # have run, and have a plan
+        self._planned: set[LiveSet] = set()  # have run of late, and have a plan
         self._is_resumed = False
         self._log = get_logger()
 
@@ -146,8 +148,14 @@ class StepController:
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
         live_set = self.step.end_pass()
-        if live_set and live_set not in self._planned:
-            (self._planned if self.agreement.is_planned(live_set) else self._waiting).add(live_set)
+        if not live_set or live_set in self._planned:
+            return
+        if not self.agreement.is_planned(live_set):
+            self._waiting.add(live_set)
+            return
+        if len(self._planned) >= _MOST_PLANNED:
+            self._planned.clear()
+        self._planned.add(live_set)
 
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""

@@ -8,7 +8,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
-from ds_adacc.runtime import bindings
+from ds_adacc.runtime import bindings, step_controller
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
@@ -120,3 +120,33 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
         training.step((16, length))
     assert len(agreement.types) >= 4, "a plan for more of them at once is in force as a whole"
     assert all((known.agreed is None) == (name not in agreement.types) for name, known in agreement.block_types.items())
+
+
+def test_a_checkpoint_grows_with_no_resume(monkeypatch):
+    """Blocks meet other lengths after each: the records of those before are never asked for again."""
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 8)
+    monkeypatch.setattr(blocks_of, "_RECORDS", 6)
+    state, sizes = None, []
+    for generation in range(4):
+        training = TwoPrograms(enabled=False)
+        if state is not None:
+            training.adacc.restore(state)
+        for length in range(64 - 12 * generation, 52 - 12 * generation, -1):
+            training.step((length, length))
+        training.runtime.controller.state_is_saved()
+        state = training.adacc.state()
+        sizes.append((max(len(each["records"]) for each in state.blocks), len(state.runtime.profiles)))
+    assert max(records for records, _ in sizes) <= 6
+    assert max(profiles for _, profiles in sizes) <= 2 * 12
+
+
+def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    monkeypatch.setattr(step_controller, "_MOST_PLANNED", 4)
+    training = settled()
+    for length in range(33, 53):
+        training.step((25, length))
+    controller = training.runtime.controller
+    assert len(controller._planned) <= 4
+    for each in controller.blocks.all():
+        assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1
