@@ -14,7 +14,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import differ_in_sizes
+from ds_adacc.program.signature import differ_in_sizes, differing_numbers
 from ds_adacc.python_state.guards import Guards, moved
 from ds_adacc.python_state.state import State
 from ds_adacc.python_state.watch import Place
@@ -189,6 +189,14 @@ class Block:
             if record.recording is not None and record.holds(state) and differ_in_sizes(known, signature):
                 return record
         return None
+
+    def changing_numbers(self, signature: Hashable) -> dict[str, int]:
+        """How many values each number among the arguments has had, with that of a new call; by the argument's name."""
+        values: dict[str, set[Any]] = {}
+        for known, _ in self._records:
+            for name, (before, now) in (differing_numbers(known, signature) or {}).items():
+                values.setdefault(name, {now}).add(before)
+        return {name: len(each) for name, each in values.items()}
 
     def forget(self, block_types: Collection[str]) -> None:
         """Forget the records of these block types."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,34 @@ def _opened(key: Any, sizes: list[int]) -> Hashable:
         sizes += key.shape
         return len(key.shape), key.dtype, key.device, key.requires_grad
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
+
+
+def differing_numbers(one: Any, other: Any) -> dict[str, tuple[Any, Any]] | None:
+    """The numbers among the arguments that differ between two calls' signatures, by the argument's name.
+
+    The sizes of tensors may differ too. None if anything else does.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    mine, its = dict(_named(one[0])), dict(_named(other[0]))
+    is_alike = mine.keys() == its.keys() and all(_note_numbers(name, mine[name], its[name], found) for name in mine)
+    return found if is_alike else None
+
+
+def _named(key: Any) -> Iterator[tuple[str, Any]]:
+    """The keys of the single arguments, as `flatten` made them of a tuple and a dict."""
+    _, ((_, positional), (_, keywords)) = key
+    yield from ((f"argument {number}", each) for number, each in enumerate(positional, start=1))
+    yield from ((f"argument {name!r}", each) for name, each in keywords)
+
+
+def _note_numbers(name: str, one: Any, other: Any, found: dict[str, tuple[Any, Any]]) -> bool:
+    if isinstance(one, Look) or type(one) is not tuple or type(other) is not tuple or len(one) != len(other):
+        return isinstance(one, Look) or one == other
+    if one and one[0] is other[0] and one[0] in (int, float):
+        if one != other:
+            found[name] = one[1], other[1]
+        return True
+    return all(_note_numbers(name, mine, its, found) for mine, its in zip(one, other, strict=True))
 
 
 def ambient() -> Hashable:

@@ -250,6 +250,7 @@ class Runtime:
         run: Callable[[], Any],
     ) -> Any:
         refuse_checkpointed(block.name)
+        self.warnings.recorded_again(block, block.changing_numbers(signature))
         self.recordings += 1
         with self.agreement.aside():
             captured = capture(block.name, tensors, found, run)

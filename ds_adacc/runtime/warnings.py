@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
+
+_MANY_VALUES = 8  # of a number among a block's arguments: fewer may be a choice between a few programs
 
 
 class Warnings:
@@ -30,6 +34,21 @@ class Warnings:
             block.name,
             unwatched,
         )
+
+    def recorded_again(self, block: Block, numbers: Mapping[str, int]) -> None:
+        """The block is recorded since a number among its arguments has a new value; by name, how many it has had."""
+        for name, count in numbers.items():
+            if count >= _MANY_VALUES:
+                self._tell(
+                    (block.name.split(" ")[-1], name),
+                    "block %s: its %s has had %d values. A number is part of the recorded program, so the block is "
+                    "recorded anew for each value, and such a call takes several times as long. If the exact number "
+                    "does not matter, as that of the longest sequence in a packed batch, pass an upper bound that "
+                    "stays the same; if it does, give the block a tensor instead",
+                    block.name,
+                    name,
+                    count,
+                )
 
     def diverged(self, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than the recorded one."""

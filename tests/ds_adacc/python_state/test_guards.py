@@ -100,6 +100,24 @@ def test_a_settled_number_may_begin_to_matter_later(use, caplog):
     assert "block.step" in warning
 
 
+@pytest.mark.parametrize("lengths", [(9,), (9, 12, 15, 11)])
+def test_a_number_among_the_arguments_that_keeps_changing_is_told_of(lengths, caplog):
+    class Packed(zoo.HolderBlock):
+        def forward(self, x, scale, *, longest, causal=True):
+            return super().forward(x) * scale
+
+    work, block = recomputing(), Packed()
+    for step in range(10):
+        x = torch.randn(2, lengths[step % len(lengths)], zoo.WIDTH)
+        arguments = (x, float(step % 2)), {"longest": 100 + step}
+        call = functools.partial(work.checkpoint, block)
+        zoo.assert_same_bits(zoo.gradients(block, *arguments), zoo.gradients(block, *arguments, call))
+        said = [r.getMessage() for r in caplog.records if "has had" in r.getMessage()]
+        assert len(said) == (step >= 7), "it is told once, and with the eighth value"
+    assert "its argument 'longest' has had 8 values" in said[0]
+    assert work.recordings == 10
+
+
 def test_numbers_of_two_submodules_of_one_class_are_told_apart():
     class Scale(nn.Module):
         t = 1.0
