@@ -183,9 +183,12 @@ class Agreement:
         origins = frozenset(map(self.origin, names))
         if len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit)):
             return True
+        return self.fits(agreed)
+
+    def fits(self, agreed: Sequence[AgreedType]) -> bool:
+        """Whether the calls of these block types fit the budget together, in whatever order backward takes them."""
         problem = planner.Problem(tuple(each.spec for each in agreed))
-        peak = planner.peak_bytes(problem, [each.policies for each in agreed])
-        return self.limit is not None and peak <= self.limit
+        return self.limit is not None and planner.peak_bytes(problem, [each.policies for each in agreed]) <= self.limit
 
     def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.open_types import OpenTypes
+from ds_adacc.plan.plan import LiveSet
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.sizes import Sizes, fits
 
@@ -84,6 +86,34 @@ class OtherSizes:
         agreement.limit = limit
         agreement.adopt(replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies), name)
         return True
+
+    def make_lean(self, names: LiveSet) -> bool:
+        """Have the adopted types among these recompute all that they can, if all of them then fit the budget.
+
+        For two sizes of one program that are alive at once. The first such live set is planned for, and larger ones
+        are. But a plan for each pair of sizes that comes would end only when all pairs have come. Returns whether
+        policies have changed.
+        """
+        agreement = self._agreement
+        agreed = [agreement.block_types[name].agreed for name in names]
+        if None in agreed or not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
+            return False
+        lean = [self._recomputed(each) if each.spec.name in agreement.origins else each for each in agreed]
+        if lean == agreed or not agreement.fits(lean):
+            return False
+        for each in lean:
+            if each.spec.name in agreement.origins:
+                agreement.adopt(each, agreement.origin(each.spec.name))
+        return True
+
+    def _has_two_sizes(self, names: LiveSet) -> bool:
+        programs = [id(self.open_types.of(name)) for name in names if self.open_types.of(name) is not None]
+        return len(set(programs)) < len(programs)
+
+    @staticmethod
+    def _recomputed(agreed: AgreedType) -> AgreedType:
+        policy = planner.recompute_policy(agreed.spec.profile)
+        return replace(agreed, policies=(policy,) * len(agreed.policies))
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
         """Log a line for each of the first few sizes, and then one whenever they have become ten times as many."""

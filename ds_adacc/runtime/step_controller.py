@@ -151,8 +151,10 @@ class StepController:
         if not live_set or live_set in self._planned:
             return
         if not self.agreement.is_planned(live_set):
-            self._waiting.add(live_set)
-            return
+            if not self.other_sizes.make_lean(live_set):
+                self._waiting.add(live_set)
+                return
+            self.put_in_force(live_set)
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned.add(live_set)

@@ -24,10 +24,10 @@ LAYERS = 3
 class Training:
     """LLaMA blocks in a row whose batches have any size; each step is compared with plain autograd."""
 
-    def __init__(self, make=zoo.LlamaBlock, **section):
+    def __init__(self, make=zoo.LlamaBlock, layers=LAYERS, **section):
         self.make = make
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(make() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(make() for _ in range(layers))
         section = {"memory_budget": 0.6, "codecs": "none", "solver": {"max_seconds": 30.0}, **section}
         config = load({"adacc": section})
         self.runtime = Runtime(config, stepped=True)
@@ -156,16 +156,13 @@ def test_other_blocks(make):
         training.compare(time)
 
 
-def test_two_sizes_alive_at_once_share_the_budget():
-    training = Training(rectifier={"enabled": False})
-    for time in (30, 20, 25, 28):
-        training.compare(time)
-    budget = training.agreement.limit
+def compare_pair(training, *times):
+    """A step with two forwards of these lengths before its backward, as those of a siamese model."""
 
     def both(call):
         torch.manual_seed(0)
         total = 0.0
-        for time in (30, 29):
+        for time in times:
             x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
             for block in training.blocks:
                 x = call(block, x, rope=zoo.rope(time))
@@ -174,11 +171,30 @@ def test_two_sizes_alive_at_once_share_the_budget():
         total.backward()
         return [p.grad for p in training.blocks.parameters()]
 
-    exact = both(lambda block, x, **kwargs: block(x, **kwargs))
+    exact, found = both(lambda block, x, **kwargs: block(x, **kwargs)), both(training.runtime.checkpoint)
+    training.adacc.end_step()
+    assert all(map(torch.equal, exact, found))
+
+
+@pytest.mark.parametrize("budget", [0.24, 0.3])
+def test_pairs_of_sizes_that_do_not_fit_are_recomputed_and_not_planned_one_by_one(budget):
+    training, plans = Training(layers=4, rectifier={"enabled": False}, memory_budget=budget), []
+    compare_pair(training, 100, 100)
+    lot = random.Random(0)
+    for _ in range(40):
+        compare_pair(training, *(lot.randrange(12, 100, 2) for _ in range(2)))
+        plans.append(training.runtime.controller.plan)
+    assert len(set(map(id, plans[20:]))) == 1
+    assert not training.agreement.undecided
+
+
+def test_two_sizes_alive_at_once_share_the_budget():
+    training = Training(rectifier={"enabled": False})
+    for time in (30, 20, 25, 28):
+        training.compare(time)
+    budget = training.agreement.limit
     for _ in range(2):
-        found = both(training.runtime.checkpoint)
-        training.adacc.end_step()
-        assert all(map(torch.equal, exact, found))
+        compare_pair(training, 30, 29)
     plan = training.runtime.controller.plan
     assert len(plan.block_types) == 2, "both sizes are planned together"
     assert plan.peak <= plan.budget
