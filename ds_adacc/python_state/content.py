@@ -30,6 +30,8 @@ _NAMED += (
     types.ClassMethodDescriptorType,
     functools._lru_cache_wrapper,
     logging.Logger,
+    torch._ops.OperatorBase,  # its first call looks up its handle
+    torch._ops.OpOverloadPacket,
 )
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
 _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_abc"})

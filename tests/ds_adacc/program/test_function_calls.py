@@ -56,6 +56,30 @@ def test_a_function_that_holds_nothing_may_be_an_argument(given):
     assert " at 0x" not in repr(without_data(_portable(function_of(recordings[0])), frozenset()))
 
 
+def test_the_first_call_of_a_custom_operator_changes_no_state():
+    @torch.library.custom_op("ds_adacc_tests::never_called_before", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(y := double(x))
+            return y
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2 + 0 * ctx.saved_tensors[0]
+
+    class Computes(nn.Module):
+        def forward(self, x):
+            return Doubles.apply(x.tanh()).tanh()
+
+    block = Computes()
+    recordings = [record(block, (batch(),), {}) for _ in range(2)]
+    assert [function_of(recording).refusal for recording in recordings] == [None, None]
+
+
 def test_a_class_that_is_made_inside_a_function_and_refers_to_what_is_there():
     def of(scale):
         class Local(Plain):
