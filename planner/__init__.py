@@ -43,7 +43,7 @@ from ds_adacc.planner.greedy import greedy, greedy_policies
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness
+from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness, is_codec
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -94,6 +94,7 @@ __all__ = [
     "held_bytes",
     "human_bytes",
     "in_process",
+    "is_codec",
     "is_lossy",
     "leanest",
     "least_peak",

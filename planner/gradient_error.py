@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
+from ds_adacc.planner.profile import Profile, is_codec
 from ds_adacc.planner.simulate import chosen_codecs
 
 Pairs = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
@@ -36,7 +36,7 @@ def read_together(graph: BlockGraph) -> Pairs:
 
 def is_lossy(profile: Profile, value: int, store: str | None) -> bool:
     """Whether a value stored so comes back changed."""
-    return store not in (None, RETAIN, OFFLOAD) and profile.codec(value, store).error > 0
+    return is_codec(store) and profile.codec(value, store).error > 0
 
 
 def altered_values(profile: Profile, policy: Policy) -> frozenset[int]:

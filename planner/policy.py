@@ -28,6 +28,11 @@ class Policy:
             op = profile.graph.ops[index]
             self._check_at_hand(profile, f"replayed op {op.name!r}", op.inputs)
 
+    def is_on_offer(self, profile: Profile) -> bool:
+        """Whether all codecs that it names are on offer."""
+        named = zip(self.stores, profile.codecs, strict=True)
+        return all(store in (None, RETAIN) or store in {cost.codec for cost in costs} for store, costs in named)
+
     def held_bytes(self, profile: Profile) -> int:
         """Bytes one call holds between its forward and its backward (a term of equation 8)."""
         return sum(self.stored_bytes(profile, value) for value in range(len(self.stores)))

@@ -12,6 +12,11 @@ OFFLOAD = "offload"
 HOPELESS = 1e12  # a gradient error from here on is as good as infinite: it is above any bound
 
 
+def is_codec(store: str | None) -> bool:
+    """Whether a value stored so is held as a codec's payload, on the device that it was on."""
+    return store not in (None, RETAIN, OFFLOAD)
+
+
 @dataclass(frozen=True)
 class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).

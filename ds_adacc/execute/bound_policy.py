@@ -14,7 +14,7 @@ from ds_adacc.execute.copied import copied
 from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
-from ds_adacc.planner import OFFLOAD, RETAIN, Policy
+from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, Recording
@@ -93,7 +93,7 @@ class BoundPolicy:
         for index, value, choice in self._choices():
             if choice == RETAIN:
                 found.append((index, Retained, value.name))
-            elif choice not in (None, OFFLOAD):
+            elif is_codec(choice):
                 found.append((index, Compressed, compression(value, self.codecs[index], self.uses[index])))
         return tuple(found)
 
@@ -204,7 +204,7 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
 
 
 def _compresses(value: RecordedValue, policy: Policy) -> bool:
-    return policy.stores[value.index] not in (None, RETAIN, OFFLOAD)
+    return is_codec(policy.stores[value.index])
 
 
 def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | None:

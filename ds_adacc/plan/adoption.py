@@ -58,7 +58,7 @@ class Adoption:
         """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
         retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
         before = tuple(
-            policy if permit(index, policy) and self._is_possible(policy) else lean
+            policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
             for index, policy in enumerate(self._relative.policies)
         )
         found = self._most(limit, lambda blocks: (retain,) * blocks + before[blocks:])
@@ -78,7 +78,7 @@ class Adoption:
         codecs = tuple(tuple(cost for cost in costs if cost.error == 0) for costs in spec.profile.codecs)
         # Ranked by the seconds that the ranks have agreed on, so that they choose alike.
         exact = planner.greedy_policies(replace(spec, profile=replace(spec.profile, codecs=codecs)))
-        shared = ((policy,) * len(self._relative.policies) for policy in exact if self._is_possible(policy))
+        shared = ((policy,) * len(self._relative.policies) for policy in exact if policy.is_on_offer(self.spec.profile))
         return next((policies for policies in shared if self.peak(policies) <= limit), None)
 
     def _most(self, limit: int, made: Callable[[int], Policies]) -> Policies | None:
@@ -98,11 +98,3 @@ class Adoption:
 
     def _others(self, of_type: planner.BlockType) -> Policies:
         return self._agreed[of_type.name].policies
-
-    def _is_possible(self, policy: planner.Policy) -> bool:
-        """Whether the codecs that the policy names are on offer at these sizes."""
-        offers = self.spec.profile.codecs
-        return all(
-            store in (planner.RETAIN, None) or store in {cost.codec for cost in costs}
-            for store, costs in zip(policy.stores, offers, strict=True)
-        )

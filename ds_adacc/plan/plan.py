@@ -325,10 +325,8 @@ def _are_possible(policies: Mapping[str, Policies], problem: planner.Problem) ->
 
 def _is_possible(policies: Policies, block_type: planner.BlockType) -> bool:
     """Whether there is a policy for each block, with codecs that are still on offer."""
-    offers = [{planner.RETAIN, None, *(cost.codec for cost in costs)} for costs in block_type.profile.codecs]
-    return len(policies) == block_type.blocks and all(
-        store in names for policy in set(policies) for store, names in zip(policy.stores, offers, strict=True)
-    )
+    are_on_offer = (policy.is_on_offer(block_type.profile) for policy in set(policies))
+    return len(policies) == block_type.blocks and all(are_on_offer)
 
 
 def _baseline(name: str, plan: Callable[..., planner.Solution], groups: Sequence[Group], budget: int) -> Baseline:

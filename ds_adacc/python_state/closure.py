@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, items_of
-from ds_adacc.python_state.guards import LONGEST, Guards, snapshot
+from ds_adacc.python_state.guards import LONGEST, MODULE_INTERNALS, Guards, snapshot
 from ds_adacc.python_state.state import State, read
 
-_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 _DEPTH = 3
 _WHOLE = (int, float, complex, str, bytes, set, frozenset, types.NoneType, torch.dtype, torch.device)
 
@@ -46,7 +45,7 @@ class Closure:
     def buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
         """(owner, name, tensor) of the modules' tensors that are not parameters, registered as buffers or not."""
         for module in self._submodules():
-            names = [*module._buffers, *(n for n in module.__dict__ if n not in _MODULE_INTERNALS)]
+            names = [*module._buffers, *(n for n in module.__dict__ if n not in MODULE_INTERNALS)]
             for name in names:
                 value = getattr(module, name, None)
                 if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):

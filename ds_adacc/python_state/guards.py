@@ -28,9 +28,9 @@ from ds_adacc.python_state.content import (
 
 Guards = dict[str, Hashable]
 
-_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
+MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}  # attributes that are torch's own
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
-_NOT_GUARDED = _MODULE_INTERNALS | _DEEPSPEED
+_NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED
 DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from ds_adacc.record.frames import frames_of_block, place_of
+
+_COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")
 
 
 class _Kernel:
@@ -20,12 +22,4 @@ KERNEL = _Kernel()
 
 def in_compiled_code() -> bool:
     """Whether compiled code is running, called by the block that is being recorded."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        place = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if place == ("torch._dynamo.eval_frame", "compile_wrapper"):
-            return True
-        if place == ("ds_adacc.record.capture", "capture"):  # compiled code that calls the block does not matter
-            return False
-        frame = frame.f_back
-    return False
+    return any(place_of(frame) == _COMPILED for frame in frames_of_block())

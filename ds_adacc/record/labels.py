@@ -7,7 +7,6 @@ trip the guards, have compiled code compiled anew, or be left behind when the bl
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -18,9 +17,9 @@ from torch import nn
 
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.record.frames import frames_of_block
 
 _CALL = nn.Module._call_impl.__code__  # each call of a module has one frame of this function
-_RECORDER = ("ds_adacc.record.capture", "capture")  # what called it is not the block's
 _NOT_THE_BLOCK = ("ds_adacc", "deepspeed")  # packages whose functions also take the block's arguments
 _COMPILED = "_orig_mod."  # torch.compile wraps a module in another one, which the user did not write
 _ATTENTION = ("query", "key", "value")  # roles that say more of a value than the operator that made it
@@ -45,7 +44,7 @@ class Labels:
 
     def note(self) -> None:
         """The next operator is run by the module that runs now."""
-        frames = list(_frames())
+        frames = list(frames_of_block())
         running = (id(frame.f_locals["self"]) for frame in frames if frame.f_code is _CALL)
         self._modules.append(next((self._paths[module] for module in running if module in self._paths), ""))
         if not self._arguments:
@@ -98,14 +97,6 @@ class Labels:
         if value.origin == "state":
             return f"{value.name} random state"
         return f"{value.origin} {value.source}"
-
-
-def _frames() -> Iterator[FrameType]:
-    """The calls under way within the block, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != _RECORDER:
-        yield frame
-        frame = frame.f_back
 
 
 def _paths(modules: Sequence[nn.Module]) -> dict[int, str]:

@@ -71,7 +71,7 @@ def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
         for policy, blocks in Counter(plan.policies[block_type.name]).items():
             calls = blocks * block_type.calls_per_block
             for index, store in enumerate(policy.stores):
-                if store not in (None, planner.RETAIN, planner.OFFLOAD):
+                if planner.is_codec(store):
                     role = values[index].role
                     payload[role] += calls * policy.stored_bytes(block_type.profile, index)
                     raw[role] += calls * values[index].nbytes

@@ -85,7 +85,7 @@ class Binder:
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
                 codecs[index] = inputs.codec(device)
-            elif choice not in (None, planner.RETAIN, planner.OFFLOAD):
+            elif planner.is_codec(choice):
                 channels = None
                 if separates_outliers(choice):
                     channels = record.outliers[index][0][: known.capacity[index]]

@@ -110,6 +110,6 @@ def _colours(made: Sequence[str]) -> dict[str, str]:
 
 def _size(profile: planner.Profile, policy: planner.Policy, index: int) -> str:
     raw = planner.human_bytes(profile.graph.values[index].nbytes)
-    if policy.stores[index] in (None, planner.RETAIN, planner.OFFLOAD):
+    if not planner.is_codec(policy.stores[index]):
         return raw
     return f"{raw} \N{RIGHTWARDS ARROW} {planner.human_bytes(policy.stored_bytes(profile, index))}"
