@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +12,9 @@ from typing import Any
 import torch
 from accuracy_run import ARMS, EXACT, PARTS, Run, Setting
 from injections import INJECTIONS
-from train import device_name
+from origin import as_list, origin
+
+from ds_adacc.environment import device_name
 
 MIB = 1 << 20
 SMOOTH = 20  # steps over which the figure averages losses
@@ -204,14 +203,9 @@ def report(setting: Setting, work: Path, out: Path) -> None:
     """Write accuracy.md, .json, .png and .svg, and print the tables."""
     runs = read(work)
     found = summaries(runs)
-    about = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "device": device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "setting": asdict(setting),
-    }
-    (out / "accuracy.json").write_text(json.dumps({**about, "rows": found}, indent=1, allow_nan=False) + "\n")
+    about = origin(device_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+    document = {**about, "setting": asdict(setting), "rows": found}
+    (out / "accuracy.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     tables = (
         f"{table(found)}\n\nLosses of {EXACT!r} are absolute, all others are differences to it of the same seed and "
         "injection; ± is the standard deviation over seeds. The training loss at the end is the mean of the last "
@@ -219,8 +213,7 @@ def report(setting: Setting, work: Path, out: Path) -> None:
         f"that without checkpointing.\n\nGradient error by part of the model:\n\n{parts_table(found)}\n"
     )
     (out / "accuracy.md").write_text(
-        f"{setting.exact} exact steps, an injection, {setting.steps} steps; {about['device']}, {about['date']}, "
-        f"torch {torch.__version__}\n\n`{about['command']}`\n\n{tables}"
+        f"{setting.exact} exact steps, an injection, {setting.steps} steps\n\n{tables}\n{as_list(about)}\n"
     )
     print(tables)
     figure(runs, out)

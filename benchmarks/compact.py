@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from origin import origin
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
-from train import device_name
+
+from ds_adacc.environment import device_name
 
 FULL = "full"
 RANKS = {"n/2": 0.5, "n/4": 0.25, "n/8": 0.125}

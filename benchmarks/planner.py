@@ -12,9 +12,7 @@ and for frontier and mix of all, and of one run for a made-up chain of 2000 valu
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import random
 import sys
 import time
@@ -24,12 +22,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from train import GPT, device_name
+from origin import as_list, origin
+from train import GPT
 
 from ds_adacc import planner
 from ds_adacc.cli import plots
 from ds_adacc.cli.factory import record
 from ds_adacc.config import load
+from ds_adacc.environment import device_name
 from ds_adacc.plan.plan import peak_when
 from ds_adacc.report.choices import named_choices
 
@@ -230,15 +230,10 @@ def main():
         args.out.mkdir(parents=True, exist_ok=True)
         for codecs, one in found.items():
             figures(one.problem, args, codecs)
-        about = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.date.today().isoformat(),
-            "device": device,
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
+        about = origin(device)
         document = {**about, "results": results, "solve_seconds": times}
         (args.out / "planner.json").write_text(json.dumps(document, indent=1) + "\n")
-        (args.out / "planner.md").write_text(f"{about['device']}, {about['date']}\n\n{tables(results, times)}\n")
+        (args.out / "planner.md").write_text(f"{tables(results, times)}\n\n{as_list(about)}\n")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,8 @@ n draws, and beside the root mean square of ‖g₀‖:
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +27,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accuracy_run import Setting, Training
+from origin import as_list, origin
 from torch import Tensor, nn
-from train import Attention, device_name
+from train import Attention
 
 from ds_adacc import planner
 from ds_adacc.config import codecs_for, load
+from ds_adacc.environment import device_name
 from ds_adacc.execute.bound_policy import BoundPolicy, bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
@@ -208,19 +207,10 @@ def main() -> None:
     print(table(rows))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        about = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": datetime.date.today().isoformat(),
-            "device": device_name(training.device),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "draws": args.draws,
-            "trained": args.trained,
-            "block": args.block,
-        }
+        setting = {"draws": args.draws, "trained": args.trained, "block": args.block}
+        about = {**origin(device_name(training.device)), **setting}
         (args.out / "rounding.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        title = f"{args.draws} draws after {args.trained} exact steps; {about['device']}, {about['date']}"
-        versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-        (args.out / "rounding.md").write_text(f"{title}, {versions}\n\n`{about['command']}`\n\n{table(rows)}\n")
+        (args.out / "rounding.md").write_text(f"{table(rows)}\n\n{as_list(about)}\n")
 
 
 if __name__ == "__main__":

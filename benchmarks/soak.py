@@ -12,20 +12,19 @@ the steps, of a run's loss less the plain one's.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from compare import EXACT_MALLOC, ROOT
+from origin import as_list, origin
+from processes import BINARIES, EXACT_MALLOC, free_port, run
+
+from ds_adacc.environment import device_name
 
 RANKS, MIB = 2, 1 << 20
 EVERY, SETTLED = 20, 200  # steps between looks at the memory; steps before it has to be flat
@@ -76,7 +75,7 @@ def work(case, steps, out):
                 row["plan"] = {"reason": plan.reason, "held": plan.held, "peak": plan.peak}
             print(json.dumps(row), file=file, flush=True)
         loss = validate(engine, validation, MODEL["context"])
-        print(json.dumps({"validation_loss": loss, "torch": torch.__version__}), file=file)
+        print(json.dumps({"validation_loss": loss, "device": device_name(engine.device)}), file=file)
 
 
 def resident_bytes():
@@ -84,14 +83,10 @@ def resident_bytes():
 
 
 def launch(case, steps, out):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    binaries = Path(sys.executable).parent
-    command = [f"{binaries}/deepspeed", "--num_gpus", str(RANKS), "--master_port", port, __file__]
-    command += ["--case", case, "--steps", str(steps), "--out", str(out)]
-    environment = os.environ | EXACT_MALLOC | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, cwd=ROOT)
+    with free_port() as port:
+        command = [f"{BINARIES}/deepspeed", "--num_gpus", str(RANKS), "--master_port", port, __file__]
+        command += ["--case", case, "--steps", str(steps), "--out", str(out)]
+        run(command, EXACT_MALLOC, out / f"{case}.log")
 
 
 def summary(runs):
@@ -183,13 +178,10 @@ def main():
             launch(case, args.steps, Path(folder))
             runs[case] = read(case, Path(folder))
     rows = summary(runs)
-    versions = {"torch": runs["plain"][0][-1]["torch"], "python": platform.python_version()}
-    date = datetime.date.today().isoformat()
-    command = " ".join(["python", *sys.argv])
-    document = {"command": command, "date": date, "versions": versions, "steps": args.steps, "runs": rows}
+    about = origin(f"{runs['plain'][0][-1]['device']}, {RANKS} ranks, ZeRO-3")
     print(table(rows))
-    (args.out / "soak.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "soak.md").write_text(f"{args.steps} steps, {RANKS} ranks, ZeRO-3, {date}\n\n{table(rows)}\n")
+    (args.out / "soak.json").write_text(json.dumps({**about, "steps": args.steps, "runs": rows}, indent=1) + "\n")
+    (args.out / "soak.md").write_text(f"{args.steps} steps\n\n{table(rows)}\n\n{as_list(about)}\n")
     figure(rows, runs, args.out)
 
 

@@ -19,18 +19,18 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-from memory import PeakMemory  # noqa: E402
-from origin import origin  # noqa: E402
-from processes import EXACT_MALLOC, KEEPING_MALLOC, alone  # noqa: E402
-from timing import Ratio, seconds  # noqa: E402
-from train import GPT, device_name, read_texts  # noqa: E402
+from memory import PeakMemory
+from origin import as_list, origin
+from processes import EXACT_MALLOC, KEEPING_MALLOC, alone
+from timing import Ratio, seconds
+from train import GPT, read_texts
 
-from ds_adacc import planner  # noqa: E402
-from ds_adacc.config import load  # noqa: E402
-from ds_adacc.runtime.runtime import Runtime  # noqa: E402
+from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.environment import device_name
+from ds_adacc.runtime.runtime import Runtime
 
 CODECS = ("auto", "none")
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
@@ -203,8 +203,7 @@ def main():
         about = origin(found["device"])
         name = f"strategies-{found['kind']}"
         (args.out / f"{name}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        sources = "\n".join(f"- {key}: {value}" for key, value in about.items())
-        (args.out / f"{name}.md").write_text(f"{table(rows)}\n\n{sources}\n")
+        (args.out / f"{name}.md").write_text(f"{table(rows)}\n\n{as_list(about)}\n")
 
 
 if __name__ == "__main__":

@@ -13,16 +13,17 @@ are those of events on the stream, after the L2 cache has been overwritten. The 
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
-import platform
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from origin import as_list, origin
 
 from ds_adacc.environment import device_name
 from ds_adacc.kernels import CODECS, make_codec, separates_outliers
@@ -213,27 +214,12 @@ def plot(rows, title, path):
     figure.savefig(path, dpi=120)
 
 
-def versions():
-    """Of what is installed among the packages that matter here."""
-    found = {"python": platform.python_version()}
-    for distribution in importlib.metadata.distributions():
-        package = distribution.metadata["Name"].lower()
-        if package in ("torch", "numba", "numpy") or package.startswith("cupy"):
-            found[package] = distribution.version
-    return found
-
-
 def write(rows, device, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    about = {
-        "command": " ".join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "device": device_name(device),
-        "versions": versions(),
-    }
+    about = origin(device_name(device))
     path = folder / f"codecs-{device.type}"
     path.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    lines = [f"{about['device']}, {about['date']}", "", HEAD, *map(table_row, rows)]
+    lines = [HEAD, *map(table_row, rows), "", as_list(about)]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
     plot(rows, f"{about['device']}, {about['date']}", path.with_suffix(".png"))
 

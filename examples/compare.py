@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from origin import origin
+from origin import as_list, origin
 from picture import draw
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
 from timing import Ratio
@@ -306,8 +306,7 @@ def save(rows: Sequence[Row], device: str) -> None:
     about = origin(device)
     table = markdown(rows)
     (OUT / "demo.json").write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    sources = "\n".join(f"- {key}: {value}" for key, value in about.items())
-    (OUT / "demo.md").write_text(f"{table}\n\n{NOTE}\n\n{sources}\n")
+    (OUT / "demo.md").write_text(f"{table}\n\n{NOTE}\n\n{as_list(about)}\n")
     draw(rows, FRONTIER, OUT / "demo.png")
     print(f"\n{table}\n\n{NOTE}\n\nTable, picture, configs and logs: {OUT}")
 

@@ -26,7 +26,6 @@ from train import (
     batches,
     build_model,
     deepspeed_checkpoint,
-    device_name,
     read_texts,
     train_step,
     validate,
@@ -35,6 +34,7 @@ from train import (
 import ds_adacc
 from ds_adacc import planner
 from ds_adacc.compact.projection import lifted
+from ds_adacc.environment import device_name
 from ds_adacc.runtime.step import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle

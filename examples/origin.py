@@ -6,23 +6,29 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
+
+from ds_adacc.environment import CUPY, installed
 
 
 def origin(device: str) -> dict[str, str]:
     """Commit, date, command, device and versions of this run, for people to read."""
-    packages = ("torch", "deepspeed", "numba")
+    versions = {name: installed(name) for name in ("torch", "deepspeed", "numba", *CUPY)}
+    versions = {"python": platform.python_version()} | {name: each for name, each in versions.items() if each}
     return {
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         "device": device,
-        "versions": ", ".join(
-            [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)]
-        ),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def as_list(about: Mapping[str, object]) -> str:
+    """What `origin` tells, as a list in Markdown."""
+    return "\n".join(f"- {key}: {value}" for key, value in about.items())
 
 
 def _commit() -> str:

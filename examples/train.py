@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import re
 import statistics
 import sysconfig
 import zlib
@@ -223,15 +221,6 @@ def record(metrics: TextIO | None, **values: object) -> None:
     """One JSON line, at once: others may be reading along."""
     if metrics:
         print(json.dumps(values), file=metrics, flush=True)
-
-
-def device_name(device: torch.device) -> str:
-    """The model of GPU, or of CPU and how many threads it computes with."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return f"{model[1] if model else platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
