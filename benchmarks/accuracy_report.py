@@ -99,7 +99,7 @@ def _errors(seeds: Sequence[Rows], first: bool) -> dict[str, float | None] | Non
 
 
 def _peak_ratios(rows: Rows) -> list[float]:
-    """Of each plan whose peak was observed: that peak over the one without checkpointing, as the planner knows it."""
+    """For each plan whose peak was observed, that peak over the one without checkpointing, as the planner knows it."""
     ratios, without = [], None
     for row in rows:
         if "plan" in row:

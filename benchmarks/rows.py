@@ -82,7 +82,7 @@ class Rows:
             self._longest[kind] = max(self._longest.get(kind, 0.0), time.monotonic() - began)
 
     def write(self, name: str, measure: Callable[[], Row]) -> Row | None:
-        """The same, however little time is left."""
+        """Measure and write a row, however little time is left."""
         self.begin(name)
         began = time.monotonic()
         try:
@@ -137,7 +137,7 @@ def check_device() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have."""
+    """The value with None for numbers that JSON does not have."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ def launch(case, steps, out):
 
 
 def summary(runs):
-    """Of each case: what its losses and each rank's resident bytes did."""
+    """By case, what its losses and each rank's resident bytes did."""
     plain = losses(runs["plain"][0])
     last = len(plain) // 4
     rows = {}

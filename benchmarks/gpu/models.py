@@ -18,7 +18,7 @@ MODELS = ("GPT", "LLaMA")
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model, and of a batch: `batch` sequences of `length` tokens."""
+    """The sizes of a model and of a batch: `batch` sequences of `length` tokens."""
 
     layers: int
     width: int

@@ -173,7 +173,7 @@ def attention(
 
 
 def proofs(block: nn.Module, x: Tensor) -> list[str]:
-    """Of a recording anew: each operator of attention, and why it is not replayed, or that it is."""
+    """Each operator of attention in a new recording, and why it is not replayed, or that it is."""
     recording = recorded.record(block, (x,), {})
     ops = [op for op in recording.ops if "attention" in op.name or "softmax" in op.name]
     assert ops, f"no operator of attention among {[op.name for op in recording.ops]}"

@@ -129,7 +129,7 @@ class Comparison:
         return {**self.rows.shares(row, f"{self.name} {FULL}", "full"), **row}
 
     def figures(self, name: str) -> Mapping[str, Any]:
-        """Those of an earlier row. Raises LookupError if there are none."""
+        """The figures of an earlier row. Raises LookupError if there are none."""
         try:
             return self.rows.measured[f"{self.name} {name}"]
         except KeyError:

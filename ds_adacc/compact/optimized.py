@@ -19,7 +19,7 @@ Group = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one step: the learning rate, and the factor of weight decay, which AdamW multiplies with it."""
+    """The numbers of one step: the learning rate, and the factor of weight decay, which AdamW multiplies with it."""
 
     learning: float
     decay: float

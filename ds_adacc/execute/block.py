@@ -229,7 +229,7 @@ class Block:
 
     @property
     def block_types(self) -> set[str]:
-        """Those of its records, and of the records of the resumed run that were not recalled."""
+        """The block types of its records, and of the records of the resumed run that were not recalled."""
         return {record.block_type for record in (*self.records(), *self._past)}
 
     @classmethod

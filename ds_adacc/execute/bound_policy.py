@@ -88,7 +88,7 @@ class BoundPolicy:
 
     @functools.cached_property
     def stored(self) -> tuple[tuple[int, type[Retained | Compressed], Any], ...]:
-        """Of each value that is retained or compressed: its index, the class of its holder, the holder's argument."""
+        """The values that are retained or compressed: index, class of the holder, and the holder's argument."""
         found = []
         for index, value, choice in self._choices():
             if choice == RETAIN:
@@ -99,13 +99,13 @@ class BoundPolicy:
 
     @functools.cached_property
     def offloaded(self) -> tuple[tuple[int, Facts], ...]:
-        """Of each value that is offloaded: its index, and what its holder knows of it."""
+        """The values that are offloaded: index, and what the holder knows of the value."""
         offloaded = ((index, value) for index, value, choice in self._choices() if choice == OFFLOAD)
         return tuple((index, Facts(value.name, value.geometry, self.uses[index])) for index, value in offloaded)
 
     @functools.cached_property
     def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
-        """Of each value that is rebuilt: its index and name, the operator that makes it, and which output it is."""
+        """The values that are rebuilt: index, name, the operator that makes the value, and which output it is."""
         rebuilt = ((index, value) for index, value, choice in self._choices() if choice is None)
         return tuple((index, value.name, value.producer, value.output) for index, value in rebuilt)
 

@@ -1,4 +1,4 @@
-"""Of which saved tensors backward gets a copy.
+"""Which saved tensors backward gets a copy of.
 
 Backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does, which puts its gradient
 there. In plain autograd nobody reads the tensor after that. Here something might be rebuilt from it.
@@ -43,5 +43,5 @@ def _saver(recording: Recording, position: Position) -> RecordedOp | None:
 
 
 def _index(position: Position) -> int:
-    """That of the operator that saves the tensor, or of the one before: of two it is not known which."""
+    """The index of the operator that saves the tensor, or of the one before: which of the two it is, is not known."""
     return position.ops_done - position.fresh

@@ -70,7 +70,7 @@ class Geometry:
         return alias.set_(root.untyped_storage(), offset, self.size, self.stride)
 
     def seen_from(self, part: Geometry) -> Geometry:
-        """The same geometry relative to the first byte of `part`, where both are relative to one root."""
+        """This geometry relative to the first byte of `part`, where both are relative to one root."""
         return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
 
 

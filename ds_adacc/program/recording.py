@@ -231,7 +231,7 @@ class Recording:
         return tuple(found)
 
     def of_block(self, other: Recording) -> Recording:
-        """The same program run by the block of another recording, whose parameters and buffers have the same roles.
+        """This program as run by the block of another recording, whose parameters and buffers have the same roles.
 
         Where all operators are the same, it has those of this recording, and with them what is known of each.
         """
@@ -253,7 +253,7 @@ class Recording:
 
     @property
     def draws(self) -> tuple[Draw, ...]:
-        """Those of the operators that may be replayed."""
+        """The draws of the operators that may be replayed."""
         return tuple(draw for op in self.ops if op.replayable for draw in op.draws)
 
     @property

@@ -111,7 +111,7 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
 
 
 def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
-    """The same as `op`, which has returned the uninitialised memory `made`, but without a tensor among its arguments.
+    """The operator `op`, which has returned the uninitialised memory `made`, without a tensor among its arguments.
 
     `empty_like` reads only how its argument looks. A replay must not rebuild that tensor for it.
     """
@@ -122,7 +122,7 @@ def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
 
 
 def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
-    """The same as `op`, which has returned `made`, but with the dtype that it took from torch's default, if any.
+    """The operator `op`, which has returned `made`, with the dtype that it took from torch's default, if any.
 
     The default may be another one in backward.
     """

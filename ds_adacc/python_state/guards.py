@@ -60,7 +60,7 @@ class _Same(weakref.ref):
 
 
 class _Held:
-    """The same for an object that allows no weak references. It is kept alive so that its address is not used again."""
+    """An object by identity that allows no weak references. It is kept alive so that its address is not used again."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -192,7 +192,7 @@ class Watch:
     def _note_members(
         self, module: types.ModuleType, names: Mapping[str, None], code: types.CodeType, found: dict[str, Place]
     ) -> None:
-        """Of a Python module, the members that the code names. Of libraries, only the data of some are guarded."""
+        """The members of a Python module that the code names. Of a library, only the data of some are guarded."""
         if module in self._modules:  # Python modules may refer to one another
             return
         self._modules.add(module)

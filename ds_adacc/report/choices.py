@@ -16,6 +16,6 @@ def choices(profile: planner.Profile, policy: planner.Policy) -> list[str | None
 
 
 def named_choices(profile: planner.Profile, policy: planner.Policy, names: Sequence[str]) -> dict[str, str]:
-    """The same by these names of the values, without values that have no bytes of their own or that are not needed."""
+    """The choices by these names of the values. Values without bytes of their own, or not needed, are left out."""
     triples = zip(names, profile.graph.values, choices(profile, policy), strict=True)
     return {name: choice for name, value, choice in triples if choice is not None and value.nbytes}

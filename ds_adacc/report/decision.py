@@ -41,7 +41,7 @@ class UsedPolicy:
 
 @dataclass(frozen=True)
 class Decision:
-    """Of the block type `name`: so many calls held at once, of so many operators each.
+    """What is decided for the block type `name`: so many calls held at once, of so many operators each.
 
     `remarks`: which `autograd.Function`s are never replayed, and what they hold whatever the plan.
     """

@@ -35,7 +35,7 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numb
 
 
 def grid(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> RenderableType:
-    """The same without a title."""
+    """A table without a title."""
     numbers = set(numbers)
     made = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for name in header:
