@@ -23,7 +23,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted. On a
     CUDA device, `allocated_bytes` and `reserved_bytes` are the whole process's, at their peak until then.
     `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
-    `gradient_error/<block>` is the relative error of the block's gradient under its policy, as last measured.
+    `gradient_error/<block>` is the relative error of the block's gradient under its policy, the largest so far.
     `compression_ratio/<role>` is compressed bytes over raw bytes, of the values that a codec holds.
     `rectifier/interval` (steps to the next tracking step) comes at each step; `rectifier/replanned` (0 or 1) and
     `rectifier/changed` (how many values are stored differently) at tracking steps.
@@ -80,7 +80,7 @@ def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
 
 
 def _gradient_errors(controller: Any) -> Iterable[Reading]:
-    """The last measured error of the policy in force, of each block on this rank that runs a lossy one."""
+    """The largest measured error of the policy in force, of each block on this rank that runs a lossy one."""
     agreement = controller.agreement
     errors = agreement.errors_in_force()
     named: dict[str, float] = {}
