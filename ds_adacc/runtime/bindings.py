@@ -75,7 +75,7 @@ class Bindings:
         Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
         """
         agreement = self._agreement
-        if origin == record.block_type or agreement.permits(origin, index):
+        if origin == record.block_type or origin not in agreement.types or agreement.permits(origin, index):
             return None
         policy = agreement.block_types[origin].policy(index)
         known = agreement.block_types[record.block_type]
