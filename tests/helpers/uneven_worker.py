@@ -39,7 +39,7 @@ def train(section):
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     rank = engine.global_rank
     tokens, nap = torch.Generator().manual_seed(rank), random.Random(rank)
-    losses = []
+    losses, met = [], set()
     for step in range(1, STEPS + 1):
         torch.manual_seed(100 * step + rank)
         shape = SHAPES.get(step, (COMMON, COMMON))[rank]
@@ -48,7 +48,8 @@ def train(section):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    return {"losses": losses, **(told(engine) if section else {})}
+        met |= set(engine.adacc.runtime.agreement.block_types) if section else set()
+    return {"losses": losses, "met": sorted(met), **(told(engine) if section else {})}
 
 
 def told(engine):
