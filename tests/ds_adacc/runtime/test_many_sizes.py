@@ -144,7 +144,7 @@ def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
     monkeypatch.setattr(step_controller, "_MOST_PLANNED", 4)
     training = settled()
-    for length in range(33, 53):
+    for length in range(33, 45):
         training.step((25, length))
     controller = training.runtime.controller
     assert len(controller._planned) <= 4
