@@ -3,10 +3,10 @@
 python examples/compare.py [--steps N] [--rounds N] [--with-compact] [options of train.py]
 
 Adacc gets the peak memory that DeepSpeed's full checkpointing was measured to take, and then half of it, or the least
-that fits if that is more. Losses and
-memory come from one run of each strategy. Times come from one process in which all take turns (measure.py); nothing
-else runs beside it. On a CPU each process has one thread, and two runs go on at once. Writes the table, the picture,
-and every run's config, log and result to runs/compare/, in place of what was there.
+that fits if that is more. Losses and memory come from one run of each strategy. Times come from one process in which
+all take turns (measure.py); nothing else runs beside it. On a CPU each process has one thread, and two runs go on at
+once. Writes the table, the picture, and every run's config, log and result to runs/compare/, in place of what was
+there.
 """
 
 from __future__ import annotations
@@ -295,10 +295,11 @@ def mebibytes(size: int | None) -> str:
 
 
 NOTE = """\
-*Time* is computing time: the CPU time of the process on one thread; on a GPU, the time between two events. It and the
-wall clock's are ratios to no checkpointing, of steady steps taken in turns: the median, and its 95 % confidence
-interval. ≈ marks a ratio whose interval is wider than what it shows. *Peak memory* is that of forward and backward in a
-steady step, above the level before it. *Gradient error* is that of one batch, at the weights of no checkpointing."""
+*Time* is computing time: the CPU time of the process on one thread; on a GPU, the time between two events. It and
+the wall clock's are ratios to no checkpointing, of steady steps taken in turns: the median, and its 95 % confidence
+interval. ≈ marks a ratio whose interval is wider than its distance from 1, or than 0.06. *Peak memory* is that of
+forward and backward in a steady step, above the level before it. *Gradient error* is that of one batch, at the
+weights of no checkpointing."""
 
 
 def save(rows: Sequence[Row], device: str) -> None:

@@ -98,17 +98,16 @@ class OtherSizes:
         agreed = [agreement.block_types[name].agreed for name in names]
         if None in agreed or not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
             return False
-        lean = [self._recomputed(each) if each.spec.name in agreement.origins else each for each in agreed]
-        if lean == agreed or not agreement.fits(lean):
+        lean = {each.spec.name: self._recomputed(each) for each in agreed if each.spec.name in agreement.origins}
+        if not lean or not agreement.fits([lean.get(each.spec.name, each) for each in agreed]):
             return False
-        for each in lean:
-            if each.spec.name in agreement.origins:
-                agreement.adopt(each, agreement.origin(each.spec.name))
+        for name, each in lean.items():
+            agreement.adopt(each, agreement.origin(name))
         return True
 
     def _has_two_sizes(self, names: LiveSet) -> bool:
-        programs = [id(self.open_types.of(name)) for name in names if self.open_types.of(name) is not None]
-        return len(set(programs)) < len(programs)
+        programs = [program for program in map(self.open_types.of, names) if program is not None]
+        return len(set(map(id, programs))) < len(programs)
 
     @staticmethod
     def _recomputed(agreed: AgreedType) -> AgreedType:
