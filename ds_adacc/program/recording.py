@@ -18,6 +18,7 @@ from ds_adacc.python_state.python_reads import PythonReads
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
+TAINTED = "may hold a number read from data"  # why nothing is replayed that runs after data was read (Rule 7)
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
 
@@ -180,7 +181,7 @@ class Recording:
     """One block's program. Its only tensors are parameters (Rule 12).
 
     `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
-    know of its Functions.
+    know of its Functions, and of data that Python reads.
     """
 
     name: str
@@ -212,8 +213,8 @@ class Recording:
         return any(op.refusal == COMPILED for op in self.ops)
 
     @property
-    def remarks_on_functions(self) -> tuple[str, ...]:
-        """What the user should know of the block's `autograd.Function`s, each thing once."""
+    def remarks_on_replays(self) -> tuple[str, ...]:
+        """Why the plan has less to choose from in this block than the user may expect, each thing once."""
         refused = (f"{op.short_name}: never replayed: {op.refusal}" for op in self.ops if op.is_function and op.refusal)
         return tuple(dict.fromkeys((*refused, *self.remarks)))
 

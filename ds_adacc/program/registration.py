@@ -31,6 +31,17 @@ _LIKE = {
     "rope": "mul",
     "rotary": "mul",
 }
+# What fused attention's forward calls the tensors that it reads. Packed ones go by their first part.
+_ATTENTION_ARGUMENTS = {
+    "q": "query",
+    "query": "query",
+    "qkv": "query",
+    "k": "key",
+    "key": "key",
+    "kv": "key",
+    "v": "value",
+    "value": "value",
+}
 _PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names
 
 Function = TypeVar("Function", bound=type[torch.autograd.Function])
@@ -92,11 +103,15 @@ def computes_only(cls: type[torch.autograd.Function]) -> bool:
 
 
 def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
-    """By value, the roles of what the operator reads, and of what it makes."""
+    """By value, the roles of what a Function reads and of what it makes, as its arguments' names or its user tell."""
     if not isinstance(op.func, FunctionCall):
         return {}, {}
-    roles = registration_of(op.func.cls).roles
-    read = {ref.index: roles[name] for name, ref in _references(op) if name in roles}
+    known = _ATTENTION_ARGUMENTS if is_attention(op.func.cls) else {}
+    roles = {**known, **registration_of(op.func.cls).roles}
+    read: dict[int, str] = {}
+    for name, ref in _references(op):
+        if name in roles:
+            read.setdefault(ref.index, roles[name])
     outputs = (("output" if number == 0 else f"output {number}", index) for number, index in enumerate(op.outputs))
     return read, {index: roles[name] for name, index in outputs if index is not None and name in roles}
 

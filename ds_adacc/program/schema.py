@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import Constant
-from ds_adacc.program.recording import COLLECTIVE, UNINITIALISED, RecordedOp
+from ds_adacc.program.recording import COLLECTIVE, TAINTED, UNINITIALISED, RecordedOp
 
 OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
@@ -106,7 +106,7 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
     if reads_data(func):
         return "reads data into Python"
     if tainted:
-        return "may hold a number read from data"
+        return TAINTED
     return None
 
 

@@ -13,12 +13,13 @@ from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.functions import attributes
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import Parameters
-from ds_adacc.program.recording import COLLECTIVE, COMPILED, UNINITIALISED, Position, RecordedOp, Recording
+from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, UNINITIALISED, Position, RecordedOp, Recording
 from ds_adacc.program.schema import MASKS, OPAQUE, by_look, refusal_of, tensors_in, with_constants, with_dtype
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.application import Application
 from ds_adacc.record.compiled import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
+from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.known import Known, admit, storage_of
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.ran import Ran
@@ -30,15 +31,14 @@ _OVERWRITTEN = "what it makes is overwritten in place"
 class Draft:
     """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
 
-    `known` has the values, `draws` the random generators' states. `is_tainted`: whether Python has read data, so that
-    any later number may hold some of it (Rule 7).
+    `known` has the values, `draws` the random generators' states.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], found: Closure) -> None:
         self.known = Known(inputs, found)
         self.labels = Labels(inputs, found)
         self.draws = Draws(found.generators(), self.known.values, self.known.tensors)
-        self.is_tainted = False
+        self._data_read_at: str | None = None  # the first line that reads data
         self._closure = found
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
@@ -49,9 +49,19 @@ class Draft:
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
 
+    @property
+    def is_tainted(self) -> bool:
+        """Whether Python has read data, so that any later number may hold some of it (Rule 7)."""
+        return self._data_read_at is not None
+
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known
+        if any(op.refusal == TAINTED for op in self._ops):
+            self.remark(
+                f"{self._data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
+                "is recomputed. If you can, compute it outside of the block and pass it as an argument"
+            )
         met = {id(parameter) for parameter in known.parameters}
         others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
         recording = Recording(
@@ -156,7 +166,7 @@ class Draft:
 
     def note_data_read(self) -> None:
         """Note that Python may know data from here on (Rule 7)."""
-        self.is_tainted = True
+        self._data_read_at = self._data_read_at or line_of_block()
         self.doubt_from_here()
 
     def note_compiled(self) -> bool:

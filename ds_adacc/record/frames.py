@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
+_NOT_THE_USERS = ("torch", "ds_adacc")  # packages in which no read of data is the user's own
 _RECORDER = ("ds_adacc.record.capture", "capture")  # what called it is not the block's
 
 
@@ -20,3 +22,11 @@ def frames_of_block() -> Iterator[FrameType]:
     while frame is not None and place_of(frame) != _RECORDER:
         yield frame
         frame = frame.f_back
+
+
+def line_of_block() -> str:
+    """The line that runs now, as `file.py:12 (function)`: the innermost that is not in torch."""
+    for frame in frames_of_block():
+        if (place_of(frame)[0] or "").split(".")[0] not in _NOT_THE_USERS:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_name})"
+    return "a line that is not known"

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.functions import as_tuple, by_position, why_not_one
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.recording import COLLECTIVE, COMPILED, RecordedOp, Recording
+from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, RecordedOp, Recording
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
     OF_TORCH,
@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
             if written and not self.draft.bases(written):
                 running.refuse("it writes to an argument in place")
             if self.draft.is_tainted:
-                running.refuse("may hold a number read from data")
+                running.refuse(TAINTED)
             if running.reads_data:
                 self.note_read()
             if self._has_collective:

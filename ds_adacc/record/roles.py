@@ -90,7 +90,8 @@ def _like(op: RecordedOp) -> str:
 
 def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: Recording) -> str | None:
     """Query, key or value, if `op` is attention and reads it there."""
-    if _ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
+    is_number = value.geometry.dtype.is_floating_point  # not where packed texts begin
+    if is_number and _ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
         return ("query", "key", "value")[slot]
     if _like(op) in _BATCHED and value.producer is not None:
         product = recording.values[op.outputs[0]] if op.outputs and op.outputs[0] is not None else None

@@ -43,7 +43,8 @@ class UsedPolicy:
 class Decision:
     """What is decided for the block type `name`: so many calls held at once, of so many operators each.
 
-    `remarks`: which `autograd.Function`s are never replayed, and what they hold whatever the plan.
+    `remarks`: why there is less to choose from than the user may expect: Functions that are never replayed, data that
+    Python reads.
     """
 
     name: str
@@ -71,7 +72,7 @@ def decision_of(
         UsedPolicy(_blocks(policy, chosen), policy.held_bytes(profile), planner.simulate(profile, policy).seconds)
         for policy in policies
     )
-    return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used, recording.remarks_on_functions)
+    return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used, recording.remarks_on_replays)
 
 
 def span(names: Iterable[str]) -> str:

@@ -126,7 +126,7 @@ def case(make):
         "collectives": [without, with_],
         "refused": {op.short_name: op.refusal for op in recording.ops if not op.replayable},
         "replayed": [op.short_name for op in recording.ops if op.index in policy.replays],
-        "remarks": recording.remarks_on_functions,
+        "remarks": recording.remarks_on_replays,
     }
 
 

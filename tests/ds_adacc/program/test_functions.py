@@ -406,6 +406,27 @@ def test_known_functions_by_their_names(name, operator, is_run_alone):
     assert (like(cls), computes_only(cls)) == (operator, is_run_alone)
 
 
+class FusedAttention(Plain):
+    """Where its texts begin stands before q, as in TransformerEngine's; q and the packed k and v go by their names."""
+
+    @staticmethod
+    def forward(ctx, edges, q, kv):
+        ctx.save_for_backward(q, kv)
+        return q + kv
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad, grad
+
+
+def test_roles_of_what_attention_reads_follow_the_names_of_its_arguments():
+    edges = torch.tensor([0, 4], dtype=torch.int32)
+    recording = record(lambda x: FusedAttention.apply(edges, x * 2, x * 3), (batch(),), {})
+    roles = [recording.values[index].role for index in function_of(recording).reads]
+    assert roles[-2:] == ["query", "key"]
+    assert not {"query", "key", "value"} & set(roles[:-2])
+
+
 class Told(Plain):
     """Registered below."""
 
@@ -424,7 +445,7 @@ def test_what_is_registered():
     assert [recording.values[index].role for index in (*op.reads, op.outputs[0])] == ["query", "key"]
     recording = record(Block(Never), (batch(),), {})
     assert function_of(recording).refusal == "it is registered as never to be replayed"
-    assert recording.remarks_on_functions == ("Never: never replayed: it is registered as never to be replayed",)
+    assert recording.remarks_on_replays == ("Never: never replayed: it is registered as never to be replayed",)
 
     class Child(Never):
         """A class by itself."""
@@ -449,7 +470,7 @@ def test_registering_what_is_wrong(wrong, message):
 @pytest.mark.parametrize("rope", [opaque.Rope, opaque.RopeInPlace])
 def test_a_block_of_functions_has_the_choices_of_a_plain_one(rope):
     recording = check(opaque.Block(rope=rope), torch.randn(2, 16, 64, requires_grad=True))
-    assert not recording.remarks_on_functions
+    assert not recording.remarks_on_replays
     rebuildable = block_graph(recording).rebuildable_ops
     owned = [recording.values[index] for index in recording.saved if recording.values[index].owned]
     rebuilt = sum(value.nbytes for value in owned if value.producer in rebuildable)

@@ -75,7 +75,7 @@ def test_a_layer_is_replayed(llama):
     recording, functions = same_gradients(llama.model.layers[0], *arguments(llama), policies=3)
     assert refused(recording) == []
     assert functions == ["LigerRMSNormFunction", "LigerRopeFunction", "LigerRMSNormFunction", "LigerSiLUMulFunction"]
-    assert not recording.remarks_on_functions
+    assert not recording.remarks_on_replays
     rebuildable = block_graph(recording).rebuildable_ops
     owned = [recording.values[index] for index in recording.saved if recording.values[index].owned]
     rebuilt = sum(value.nbytes for value in owned if value.producer in rebuildable)
@@ -110,5 +110,5 @@ def test_the_fused_loss_is_refused_because_it_reads_data(llama):
     hidden = torch.randn(TIME, WIDTH, device=DEVICE, dtype=DTYPE, requires_grad=True)
     recording, functions = same_gradients(Loss(), (hidden,), {}, policies=2)
     assert functions == ["LigerFusedLinearCrossEntropyFunction"]
-    assert recording.remarks_on_functions == (f"{functions[0]}: never replayed: reads data into Python",)
+    assert recording.remarks_on_replays == (f"{functions[0]}: never replayed: reads data into Python",)
     assert {op.short_name: op.refusal for op in recording.ops}["tanh"] is None

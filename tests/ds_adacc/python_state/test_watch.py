@@ -60,7 +60,10 @@ DATA = {
 @pytest.mark.parametrize("name", DATA)
 def test_what_follows_from_data_is_not_recomputed(name):
     block = Block(DATA[name])
-    ops = record(block, (batch(),), {}).ops
+    recording = record(block, (batch(),), {})
+    ops, (remark,) = recording.ops, recording.remarks_on_replays
+    line = DATA[name].__code__.co_firstlineno
+    assert remark.startswith(f"test_watch.py:{line} (<lambda>) reads data into Python, or makes a shape that")
     mul = max(op.index for op in ops if op.short_name == "mul")
     assert [op.replayable for op in ops if op.index >= mul] == [False] * (len(ops) - mul)
     assert all(op.replayable for op in ops if op.short_name in ("addmm", "gelu") and op.index < mul - 3)

@@ -45,7 +45,7 @@ def test_a_custom_operator_that_keeps_state_is_refused(kept):
     assert refusals["tanh"] is None
     refusal = refusals[f"counts_in_{kept}"]
     assert re.fullmatch(r"it keeps state: .*count.* changes", refusal)
-    assert recording.remarks_on_functions == (f"ds_adacc_tests.counts_in_{kept}.default: never replayed: {refusal}",)
+    assert recording.remarks_on_replays == (f"ds_adacc_tests.counts_in_{kept}.default: never replayed: {refusal}",)
     assert max(counter[0], count, holder.count) == 11, "once a call: plain, recorded, and under nine policies"
 
 
