@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from ds_adacc import planner
 from ds_adacc.profile.sizes import OpenProfile
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.sizes import Example, OpenProgram, Sizes
+from ds_adacc.program.signature import Sizes
+from ds_adacc.program.sizes import Example, OpenProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 32  # programs; one that is recorded anew at every step must not pile up

@@ -16,7 +16,8 @@ from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.open_types import OpenTypes
 from ds_adacc.plan.plan import LiveSet
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.sizes import Sizes, fits
+from ds_adacc.program.signature import Sizes
+from ds_adacc.program.sizes import fits
 
 _TOLD = 3  # predicted sizes with a line of log each
 

@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.sizes import Sizes
+from ds_adacc.program.signature import Sizes
 
 
 class OpenProfile:
@@ -38,8 +38,8 @@ class OpenProfile:
         if not self.is_measured:
             return None
         profiles, graph = list(self._measured.values()), block_graph(recording)
-        known = Variables(list(self._measured))
-        values = known.of(sizes)
+        known = Variables([measured.all for measured in self._measured])
+        values = known.of(sizes.all)
 
         def whole(numbers: Sequence[int], moved: Callable[[Sequence[float]], float]) -> int:
             formula = fit(numbers, known.seen)

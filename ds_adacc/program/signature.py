@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -69,10 +69,29 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
-def sizes_of(signature: Any) -> tuple[int, ...]:
-    """The sizes of the tensors among a call's arguments, and the distances of those that share a storage."""
-    _, (parts, sharing), *_ = signature
-    return (*(length for look in parts for length in look.shape), *(distance for *_, distance in sharing))
+class Sizes(NamedTuple):
+    """What differs between two calls of one program at two sizes.
+
+    `lengths`: of the dimensions of its input tensors, and the distances of those that share a storage. `numbers`: the
+    whole numbers among the arguments, such as the length of the longest text in a packed batch.
+    """
+
+    lengths: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Both, in a fixed order."""
+        return *self.lengths, *self.numbers
+
+
+def sizes_of(signature: Any) -> Sizes:
+    """The sizes of a call's arguments."""
+    key, (parts, sharing), *_ = signature
+    numbers: list[int] = []
+    _without_numbers(key, numbers)
+    lengths = (*(length for look in parts for length in look.shape), *(distance for *_, distance in sharing))
+    return Sizes(lengths, tuple(numbers))
 
 
 def differ_in_sizes(one: Any, other: Any) -> bool:
@@ -87,7 +106,7 @@ def differ_in_sizes(one: Any, other: Any) -> bool:
     inner: tuple[list[int], list[int]] = [], []
     if _without_sizes(one, inner[0]) != _without_sizes(other, inner[1]):
         return False
-    follow = set(zip(mine, its, strict=True))
+    follow = set(zip(mine.lengths, its.lengths, strict=True))
     return all(a == b or (a, b) in follow for a, b in zip(*inner, strict=True))
 
 
@@ -95,7 +114,25 @@ def _without_sizes(signature: Any, inner: list[int]) -> Hashable:
     """The signature apart from sizes. Those of tensors inside objects are appended to `inner`."""
     key, (parts, sharing), *rest = signature
     pattern = tuple((number, earlier) for number, earlier, _ in sharing)
-    return _opened(key, inner), _opened(parts, []), pattern, *rest
+    return _opened(_without_numbers(key, []), inner), _opened(parts, []), pattern, *rest
+
+
+def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
+    """What `flatten` returned, without the whole numbers among the arguments, which are appended to `numbers`.
+
+    Those inside objects stay: the object may hold more that follows them.
+    """
+    if isinstance(key, Look) or type(key) is not tuple or len(key) != 2:
+        return key
+    kind, inside = key
+    if kind is int:
+        numbers.append(inside)
+        return kind
+    if kind is dict:
+        return kind, tuple([(name, _without_numbers(item, numbers)) for name, item in inside])
+    if isinstance(kind, type) and issubclass(kind, tuple | list):
+        return kind, tuple([_without_numbers(item, numbers) for item in inside])
+    return key
 
 
 def _opened(key: Any, sizes: list[int]) -> Hashable:

@@ -1,7 +1,7 @@
-"""A program with its sizes left open: what a recording would be at other sizes of the block's inputs.
+"""A program with its sizes left open: what a recording would be at other sizes of the block's arguments.
 
 A program that was recorded at several sizes tells which of its whole numbers (sizes, strides, offsets, arguments of
-operators) follow the sizes of its inputs, and how. That is a guess until a recording at a further size confirms it.
+operators) follow the sizes of its arguments, and how. That is a guess until a recording at a further size confirms it.
 Also then a call's hooks compare every saved tensor with what is predicted, as they do with what was recorded.
 """
 
@@ -17,13 +17,12 @@ from ds_adacc.program.arguments import CONSTANTS, put, take
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import RecordedValue, Recording, with_arguments
-
-Sizes = tuple[int, ...]
+from ds_adacc.program.signature import Sizes
 
 
 @dataclass(frozen=True)
 class Example:
-    """A recording, and the sizes of the block's inputs in it."""
+    """A recording, and the sizes of the block's arguments in it."""
 
     sizes: Sizes
     recording: Recording
@@ -67,18 +66,27 @@ class OpenProgram:
         for known, numbers in zip(self.examples, self._numbers, strict=True):
             if known.sizes == sizes:
                 return numbers
-        variables = Variables([known.sizes for known in self.examples])
-        values = variables.of(sizes)
-        if values is None or not values:
+        variables = Variables([known.sizes.all for known in self.examples])
+        values = variables.of(sizes.all)
+        columns = set(zip(*self._numbers, strict=True))
+        if not values or not self._varying_arguments() <= columns:
             return None
         found = {}
-        for column in set(zip(*self._numbers, strict=True)):
+        for column in columns:
             formula = fit(column, variables.seen)
             number = None if formula is None else formula.at(values)
             if number is None:
                 return None
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
+
+    def _varying_arguments(self) -> set[tuple[int, ...]]:
+        """The numbers among the arguments that vary, each in all examples.
+
+        A number that no operator is given, such as one that counts steps, may decide which branch is taken.
+        """
+        each = zip(*(known.sizes.numbers for known in self.examples), strict=True)
+        return {column for column in each if len(set(column)) > 1}
 
 
 def _of_type(example: Example) -> Example:

@@ -3,6 +3,9 @@
 On a CUDA device with its kernels, elsewhere with stand-ins for them (helpers/flash_attn_here.py).
 """
 
+import functools
+import random
+
 import pytest
 import torch
 import zoo
@@ -11,7 +14,10 @@ from recorded import profile_of, random_policy, record, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
 from ds_adacc.program.functions import FunctionCall
+from ds_adacc.runtime.runtime import Runtime
 
 pytestmark = [pytest.mark.gpu, needs_flash_attn]
 
@@ -127,6 +133,24 @@ def test_a_layer_of_transformers_and_packed_texts_whose_lengths_are_given(llama)
         expected = zoo.gradients(layer, args, kwargs)
         zoo.assert_same_bits(expected, zoo.gradients(layer, args, kwargs, run))
         assert not calls[-1].diverged
+
+
+def test_packed_batches_of_varying_texts_are_predicted(llama):
+    layer, arguments = llama
+    section = {"memory_budget": 0.9, "codecs": "none", "rectifier": {"enabled": False}}
+    runtime = Runtime(load({"adacc": section}), stepped=True)
+    adacc, lot, recordings = Adacc(runtime.config, runtime), random.Random(0), []
+    for _ in range(20):
+        lengths = [lot.randint(2, TIME) for _ in range(lot.randint(2, 5))]
+        texts = torch.cat([torch.arange(length) for length in lengths])[None].to(DEVICE)
+        edges = torch.tensor([0, *lengths]).cumsum(0).to(DEVICE, torch.int32)
+        args, kwargs = arguments(texts, cu_seq_lens_q=edges, cu_seq_lens_k=edges)
+        kwargs |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
+        call = functools.partial(runtime.checkpoint, layer)
+        zoo.assert_same_bits(zoo.gradients(layer, args, kwargs), zoo.gradients(layer, args, kwargs, call))
+        adacc.end_step()
+        recordings.append(runtime.recordings)
+    assert recordings[4] == recordings[-1]
 
 
 def test_a_layer_of_transformers_that_works_out_lengths_by_itself_says_where(llama):
