@@ -66,10 +66,17 @@ def packed(lot):
     return edges, max(lengths)
 
 
-def train(steps, arguments):
+class Scaled(Block):
+    """Computes with the number as well."""
+
+    def forward(self, x, edges, longest):
+        return super().forward(x, edges, longest) * longest
+
+
+def train(steps, arguments, make=Block):
     """Compares each step with plain autograd. Returns how many calls of a block have been recorded after each."""
     torch.manual_seed(0)
-    blocks, lot, recordings = nn.ModuleList(Block() for _ in range(LAYERS)), random.Random(0), []
+    blocks, lot, recordings = nn.ModuleList(make() for _ in range(LAYERS)), random.Random(0), []
     config = load({"adacc": {"memory_budget": 0.6, "codecs": "none", "rectifier": {"enabled": False}}})
     runtime = Runtime(config, stepped=True)
     adacc = Adacc(config, runtime)
@@ -102,3 +109,8 @@ def test_the_longest_text_is_a_size_of_the_program():
 def test_a_number_that_no_operator_is_given_may_choose_the_branch(first):
     recordings = train(12, lambda step: (step + first,))
     assert all(before < after for before, after in pairwise(recordings)), "a block is recorded at each step"
+
+
+def test_a_number_that_is_computed_with_is_recorded_anew():
+    recordings = train(8, lambda step: (), Scaled)
+    assert all(before < after for before, after in pairwise(recordings))
