@@ -89,7 +89,7 @@ def train(lengths: int, steps: int, is_plain: bool) -> Run:
         program.model(**batch).backward()
         run.peaks.append(memory.peak_bytes())
         run.levels.append(memory.level)
-        run.budgets.append(runtime.agreement.limit)  # a fraction's grows with the largest batch so far
+        run.budgets.append(runtime.agreement.budget.limit)  # a fraction's grows with the largest batch so far
         del batch
         adacc.end_step()
     return run

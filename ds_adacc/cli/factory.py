@@ -19,8 +19,8 @@ from ds_adacc.cli.answer import BadInput
 from ds_adacc.compact.compact import convert
 from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
+from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.budget import available_bytes
 from ds_adacc.plan.plan import peak_when
 from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
@@ -116,7 +116,8 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)
-    available = available_bytes(loss.device, peak_when(planner.recompute_policy, problem), runtime.agreement.peak)
+    recomputed = peak_when(planner.recompute_policy, problem)
+    available = available_bytes(loss.device, recomputed, runtime.agreement.budget.peak)
     return Recorded(batch, problem, known, loss.device, available)
 
 

@@ -5,7 +5,8 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 
 * `block_type`: what this process knows of a block type, and what all ranks have agreed on for it;
 * `forward_order`: which block comes when, the one owner of a block's index;
-* `budget`: the bytes that activations may take; `step_peak`: a CUDA device's peak, without what recording takes of it;
+* `budget`: the bytes that activations may take; `available`: those that are left on the device; `step_peak`: a CUDA
+  device's peak, without what recording takes of it;
 * `agreement`: what the ranks have agreed on; `coordinator` changes it on all of them at once;
 * `consensus`: merges what the ranks have measured, and `ranks` is how they exchange it;
 * `plan`: asks the planner for policies, and holds its answer; `live_sets`: each live set is solved by itself;
@@ -13,5 +14,5 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `other_sizes`: the same program at other input sizes, without a plan; `open_types`: such programs; `adoption`: the
   search for their policies;
 * `approvals`: which policies each block may run, by the gradient errors measured on it;
-* `correction`, `held_inputs`: bytes that a profile does not tell, counted in.
+* `correction`, `held_inputs`, `outlier_prices`: bytes that a profile does not tell, counted in.
 """

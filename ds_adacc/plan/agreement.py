@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.bound_policy import flat
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.budget import budget_bytes
+from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import Policies
+from ds_adacc.plan.outlier_prices import OutlierPrices
 from ds_adacc.plan.plan import LiveSet, Plan, components, largest
-from ds_adacc.plan.step_peak import StepPeak
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.program.recording import Recording
 
-_UNLIMITED = 1 << 62
 _REMEMBERED = 256  # block types whose policies are kept in case they run again
 
 
@@ -53,7 +47,7 @@ class Agreement:
 
     `block_types`: those that this rank has run. `types`: those that the ranks have planned for; the policies of a type
     that this rank has not run yet are kept until it runs. `live_sets`: what was planned for; `unfit`: those that no
-    plan fits. `limit`: the budget in bytes, None before the first plan. `inputs` says how the block inputs that a
+    plan fits. `inputs` says how the block inputs that a
     policy retains are held. `origins`: of each block type whose policies were adopted from another size of its program,
     that other block type; the one used last comes last. A `Coordinator` changes all of this on all ranks at once;
     `OtherSizes` adds adopted types on its own rank.
@@ -64,26 +58,20 @@ class Agreement:
         self.block_types: dict[str, KnownType] = {}
         self.types: dict[str, AgreedType] = {}
         self.origins: OrderedDict[str, str] = OrderedDict()
-        self.limit: int | None = None
+        self.budget = Budget(config)
         self.live_sets: tuple[LiveSet, ...] = ()
         self.unfit: tuple[LiveSet, ...] = ()
         self.forward_order = ForwardOrder()
         self.inputs = InputPlacement()
         self.approvals = Approvals(config.max_gradient_error)
-        self.peak = StepPeak()
-        self._codecs = codecs
-
-    def aside(self) -> AbstractContextManager[None]:
-        """What is allocated here does not count in the step's peak, of which a budget of "auto" depends."""
-        is_asked_for = self.limit is None and self.config.memory_budget.kind == "auto"
-        return self.peak.aside() if is_asked_for else nullcontext()
+        self.outlier_prices = OutlierPrices(codecs)
 
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
         orders = tuple(self.forward_order.orders.items())
         agreed = tuple(each for name, each in self.types.items() if name not in self.origins)
         errors = tuple(self.approvals.blocks.items())
-        return AgreementState(self.limit, self.live_sets, self.unfit, orders, agreed, errors)
+        return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors)
 
     def restore(self, state: AgreementState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
@@ -91,7 +79,7 @@ class Agreement:
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
         self.block_types, self.origins = {}, OrderedDict()
-        self.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
+        self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
         self.forward_order.restore(dict(state.orders), blocks, indices)
@@ -117,7 +105,7 @@ class Agreement:
         observation began. So the count is then at least the number of blocks, and it never decreases.
         """
         known = self.block_types[digest]
-        is_first = self.limit is None and known.agreed is None
+        is_first = self.budget.limit is None and known.agreed is None
         known.count = alive if alive and is_first else max(known.count, alive, blocks)
 
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
@@ -188,7 +176,8 @@ class Agreement:
     def fits(self, agreed: Sequence[AgreedType]) -> bool:
         """Whether the calls of these block types fit the budget together, in whatever order backward takes them."""
         problem = planner.Problem(tuple(each.spec for each in agreed))
-        return self.limit is not None and planner.peak_bytes(problem, [each.policies for each in agreed]) <= self.limit
+        limit = self.budget.limit
+        return limit is not None and planner.peak_bytes(problem, [each.policies for each in agreed]) <= limit
 
     def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.
@@ -212,12 +201,6 @@ class Agreement:
             total += count * known.policy(index).held_bytes(profile)
         return total
 
-    def outlier_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
-        """Bytes of an outlier codec's payload for a value if the codec keeps `capacity` channels raw."""
-        value = known.recording.values[index]
-        codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
-        return codec.payload_bytes(flat(value).size, value.geometry.dtype)
-
     def counted(self, known: KnownType) -> planner.Profile:
         profile = known.profile if self.approvals.bound is None else known.errors.of(known.profile)
         return with_held_inputs(profile, known.recording, self.inputs)
@@ -227,32 +210,6 @@ class Agreement:
         profile, policies = agreed.spec.profile, enumerate(agreed.policies)
         name = self.origin(agreed.spec.name)
         return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
-
-    def budget(self, without: int, available: int) -> int:
-        if self.config.forces_compression and self.config.memory_budget.kind == "auto":
-            return _UNLIMITED
-        if self.limit is None:
-            return budget_bytes(self.config.memory_budget, without, available)
-        return self.grown_budget(without)
-
-    def grown_budget(self, without: int) -> int:
-        """The budget in bytes, once there is one. A fraction is of the largest peak without checkpointing so far."""
-        assert self.limit is not None
-        if self.config.memory_budget.kind != "fraction":
-            return self.limit
-        return max(self.limit, budget_bytes(self.config.memory_budget, without, 0))
-
-    def resized(self, digest: str, profile: planner.Profile, capacity: Mapping[int, int]) -> planner.Profile:
-        """The profile with the payload bytes of outlier codecs at these capacities."""
-        if digest not in self.block_types:
-            return profile
-        block_type = self.block_types[digest]
-        codecs = list(profile.codecs)
-        for index, channels in capacity.items():
-            names = [cost.codec for cost in codecs[index] if separates_outliers(cost.codec)]
-            sizes = {name: self.outlier_bytes(name, block_type, index, channels) for name in names}
-            codecs[index] = tuple(replace(cost, nbytes=sizes.get(cost.codec, cost.nbytes)) for cost in codecs[index])
-        return replace(profile, codecs=tuple(codecs))
 
     def put_in_force(self, agreed: Sequence[AgreedType]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank."""

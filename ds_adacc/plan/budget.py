@@ -1,79 +1,41 @@
-"""The bytes that the blocks' activations may take on this device."""
+"""The bytes that the blocks' activations may take at the peak of a step."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 
-import psutil
-import torch
-
-from ds_adacc.config import MemoryBudget
+from ds_adacc.config import AdaccConfig, MemoryBudget
 from ds_adacc.plan.step_peak import StepPeak
 
-_MARGIN = 0.05
+_UNLIMITED = 1 << 62
 
 
-def available_bytes(device: torch.device, recomputed: int, peak: StepPeak) -> int:
-    """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device's memory.
+class Budget:
+    """What the section asks for, and the `limit` in bytes that follows from it: None before the first plan."""
 
-        free now - (peak of the step - what the process has now) + `recomputed`
+    def __init__(self, config: AdaccConfig) -> None:
+        self.limit: int | None = None
+        self.peak = StepPeak()
+        self._asked = config.memory_budget
+        self._forces_compression = config.forces_compression
 
-    `recomputed` is the predicted part of that peak that the blocks take: before the first policy, blocks recompute all
-    they can. So the formula still counts the rest of the peak (gradients, logits, buckets). On CUDA the allocator's
-    cache counts as free, and `peak` is that of the step. The ranks on a machine share the CPU's memory evenly; there
-    the peak is that of the process's resident memory.
-    """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        allocated = torch.cuda.memory_allocated(device)
-        free += torch.cuda.memory_reserved(device) - allocated
-        beyond = peak.bytes(device) - allocated
-        return max(int(free - beyond + recomputed - _MARGIN * total), 0)
-    memory = psutil.virtual_memory()
-    free = min([memory.available, *_left_in_cgroups()])
-    return max(int((free - _MARGIN * memory.total) / _ranks_here()) - _resident_beyond() + recomputed, 0)
+    def aside(self) -> AbstractContextManager[None]:
+        """What is allocated here does not count in the step's peak, on which a budget of "auto" depends."""
+        is_asked_for = self.limit is None and self._asked.kind == "auto"
+        return self.peak.aside() if is_asked_for else nullcontext()
 
+    def bytes(self, without: int, available: int) -> int:
+        """The budget for a plan, if the peak is `without` checkpointing, and `available` is left on the device."""
+        if self._forces_compression and self._asked.kind == "auto":
+            return _UNLIMITED
+        return budget_bytes(self._asked, without, available) if self.limit is None else self.grown(without)
 
-def _ranks_here() -> int:
-    """The number of ranks on this machine, from the variable that torchrun or DeepSpeed's launcher sets."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
-
-
-def _resident_beyond(status: Path = Path("/proc/self/status")) -> int:
-    """Peak resident memory of this process, less the current one, in bytes. 0 if the system does not report it."""
-    if not status.exists():
-        return 0
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-    if not {"VmHWM", "VmRSS"} <= fields.keys():
-        return 0
-    high, now = (int(fields[name].split()[0]) for name in ("VmHWM", "VmRSS"))
-    return max(high - now, 0) << 10
-
-
-def _left_in_cgroups(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Bytes left in each memory cgroup (version 2 or 1) of this process that has a limit."""
-    for line in own.read_text().splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, limit, used = mount, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit, used = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        parts = Path(path.strip("/")).parts
-        for depth in range(len(parts) + 1):
-            yield from _left(root.joinpath(*parts[:depth]), limit, used)
-
-
-def _left(folder: Path, limit: str, used: str) -> Iterator[int]:
-    """Bytes left in one cgroup. File cache that the kernel can drop at once counts as free."""
-    if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
-        stat_file = folder / "memory.stat"
-        stat = dict(line.split() for line in stat_file.read_text().splitlines()) if stat_file.exists() else {}
-        cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-        yield max(int(most) - int((folder / used).read_text()) + cache, 0)
+    def grown(self, without: int) -> int:
+        """The budget once there is a limit. A fraction is of the largest peak without checkpointing so far."""
+        assert self.limit is not None
+        if self._asked.kind != "fraction":
+            return self.limit
+        return max(self.limit, budget_bytes(self._asked, without, 0))
 
 
 def budget_bytes(budget: MemoryBudget, without: int, available: int) -> int:

@@ -10,8 +10,8 @@ import torch
 from ds_adacc import planner
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
-from ds_adacc.plan.budget import available_bytes
 from ds_adacc.plan.consensus import (
     RankReport,
     merge_block_type,
@@ -87,7 +87,8 @@ class Coordinator:
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
         mine = sorted(touched & self.agreement.block_types.keys())
         reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
-        available = None if device is None else available_bytes(device, self._recomputed(known), self.agreement.peak)
+        budget = self.agreement.budget
+        available = None if device is None else available_bytes(device, self._recomputed(known), budget.peak)
         told = self._ranks.gather((reports, self.agreement.forward_order.orders, available))
         everyone, orders, free = zip(*told, strict=True)
         present = frozenset(digest for given in everyone for digest in given)
@@ -113,7 +114,7 @@ class Coordinator:
                 stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
                 which = "The old plan stays in force" if stays else "A plan that takes less is in force"
                 get_logger().warning(text, which, planner.human_bytes(group.solution.peak), group.shortfall)
-        self.agreement.limit = max(plan.budget, self.agreement.limit or 0)
+        budget.limit = max(plan.budget, budget.limit or 0)
         self.agreement.put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
@@ -153,10 +154,10 @@ class Coordinator:
         specs = {digest: each.spec for digest, each in merged.items()}
         request = PlanRequest(specs, context.live_sets, context.orders, agreement.approvals.aim)
         without = most_without(request)
-        budget = agreement.budget(without, context.available)
+        budget = agreement.budget.bytes(without, context.available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if context.must_fit:
-            forgiven = (planner.NoSolutionInTime,) if agreement.limit is None else ()
+            forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
         settled = {  # a block type whose policies were rejected is settled on none
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.types.items()
@@ -178,7 +179,8 @@ class Coordinator:
             reports = [told[digest] for told in everyone if digest in told]
             before = self.agreement.types[digest].correction if digest in self.agreement.types else Correction()
             capacity, correction = merge_capacity(reports), merge_corrections(reports, before)
-            profile = correction.of(self.agreement.resized(digest, merge_profiles(reports), capacity))
+            known = self.agreement.block_types.get(digest)
+            profile = correction.of(self.agreement.outlier_prices.of(merge_profiles(reports), known, capacity))
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))
             merged[digest] = AgreedType(spec, (), capacity, correction)

@@ -41,7 +41,7 @@ class OtherSizes:
         `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
         program = self.open_types.of(like)
-        if program is None or self._agreement.limit is None or recording.constants not in program.constants:
+        if program is None or self._agreement.budget.limit is None or recording.constants not in program.constants:
             return None
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:
@@ -66,7 +66,7 @@ class OtherSizes:
         """
         agreement = self._agreement
         relative, digest = agreement.block_types.get(agreement.origin(like)), known.recording.digest
-        if agreement.limit is None or known.agreed is not None or relative is None:
+        if agreement.budget.limit is None or known.agreed is not None or relative is None:
             return False
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
         known.outlier_channels = dict(relative.outlier_channels)
@@ -74,9 +74,9 @@ class OtherSizes:
         if agreed is None:
             return False
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
-        profile = agreed.correction.of(agreement.resized(digest, agreement.counted(known), agreed.capacity))
+        profile = agreed.correction.of(agreement.outlier_prices.of(agreement.counted(known), known, agreed.capacity))
         adoption = Adoption(agreed, profile, agreement.types, agreement.live_sets, agreement.forward_order.orders)
-        limit = agreement.grown_budget(adoption.without)
+        limit = agreement.budget.grown(adoption.without)
         name = agreed.spec.name
         # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
         policies = adoption.policies(
@@ -84,7 +84,7 @@ class OtherSizes:
         )
         if policies is None:
             return False
-        agreement.limit = limit
+        agreement.budget.limit = limit
         agreement.adopt(replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies), name)
         return True
 

@@ -80,7 +80,7 @@ class Rectifier:
             for index, count in found.items():
                 value, codec = known.recording.values[index], known.outlier_codec(index)
                 before, now = (
-                    agreement.outlier_bytes(codec, known, index, channels) / value.nbytes
+                    agreement.outlier_prices.bytes(codec, known, index, channels) / value.nbytes
                     for channels in (known.capacity.get(index, 0), count)
                 )
                 drift = (now - before) / before if now > before else (before - now) / before / _FALL

@@ -252,7 +252,7 @@ class Runtime:
         refuse_checkpointed(block.name)
         self.warnings.recorded_again(block, block.changing_numbers(signature))
         self.recordings += 1
-        with self.agreement.aside():
+        with self.agreement.budget.aside():
             captured = capture(block.name, tensors, found, run)
         state = {**captured.watch.marks, **state}
         block.places.update(captured.watch.places)
@@ -264,7 +264,7 @@ class Runtime:
         record = recalled or Record()
         record.state = state
         recording = self._learner.recording(block, signature, record, captured)
-        with self.agreement.aside():
+        with self.agreement.budget.aside():
             known = self._learner.block_type(recording, captured, block, signature, record)
         record.block_type = recording.digest
         step = self.controller.step

@@ -93,14 +93,26 @@ class StepSchedule:
         interval = min(self.interval, longest)
         return replace(self, interval=interval, track_from=min(self.track_from, self.ended + interval))
 
-    @property
-    def is_look_due(self) -> bool:
-        """Whether the plan in force is yet to be observed."""
-        return self.look_in is not None
+    def is_anything_due(self, tracks: bool) -> bool:
+        """Whether the ranks must communicate at the end of the next step; `tracks`: a rectifier is enabled."""
+        return self.tries or self.look_in is not None or (tracks and self._is_tracking_due)
+
+    def next_purpose(self, tracks: bool, is_unsettled: bool) -> Purpose:
+        """The purpose of the next step under a plan. `is_unsettled`: something on this rank has not been observed.
+
+        All ranks communicate at the end of a tracking step. So what this rank has observed must not decide whether the
+        next step is one.
+        """
+        if self.tries:
+            return Purpose.TRY
+        if self.look_in is not None:
+            return Purpose.MEASURE if self.look_in == 0 and self.measures else Purpose.RECORD
+        if tracks and self._is_tracking_due:
+            return Purpose.TRACK
+        return Purpose.RECORD if is_unsettled else Purpose.RUN
 
     @property
-    def is_tracking_due(self) -> bool:
-        """Whether the next step may be a tracking step."""
+    def _is_tracking_due(self) -> bool:
         return self.ended + 1 >= self.track_from
 
 

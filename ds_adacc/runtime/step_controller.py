@@ -12,8 +12,8 @@ After the engine's own step (`engine/hooks.py`), and once any rank has called a 
    blocks whose policies do not.
 5. After a tracking step the rectifier judges the outliers, and the gradient errors of the policies that were in force
    before it. If the outliers have drifted, or an error is above the bound, a new plan is made.
-6. Whether or not planning has failed, the next step begins, with its purpose (`next_purpose`). Events for DeepSpeed's
-   monitors follow.
+6. Whether or not planning has failed, the next step begins, with its purpose (`StepSchedule.next_purpose`). Events for
+   DeepSpeed's monitors follow.
 
 Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan from a checkpoint.
 """
@@ -48,8 +48,7 @@ from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.review import conclude_trials, rectify
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
-
-_MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
+from ds_adacc.runtime.waiting import Waiting
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,10 @@ class StepController:
         self._binder = binder
         self.bindings = self._bindings()
         self._calibration = Calibration()
-        self._waiting: set[LiveSet] = set()  # have run, and have no plan
+        self._waiting = Waiting(self.agreement, self.other_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
-        self._planned: set[LiveSet] = set()  # have run of late, and have a plan
         self._is_resumed = False
         self._log = get_logger()
 
@@ -148,16 +146,8 @@ class StepController:
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
         live_set = self.step.end_pass()
-        if not live_set or live_set in self._planned:
-            return
-        if not self.agreement.is_planned(live_set):
-            if not self.other_sizes.make_lean(live_set):
-                self._waiting.add(live_set)
-                return
+        if self._waiting.note(live_set):
             self.put_in_force(live_set)
-        if len(self._planned) >= _MOST_PLANNED:
-            self._planned.clear()
-        self._planned.add(live_set)
 
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
@@ -177,7 +167,7 @@ class StepController:
         self.review = None
         try:
             self._corrections = self.compare() or self._corrections
-            self._waiting |= {names for late in self.trials.late() for names in self.agreement.partners([late])}
+            self._waiting.live_sets.update(*(self.agreement.partners([late]) for late in self.trials.late()))
             if self._ballot.passes(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
             if not self.is_waiting:
@@ -195,36 +185,20 @@ class StepController:
                 self.put_in_force(self.agreement.block_types)
 
     def _next_step(self) -> Step:
-        schedule = self.schedule
-        is_tracking_due = self.rectifier is not None and schedule.is_tracking_due
-        self._is_quiet = self.plan is not None and not (schedule.tries or schedule.is_look_due or is_tracking_due)
-        purpose = self.next_purpose()
+        if self.plan is None:
+            self._is_quiet, purpose = False, Purpose.RECORD
+        else:
+            tracks = self.rectifier is not None
+            is_unsettled = self.seen is None or self.is_waiting or (not self.stepped and self.agreement.undecided)
+            self._is_quiet = not self.schedule.is_anything_due(tracks)
+            purpose = self.schedule.next_purpose(tracks, bool(is_unsettled))
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
-
-    def next_purpose(self) -> Purpose:
-        """The purpose of the next step.
-
-        All ranks communicate at the end of a tracking step. So what this rank has observed must not decide whether the
-        next step is one. The schedule decides that, and it is the same on all ranks.
-        """
-        schedule = self.schedule
-        if self.plan is None:
-            return Purpose.RECORD
-        if schedule.tries:
-            return Purpose.TRY
-        if schedule.look_in is not None:
-            return Purpose.MEASURE if schedule.look_in == 0 and schedule.measures else Purpose.RECORD
-        if self.rectifier is not None and schedule.is_tracking_due:
-            return Purpose.TRACK
-        if self.seen is None or self.is_waiting or (not self.stepped and self.agreement.undecided):
-            return Purpose.RECORD
-        return Purpose.RUN
 
     @property
     def is_waiting(self) -> bool:
         """Whether block types have run together without a plan for them."""
-        return bool(self._waiting)
+        return bool(self._waiting.live_sets)
 
     def compare(self) -> Mapping[str, Correction]:
         """Compare the plan with the first step under it, and log the result as one table.
@@ -243,7 +217,7 @@ class StepController:
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
         self.seen, self.has_run_a_plan = replace(findings.seen, device=DeviceMemory.of(self.device)), True
-        self._waiting |= findings.live_sets
+        self._waiting.live_sets |= findings.live_sets
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
         return findings.corrections
@@ -254,7 +228,7 @@ class StepController:
         reason = self._calibration.reason or "blocks ran together that had not before"
         if self.agreement.undecided:
             reason = "new shapes recorded"
-        waiting, self._waiting = self._waiting, set()
+        waiting = self._waiting.take()
         self.decide(waiting, "first step recorded" if is_first else reason, is_first, corrections=corrections)
 
     def decide(
@@ -273,7 +247,8 @@ class StepController:
             self.agreement.arrange(seen)
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
-        self.plan, self.seen, self._planned = plan, None, set()
+        self.plan, self.seen = plan, None
+        self._waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         self.bindings.forget_adopted(all_but=plan.policies)
         self.put_in_force(block_type.name for block_type in plan.block_types)
@@ -302,8 +277,7 @@ class StepController:
         self.agreement.inputs = placement
         self.put_in_force(self.agreement.block_types)
         if self.plan is not None:
-            in_force = {names for group in self.plan.groups for names in group.live_sets}
-            self._waiting, self._planned = self._waiting | self._planned | in_force, set()
+            self._waiting.all_wait(names for group in self.plan.groups for names in group.live_sets)
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.RECORD), False  # the same on every rank, as all ranks call this
 
@@ -356,7 +330,7 @@ class StepController:
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self._waiting, self._planned = set(), set(state.agreement.live_sets)
+        self._waiting = Waiting(self.agreement, self.other_sizes, planned=state.agreement.live_sets)
         self._corrections, self._ballot = {}, Ballot(self.ranks)
         self._is_resumed = state.plan is not None
         self.step = self._next_step()

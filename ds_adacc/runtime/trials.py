@@ -95,7 +95,7 @@ class Trials:
         def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:
                 # Errors under a random gradient serve until they are measured under one of training's.
-                with self._agreement.aside():
+                with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
                 if known.agreed is not None and is_training:
                     self._late.add(record.block_type)

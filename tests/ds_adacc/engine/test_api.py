@@ -201,7 +201,7 @@ def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
     adacc.end_step()
     assert adacc.runtime.controller.plan is plan
     assert not adacc.runtime.agreement.undecided, "policies that fit are found without a plan"
-    assert adacc.runtime.agreement.limit == budget
+    assert adacc.runtime.agreement.budget.limit == budget
 
 
 class Twins(nn.Module):

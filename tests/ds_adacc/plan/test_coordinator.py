@@ -235,10 +235,10 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
-    ((digest, block_type),) = runs.agreement.block_types.items()
+    (block_type,) = runs.agreement.block_types.values()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
-        resized = runs.agreement.resized(digest, block_type.profile, {index: capacity})
+        resized = runs.agreement.outlier_prices.of(block_type.profile, block_type, {index: capacity})
         sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}

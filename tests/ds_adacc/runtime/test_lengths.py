@@ -86,17 +86,17 @@ def test_a_fraction_is_of_the_largest_batch_so_far():
     training = Training(rectifier={"enabled": False})
     for time in (10, 12, 9):
         training.compare(time)
-    first = training.agreement.limit
+    first = training.agreement.budget.limit
     for time in (40, 41, 10):
         training.compare(time)
-    assert 3 * first < training.agreement.limit < 6 * first
+    assert 3 * first < training.agreement.budget.limit < 6 * first
     assert not training.agreement.undecided
 
 
 def test_a_budget_in_bytes_holds_at_every_size():
     training = Training(rectifier={"enabled": False})
     training.compare(30)
-    budget = training.agreement.limit
+    budget = training.agreement.budget.limit
     training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
     for time in (30, 20, 25, 29, 31, 12, 27):
         training.compare(time)
@@ -105,7 +105,7 @@ def test_a_budget_in_bytes_holds_at_every_size():
             known = held.block_types[digest]
             if known.agreed is not None:
                 assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
-    assert training.agreement.limit == budget
+    assert training.agreement.budget.limit == budget
     shortest = min(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     longest = max(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     kept = [sum(store is not None for p in known.policies for store in p.stores) for known in (shortest, longest)]
@@ -191,7 +191,7 @@ def test_two_sizes_alive_at_once_share_the_budget():
     training = Training(rectifier={"enabled": False})
     for time in (30, 20, 25, 28):
         training.compare(time)
-    budget = training.agreement.limit
+    budget = training.agreement.budget.limit
     for _ in range(2):
         compare_pair(training, 30, 29)
     plan = training.runtime.controller.plan

@@ -8,7 +8,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
-from ds_adacc.runtime import bindings, step_controller
+from ds_adacc.runtime import bindings, waiting
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
@@ -142,11 +142,11 @@ def test_a_checkpoint_grows_with_no_resume(monkeypatch):
 
 def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
-    monkeypatch.setattr(step_controller, "_MOST_PLANNED", 4)
+    monkeypatch.setattr(waiting, "_MOST_PLANNED", 4)
     training = settled()
     for length in range(33, 45):
         training.step((25, length))
     controller = training.runtime.controller
-    assert len(controller._planned) <= 4
+    assert len(controller._waiting._planned) <= 4
     for each in controller.blocks.all():
         assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1

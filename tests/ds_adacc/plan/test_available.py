@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from ds_adacc.plan import budget
+from ds_adacc.plan import available
 from ds_adacc.plan.step_peak import StepPeak
 
 MIB = 1 << 20
@@ -17,15 +17,15 @@ def machine(monkeypatch):
     """1000 MiB in all, 800 MiB available, no limited cgroup, no peak above what is resident."""
     memory = SimpleNamespace(available=800 * MIB, total=1000 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(budget, "_left_in_cgroups", lambda: iter(()))
-    monkeypatch.setattr(budget, "_resident_beyond", lambda: 0)
+    monkeypatch.setattr(available, "_left_in_cgroups", lambda: iter(()))
+    monkeypatch.setattr(available, "_resident_beyond", lambda: 0)
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
 def cpu(recomputed=0):
-    return budget.available_bytes(torch.device("cpu"), recomputed, StepPeak())
+    return available.available_bytes(torch.device("cpu"), recomputed, StepPeak())
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
@@ -36,12 +36,12 @@ def test_ranks_on_the_machine_share_its_memory(machine, name):
 
 
 def test_a_cgroup_with_less_left_decides(machine):
-    machine.setattr(budget, "_left_in_cgroups", lambda: iter((900 * MIB, 150 * MIB)))
+    machine.setattr(available, "_left_in_cgroups", lambda: iter((900 * MIB, 150 * MIB)))
     assert cpu() == 100 * MIB
 
 
 def test_what_the_peak_held_besides_the_blocks_is_not_free(machine):
-    machine.setattr(budget, "_resident_beyond", lambda: 300 * MIB)
+    machine.setattr(available, "_resident_beyond", lambda: 300 * MIB)
     assert cpu(recomputed=40 * MIB) == (750 - 300 + 40) * MIB
 
 
@@ -51,7 +51,7 @@ def test_on_cuda_the_peak_counts_what_a_step_needs_besides(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda _, mib=mib: mib * MIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (840 * MIB, 1000 * MIB))
     free = 840 + (160 - 100) - (450 - 100) + 30 - 50
-    assert budget.available_bytes(torch.device("cuda"), 30 * MIB, StepPeak()) == free * MIB
+    assert available.available_bytes(torch.device("cuda"), 30 * MIB, StepPeak()) == free * MIB
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_cgroups_of_both_versions_are_read(tmp_path, line, where, limit, used):
     (folder / "memory.stat").write_text("anon 500\ninactive_file 150\n")
     (folder.parent / limit).write_text("max\n")
     (tmp_path / "own").write_text(line + "\n")
-    assert list(budget._left_in_cgroups(tmp_path / "own", tmp_path)) == [450]
+    assert list(available._left_in_cgroups(tmp_path / "own", tmp_path)) == [450]
 
 
 def test_resident_peak_above_now(tmp_path):
     (tmp_path / "status").write_text("Name:\tx\nVmHWM:\t  900 kB\nVmRSS:\t  200 kB\n")
-    assert budget._resident_beyond(tmp_path / "status") == 700 << 10
-    assert budget._resident_beyond(tmp_path / "none") == 0
+    assert available._resident_beyond(tmp_path / "status") == 700 << 10
+    assert available._resident_beyond(tmp_path / "none") == 0
