@@ -30,7 +30,7 @@ from ds_adacc.cli import plots
 from ds_adacc.cli.factory import record
 from ds_adacc.config import load
 from ds_adacc.environment import device_name
-from ds_adacc.plan.plan import peak_when
+from ds_adacc.plan.comparison import peak_when
 from ds_adacc.report.choices import named_choices
 
 CODECS = ("paper", "none")

@@ -9,7 +9,7 @@ Read the files in this order:
 
 * the question: `graph` (one block: values, operators, steps of backward), `profile` (what was measured), `problem`;
 * the answer: `policy`, and `solution` with the errors;
-* what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `gradient_error` (an estimate);
+* what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `error_estimate` (of a gradient error);
 * planners without a solver: `baselines`, `greedy`;
 * the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `program` (choices and replays),
   `memory` (bytes), `model` (what all searches share);
@@ -30,14 +30,14 @@ from ds_adacc.planner.baselines import (
     retain_all,
     retain_policy,
 )
-from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.gradient_error import (
+from ds_adacc.planner.error_estimate import (
     altered_values,
     gradient_error,
     is_lossy,
     read_together,
     stale_ops,
 )
+from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes

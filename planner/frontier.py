@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mip
 
-from ds_adacc.planner.gradient_error import gradient_error
+from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.memory import BlockMemory
 from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
 from ds_adacc.planner.policy import Policy

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc.planner.baselines import cover, retain_policy
-from ds_adacc.planner.gradient_error import gradient_error
+from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, BlockType

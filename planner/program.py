@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import mip
 
-from ds_adacc.planner.gradient_error import read_together
+from ds_adacc.planner.error_estimate import read_together
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
 from ds_adacc.planner.schedule import Schedule

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ds_adacc.planner.baselines import cover, recompute_policy, retain_policy
-from ds_adacc.planner.gradient_error import gradient_error
+from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.least_bytes import least_held, least_peak_bound
 from ds_adacc.planner.policy import Policy

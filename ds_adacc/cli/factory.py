@@ -21,7 +21,7 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.plan import peak_when
+from ds_adacc.plan.comparison import peak_when
 from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, wrap_blocks

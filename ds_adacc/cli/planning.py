@@ -12,7 +12,8 @@ from ds_adacc.cli.batch_size import BatchLine, Incomparable
 from ds_adacc.cli.factory import Recorded
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.budget import budget_bytes
-from ds_adacc.plan.plan import Baseline, Group, compare, peak_when
+from ds_adacc.plan.comparison import compare, peak_when
+from ds_adacc.plan.plan import Baseline, Group
 
 Stage = Callable[[str], None]  # told what is being done
 

@@ -22,7 +22,7 @@ class CompactLinear(nn.Linear):
 
     Shamshoum et al., CompAct (NAACL 2025), algorithms 1 and 2; all matrices here are transposed, as `nn.Linear`'s are.
     The output x Wᵀ + b is exact, and so is x's gradient. Saved is z = x P, and D's gradient is (∂L/∂o)ᵀ z, which is the
-    exact weight gradient times P. The optimizer sees D in place of W. After its step `Boundary` adds the update D Pᵀ
+    exact weight gradient times P. The optimizer sees D in place of W. After its step `boundary.add_update` adds D Pᵀ
     to W and sets D to zero.
 
     `ds_adacc_shared` projects for all layers that read the same tensor, with the same projection.

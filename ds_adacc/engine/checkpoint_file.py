@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from ds_adacc.execute.block import Block
 from ds_adacc.runtime.runtime import RuntimeState
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
   device's peak, without what recording takes of it;
 * `agreement`: what the ranks have agreed on; `coordinator` changes it on all of them at once;
 * `consensus`: merges what the ranks have measured, and `ranks` is how they exchange it;
-* `plan`: asks the planner for policies, and holds its answer; `live_sets`: each live set is solved by itself;
-* `refusal`: the error of a budget that no plan fits, in the user's words;
-* `other_sizes`: the same program at other input sizes, without a plan; `open_types`: such programs; `adoption`: the
+* `plan`: what there is to plan for, and the plan; `solve`: asks the planner for policies; `live_sets`: which block
+  types share the budget; `comparison`: what simpler plans would cost;
+* `budget_error`: the error of a budget that no plan fits, in the user's words;
+* `new_sizes`: the same program at other input sizes, without a plan; `symbolic_types`: such programs; `adoption`: the
   search for their policies;
 * `approvals`: which policies each block may run, by the gradient errors measured on it;
 * `correction`, `held_inputs`, `outlier_prices`: bytes that a profile does not tell, counted in.

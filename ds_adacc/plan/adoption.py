@@ -1,4 +1,4 @@
-"""Policies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
+"""TypePolicies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
 
 The search is over few points: what the blocks run at the other sizes, with some blocks that retain everything where the
 budget allows it, or some that run the leanest of these policies where it does not. If none of them fits, it is over
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.block_type import AgreedType
-from ds_adacc.plan.live_sets import LiveSet, Policies
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import PlanRequest
 
 Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
@@ -41,7 +41,7 @@ class Adoption:
         self._request = PlanRequest(specs, live_sets, orders)
         self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
 
-    def peak(self, policies: Policies) -> int:
+    def peak(self, policies: TypePolicies) -> int:
         """Predicted peak bytes of the live set that takes the most."""
         return max(self._peaks(lambda of_type: policies if of_type.name == self.spec.name else self._others(of_type)))
 
@@ -49,13 +49,13 @@ class Adoption:
     def without(self) -> int:
         """Predicted peak bytes without checkpointing."""
 
-        def retained(of_type: planner.BlockType) -> Policies:
+        def retained(of_type: planner.BlockType) -> TypePolicies:
             return (planner.retain_policy(of_type.profile),) * of_type.blocks
 
         return max(self._peaks(retained))
 
-    def policies(self, limit: int, permit: Permit) -> Policies | None:
-        """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
+    def policies(self, limit: int, permit: Permit) -> TypePolicies | None:
+        """TypePolicies within so many bytes, the fewest seconds first; None if there are none among those tried."""
         retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
         before = tuple(
             policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
@@ -66,13 +66,13 @@ class Adoption:
             return found
         leanest = min({*before, lean}, key=lambda policy: policy.held_bytes(self.spec.profile))
 
-        def leaner(kept: int) -> Policies:
+        def leaner(kept: int) -> TypePolicies:
             changed = (leanest if permit(index, leanest) else lean for index in range(len(before) - kept))
             return (*changed, *before[len(before) - kept :])
 
         return self._most(limit, leaner) or self._shared(limit)
 
-    def _shared(self, limit: int) -> Policies | None:
+    def _shared(self, limit: int) -> TypePolicies | None:
         spec = self._relative.spec
         # A lossy policy that no block has run yet would await its trial.
         codecs = tuple(tuple(cost for cost in costs if cost.error == 0) for costs in spec.profile.codecs)
@@ -81,7 +81,7 @@ class Adoption:
         shared = ((policy,) * len(self._relative.policies) for policy in exact if policy.is_on_offer(self.spec.profile))
         return next((policies for policies in shared if self.peak(policies) <= limit), None)
 
-    def _most(self, limit: int, made: Callable[[int], Policies]) -> Policies | None:
+    def _most(self, limit: int, made: Callable[[int], TypePolicies]) -> TypePolicies | None:
         """The policies made of the largest number of blocks that fits; None if not even 0 does."""
         low, high = -1, len(self._relative.policies)
         while low < high:
@@ -89,12 +89,12 @@ class Adoption:
             low, high = (middle, high) if self.peak(made(middle)) <= limit else (low, middle - 1)
         return None if low < 0 else made(low)
 
-    def _peaks(self, chosen: Callable[[planner.BlockType], Policies]) -> list[int]:
+    def _peaks(self, chosen: Callable[[planner.BlockType], TypePolicies]) -> list[int]:
         problems = [self._request.problem(names) for names in self._request.live_sets]
         return [
             planner.peak_bytes(one, [chosen(of_type) for of_type in one.block_types], self._simulations)
             for one in problems
         ]
 
-    def _others(self, of_type: planner.BlockType) -> Policies:
+    def _others(self, of_type: planner.BlockType) -> TypePolicies:
         return self._agreed[of_type.name].policies

@@ -15,9 +15,9 @@ from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
-from ds_adacc.plan.live_sets import Policies
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
-from ds_adacc.plan.plan import LiveSet, Plan, components, largest
+from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.program.recording import Recording
 
@@ -50,7 +50,7 @@ class Agreement:
     plan fits. `inputs` says how the block inputs that a
     policy retains are held. `origins`: of each block type whose policies were adopted from another size of its program,
     that other block type; the one used last comes last. A `Coordinator` changes all of this on all ranks at once;
-    `OtherSizes` adds adopted types on its own rank.
+    `NewSizes` adds adopted types on its own rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -108,7 +108,7 @@ class Agreement:
         is_first = self.budget.limit is None and known.agreed is None
         known.count = alive if alive and is_first else max(known.count, alive, blocks)
 
-    def agreed_policies(self, digests: Iterable[str]) -> dict[str, Policies]:
+    def agreed_policies(self, digests: Iterable[str]) -> dict[str, TypePolicies]:
         """The policies in force on all ranks, by block type, including types that this rank has not run.
 
         Adopted policies are not among them: each rank adopts its own.
@@ -116,7 +116,7 @@ class Agreement:
         planned = (digest for digest in digests if digest in self.types and digest not in self.origins)
         return {digest: self.types[digest].policies for digest in planned}
 
-    def runs(self, digest: str, policies: Policies) -> bool:
+    def runs(self, digest: str, policies: TypePolicies) -> bool:
         """Whether these policies are in force for the block type."""
         return digest in self.types and self.types[digest].policies == policies
 

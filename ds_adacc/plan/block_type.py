@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import Policies
+from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
 
@@ -26,7 +26,7 @@ class AgreedType:
     """
 
     spec: planner.BlockType
-    policies: Policies
+    policies: TypePolicies
     capacity: Mapping[int, int]
     correction: Correction
 
@@ -59,7 +59,7 @@ class KnownType:
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
 
     @property
-    def policies(self) -> Policies | None:
+    def policies(self) -> TypePolicies | None:
         """The policies in force, of the blocks in forward order. None until the ranks have agreed on them."""
         return None if self.agreed is None else self.agreed.policies
 

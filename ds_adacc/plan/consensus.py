@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import LiveSet, Orders
+from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.plan import Orders
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.budget_error import explained
+from ds_adacc.plan.comparison import compare, most_without, peak_when
 from ds_adacc.plan.consensus import (
     RankReport,
     merge_block_type,
@@ -21,20 +23,10 @@ from ds_adacc.plan.consensus import (
     merge_profiles,
 )
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.plan import (
-    LiveSet,
-    Orders,
-    Plan,
-    PlanRequest,
-    compare,
-    components,
-    largest,
-    most_without,
-    peak_when,
-    solve,
-)
+from ds_adacc.plan.live_sets import LiveSet, components, largest
+from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.plan.refusal import explained
+from ds_adacc.plan.solve import solve
 
 
 @dataclass(frozen=True)

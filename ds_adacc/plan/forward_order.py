@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.plan import LiveSet, Orders
+from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.plan import Orders
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,22 @@
-"""Live sets that hang together: each is solved by itself, and a block type has the same policies in all of them.
+"""Live sets: the block types whose calls are alive at once, and share the budget (bytes).
 
-A live set is a set of block types whose calls are alive at once. Each has the whole budget (bytes), as no two live sets
-are alive at once. What is said of several together is said of the one that takes the most.
+Each live set has the whole budget, as no two are alive at once. Live sets that share a block type form a group. Each
+set of a group is solved alone; a shared block type then takes the policies that hold the fewest bytes, the same in all
+of them. What is said of several sets together is said of the one that takes the most.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 
 LiveSet = frozenset[str]  # the names of its block types
-Policies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
+TypePolicies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 
 
 def solve_live_sets(
@@ -72,7 +73,7 @@ def stricter(
     """
     started = time.perf_counter()
     solutions: list[planner.Solution] = []
-    found: dict[str, list[tuple[int, Policies]]] = {block_type.name: [] for block_type in problem.block_types}
+    found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in problem.block_types}
     for names in live_sets:
         one = _part(problem, names)
         solution = solver(one)
@@ -91,13 +92,13 @@ def stricter(
     )
 
 
-def judge(problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[Policies]) -> planner.Solution:
+def judge(problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[TypePolicies]) -> planner.Solution:
     """What the simulator says of these policies, with the peak of the live set that takes the most."""
     solution = planner.evaluate_per_block(problem, policies)
     return replace(solution, peak=peak_of(problem, live_sets, policies))
 
 
-def peak_of(problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[Policies]) -> int:
+def peak_of(problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[TypePolicies]) -> int:
     """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
     return max(planner.peak_bytes(one, chosen) for one, chosen in apart(problem, live_sets, policies))
 
@@ -109,8 +110,8 @@ def slowest(problem: planner.Problem, live_sets: Iterable[LiveSet], solution: pl
 
 
 def apart(
-    problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[Policies]
-) -> Iterator[tuple[planner.Problem, list[Policies]]]:
+    problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[TypePolicies]
+) -> Iterator[tuple[planner.Problem, list[TypePolicies]]]:
     """Each live set as a problem of its own, with the policies of its block types."""
     chosen = {block_type.name: of_type for block_type, of_type in zip(problem.block_types, policies, strict=True)}
     for names in live_sets:
@@ -122,3 +123,18 @@ def _part(problem: planner.Problem, names: LiveSet) -> planner.Problem:
     """The problem of one live set. The group's problem has an order only if the group is this live set alone."""
     members = tuple(block_type for block_type in problem.block_types if block_type.name in names)
     return replace(problem, block_types=members)
+
+
+def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:
+    """The names of the block types that hang together, because their live sets overlap; sorted."""
+    found: list[LiveSet] = []
+    for names in live_sets:
+        overlapping = [known for known in found if known & set(names)]
+        found = [known for known in found if known not in overlapping] + [frozenset(names).union(*overlapping)]
+    return sorted(found, key=sorted)
+
+
+def largest(live_sets: Iterable[LiveSet]) -> tuple[LiveSet, ...]:
+    """The live sets that are part of no other, sorted."""
+    distinct = set(live_sets) - {frozenset()}
+    return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))

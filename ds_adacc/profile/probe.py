@@ -221,7 +221,7 @@ def main_output(output: Any) -> torch.Tensor | None:
     return max(reached, key=torch.Tensor.numel, default=None)
 
 
-def refusal(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
+def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
     """Why the block's backward must not be run ahead of training's own (Rule 4); None if it may."""
     starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
     main = main_output(output)

@@ -31,7 +31,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     return snapshot(tree)
 
 
-def refusal(tensors: Sequence[torch.Tensor]) -> str | None:
+def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:
     """Why a block with these arguments cannot be recorded; None if it can."""
     for tensor in tensors:
         if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
@@ -97,8 +97,8 @@ def sizes_of(signature: Any) -> Sizes:
 def differ_in_sizes(one: Any, other: Any) -> bool:
     """Whether two calls' signatures (`Runtime.run`) differ in nothing but sizes and strides, and do differ in sizes.
 
-    Such calls may run one program at two sizes (`sizes.py`). Whether strides are as predicted is checked with the
-    tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by itself.
+    Such calls may run one program at two sizes (`symbolic_sizes.py`). Whether strides are as predicted is checked with
+    the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by itself.
     """
     mine, its = sizes_of(one), sizes_of(other)
     if mine == its:

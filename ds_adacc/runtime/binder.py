@@ -37,7 +37,7 @@ class Binder:
         `inputs` says how the block inputs that the policy retains are held.
         """
 
-        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule 13)
+        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule 13 of execute/)
             recording = record.recording
             held = inputs.applied(self._permitted(policy, recording), recording)
             course = known.course(recording, held)

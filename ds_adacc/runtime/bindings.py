@@ -12,7 +12,7 @@ from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import is_lossy
-from ds_adacc.plan.other_sizes import OtherSizes
+from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials
@@ -24,11 +24,11 @@ class Bindings:
     """Binds the records of the blocks, and forgets the records that no plan needs."""
 
     def __init__(
-        self, blocks: Registry, agreement: Agreement, other_sizes: OtherSizes, trials: Trials, binder: Binder
+        self, blocks: Registry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
     ) -> None:
         self._blocks = blocks
         self._agreement = agreement
-        self._other_sizes = other_sizes
+        self._new_sizes = new_sizes
         self._trials = trials
         self._binder = binder
 
@@ -89,11 +89,11 @@ class Bindings:
         What a step observes is priced at its end, so it must be known until then.
         """
         if step.observer is None:
-            self._forget(self._other_sizes.drop_adopted(most=_MOST_ADOPTED))
+            self._forget(self._new_sizes.drop_adopted(most=_MOST_ADOPTED))
 
     def forget_adopted(self, all_but: Collection[str]) -> None:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""
-        self._forget(self._other_sizes.drop_adopted(all_but=all_but))
+        self._forget(self._new_sizes.drop_adopted(all_but=all_but))
 
     def _forget(self, block_types: Collection[str]) -> None:
         if block_types:
@@ -104,4 +104,4 @@ class Bindings:
     def keep_block_types(self) -> None:
         """Forget the block types of which no block has a record, and from which no other is predicted or adopted."""
         kept = {record.block_type for _, record in self._blocks.records()}
-        self._agreement.keep({*kept, *self._other_sizes.open_types.recorded, *self._agreement.origins.values()})
+        self._agreement.keep({*kept, *self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()})

@@ -44,21 +44,21 @@ class Learner:
     ) -> KnownType:
         """The block type of a recording, measured if it is new."""
         agreement, digest = self._controller.agreement, recording.digest
-        open_types, sizes = self._controller.other_sizes.open_types, sizes_of(signature)
+        symbolic_types, sizes = self._controller.new_sizes.symbolic_types, sizes_of(signature)
         relative = block.relative(signature, record.state)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.recording.constants == recording.constants
         like = relative.block_type if is_like else None
         if digest not in agreement.block_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own
-            profile = open_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
+            profile = symbolic_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
             known = agreement.add(digest, recording, profile)
-            open_types.learn(digest, like, sizes, recording, profile)
-            if like is not None and open_types.of(like) is open_types.of(digest):
-                self._controller.other_sizes.adopt(known, like)
+            symbolic_types.learn(digest, like, sizes, recording, profile)
+            if like is not None and symbolic_types.of(like) is symbolic_types.of(digest):
+                self._controller.new_sizes.adopt(known, like)
             self._controller.trials.admit(known, recording, captured)
         if is_like:
-            open_types.confirm(digest, recording.constants)
+            symbolic_types.confirm(digest, recording.constants)
         known = agreement.block_types[digest]
         known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known

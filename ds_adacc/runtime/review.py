@@ -14,7 +14,8 @@ from ds_adacc.execute.blocks import Registry
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
-from ds_adacc.plan.plan import LiveSet, Plan, Policies
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies
+from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.rectify.rectifier import Rectifier, Review
@@ -135,7 +136,7 @@ def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -
     return Review()
 
 
-def _differences(old: Policies | None, new: Policies | None) -> int:
+def _differences(old: TypePolicies | None, new: TypePolicies | None) -> int:
     """The number of values, over all blocks, whose storage differs between the two."""
     if old is None or new is None or len(old) != len(new):
         return sum(len(policy.stores) for policy in new or ())

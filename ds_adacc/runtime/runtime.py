@@ -27,7 +27,7 @@ from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
-from ds_adacc.program.signature import ambient, describe, flatten, refusal, sizes_of, surroundings
+from ds_adacc.program.signature import ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import Watch, marks_of
@@ -126,7 +126,7 @@ class Runtime:
         key = flatten((args, kwargs), tensors)
         found = closure_of(owner)
         tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
-        reason = refusal(tensors)
+        reason = why_unrecordable(tensors)
         if reason is not None:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
@@ -138,21 +138,21 @@ class Runtime:
             self.controller.begin_call()
             block.state = found.state(marks_of(block.places), block.state)
             state = block.state.marks
-            record = block.find(signature, state) or self._at_sizes(block, signature, state, tensors)
+            record = block.find(signature, state) or self._predict(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)
                 if reason is not None:
                     self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
-                return self._first(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
-            return self._again(block, record, tensors, function, args, kwargs)
+                return self._record(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
+            return self._run_under_policy(block, record, tensors, function, args, kwargs)
         except BaseException:
             self.controller.step.drop_pass()
             raise
         finally:
             self._inside = False
 
-    def _at_sizes(
+    def _predict(
         self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
     ) -> Record | None:
         """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
@@ -160,7 +160,7 @@ class Runtime:
         if like is None:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
-        predicted = self.controller.other_sizes.at_sizes(like.block_type, like.recording, sizes, tensors)
+        predicted = self.controller.new_sizes.at_sizes(like.block_type, like.recording, sizes, tensors)
         if predicted is None:
             return None
         known, recording = predicted
@@ -170,7 +170,7 @@ class Runtime:
         block.add(signature, record)
         return record
 
-    def _again(
+    def _run_under_policy(
         self,
         block: Block,
         record: Record,
@@ -190,7 +190,7 @@ class Runtime:
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
         probe = self._probe(record, tensors)
-        call, pack, done = self._open(block, record, tensors, step.is_tracking)
+        call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
         if probe is not None:
             pack = probe.pack(pack)
         if bound.recording.runs_compiled:
@@ -209,7 +209,7 @@ class Runtime:
         controller = self.controller
         return controller.trials.probe(record, record.recording, inputs, controller.device, controller.step)
 
-    def _open(
+    def _begin_call(
         self,
         block: Block,
         record: Record,
@@ -240,7 +240,7 @@ class Runtime:
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
 
-    def _first(
+    def _record(
         self,
         block: Block,
         signature: Hashable,
@@ -277,7 +277,7 @@ class Runtime:
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         states = captured.states
-        call, pack, done = self._open(block, record, tensors, tracking, states)
+        call, pack, done = self._begin_call(block, record, tensors, tracking, states)
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:
@@ -298,7 +298,7 @@ class Runtime:
     def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         block.drop(record)
-        self.controller.other_sizes.open_types.doubt(record.block_type)
+        self.controller.new_sizes.symbolic_types.doubt(record.block_type)
         self.warnings.mispredicted(bound, position)
 
     # -- checkpoints

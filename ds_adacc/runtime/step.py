@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 
 from ds_adacc.plan.forward_order import ForwardPass
-from ds_adacc.plan.plan import LiveSet
+from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.rectify.observer import Observer
 from ds_adacc.rectify.step_profiler import StepProfiler
 
@@ -17,7 +17,7 @@ class Purpose(Enum):
     """The purpose of a step. It is chosen when the step before it has ended."""
 
     TRY = "try"  # blocks recompute while the gradient errors of their new policies are measured
-    RECORD = "record"  # some blocks may have no policy yet: count the calls and bytes alive at once
+    OBSERVE = "observe"  # some blocks may have no policy yet: count the calls and bytes alive at once
     MEASURE = "measure"  # the first step under a new plan: count the same, and measure peak and seconds
     TRACK = "track"  # a tracking step: find the outliers, measure gradient errors, verify one recording of each type
     RUN = "run"  # the plan is in force, and nothing is observed
@@ -28,16 +28,16 @@ class StepSchedule:
     """The purposes of the coming steps. A checkpoint saves it, so a resumed run has the same steps as the original.
 
     It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
-    plan in force: `look_in` is the number of steps before it (0: it is the next step; None: it has ended). `measures`
-    says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once. `tries`
-    says whether the next step puts policies on trial; the observation then waits for the step after it. `was_repeated`
-    says whether trials were repeated since some calls did not finish them.
+    plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
+    `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
+    `tries` says whether the next step puts policies on trial; the observation then waits for the step after it.
+    `was_repeated` says whether trials were repeated since some calls did not finish them.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
     of steps from one tracking step to the next.
     """
 
     ended: int = 0
-    look_in: int | None = None
+    observe_in: int | None = None
     measures: bool = True
     was_deferred: bool = False
     tries: bool = False
@@ -52,14 +52,14 @@ class StepSchedule:
     def with_new_plan(self, tries: bool) -> StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
         return replace(
-            self, look_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries, was_repeated=False
+            self, observe_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries, was_repeated=False
         )
 
     def with_trials_again(self) -> StepSchedule:
         """The schedule after a step of trials that some calls did not finish. This happens once for a plan."""
         if self.was_repeated:
             return self
-        return replace(self, tries=True, was_repeated=True, look_in=1 if self.look_in == 0 else None)
+        return replace(self, tries=True, was_repeated=True, observe_in=1 if self.observe_in == 0 else None)
 
     def with_trials(self) -> StepSchedule:
         """The schedule after policies in force have been doubted: the next step puts them on trial."""
@@ -72,13 +72,13 @@ class StepSchedule:
         records its blocks in its first step, so it cannot measure in that step. The run that continues does the same,
         so that both runs stay equal.
         """
-        if self.look_in != 0 or not self.measures:
+        if self.observe_in != 0 or not self.measures:
             return self
-        return replace(self, measures=False) if self.was_deferred else replace(self, look_in=1, was_deferred=True)
+        return replace(self, measures=False) if self.was_deferred else replace(self, observe_in=1, was_deferred=True)
 
-    def after_look(self) -> StepSchedule:
+    def after_observation(self) -> StepSchedule:
         """The schedule after a step under the plan: a postponed observation is next; one that was due is done."""
-        return replace(self, look_in=0 if self.look_in == 1 else None, tries=False)
+        return replace(self, observe_in=0 if self.observe_in == 1 else None, tries=False)
 
     def after_tracking(self, changed: bool, errors_rise: bool, longest: int) -> StepSchedule:
         """The schedule after a tracking step.
@@ -95,7 +95,7 @@ class StepSchedule:
 
     def is_anything_due(self, tracks: bool) -> bool:
         """Whether the ranks must communicate at the end of the next step; `tracks`: a rectifier is enabled."""
-        return self.tries or self.look_in is not None or (tracks and self._is_tracking_due)
+        return self.tries or self.observe_in is not None or (tracks and self._is_tracking_due)
 
     def next_purpose(self, tracks: bool, is_unsettled: bool) -> Purpose:
         """The purpose of the next step under a plan. `is_unsettled`: something on this rank has not been observed.
@@ -105,11 +105,11 @@ class StepSchedule:
         """
         if self.tries:
             return Purpose.TRY
-        if self.look_in is not None:
-            return Purpose.MEASURE if self.look_in == 0 and self.measures else Purpose.RECORD
+        if self.observe_in is not None:
+            return Purpose.MEASURE if self.observe_in == 0 and self.measures else Purpose.OBSERVE
         if tracks and self._is_tracking_due:
             return Purpose.TRACK
-        return Purpose.RECORD if is_unsettled else Purpose.RUN
+        return Purpose.OBSERVE if is_unsettled else Purpose.RUN
 
     @property
     def _is_tracking_due(self) -> bool:
@@ -135,7 +135,7 @@ class Step:
         self.passes: dict[LiveSet, ForwardPass] = {}
         self.verified: set[str] = set()
         self.probed: set[str] = set()
-        if purpose in (Purpose.RECORD, Purpose.MEASURE, Purpose.TRY):
+        if purpose in (Purpose.OBSERVE, Purpose.MEASURE, Purpose.TRY):
             measures = purpose is Purpose.MEASURE and device is not None
             self.observer = Observer(StepProfiler(device) if measures else None)
 

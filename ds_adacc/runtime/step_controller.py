@@ -33,8 +33,9 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.other_sizes import OtherSizes
-from ds_adacc.plan.plan import LiveSet, Plan
+from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.new_sizes import NewSizes
+from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
@@ -88,7 +89,7 @@ class StepController:
     ) -> None:
         self.blocks = Registry()
         self.agreement = coordinator.agreement
-        self.other_sizes = OtherSizes(coordinator.agreement)
+        self.new_sizes = NewSizes(coordinator.agreement)
         self.rectifier = rectifier
         self.journal = journal
         self.ranks = ranks
@@ -99,13 +100,13 @@ class StepController:
         self.has_run_a_plan = False
         self.review: Review | None = None
         self.schedule = StepSchedule()
-        self.step = Step(Purpose.RECORD)
+        self.step = Step(Purpose.OBSERVE)
         self.trials = Trials(coordinator.agreement, binder)
         self._coordinator = coordinator
         self._binder = binder
         self.bindings = self._bindings()
         self._calibration = Calibration()
-        self._waiting = Waiting(self.agreement, self.other_sizes)
+        self._waiting = Waiting(self.agreement, self.new_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
@@ -113,7 +114,7 @@ class StepController:
         self._log = get_logger()
 
     def _bindings(self) -> Bindings:
-        return Bindings(self.blocks, self.agreement, self.other_sizes, self.trials, self._binder)
+        return Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
 
     # -- while a step runs
 
@@ -129,7 +130,7 @@ class StepController:
         if not self.step.was_observed:
             return
         if self.step.is_partly_observed:
-            self.step = Step(Purpose.RECORD)  # calls before the new block were not counted: observe a whole step
+            self.step = Step(Purpose.OBSERVE)  # calls before the new block were not counted: observe a whole step
         else:
             self.end_step()
 
@@ -186,7 +187,7 @@ class StepController:
 
     def _next_step(self) -> Step:
         if self.plan is None:
-            self._is_quiet, purpose = False, Purpose.RECORD
+            self._is_quiet, purpose = False, Purpose.OBSERVE
         else:
             tracks = self.rectifier is not None
             is_unsettled = self.seen is None or self.is_waiting or (not self.stepped and self.agreement.undecided)
@@ -210,8 +211,8 @@ class StepController:
         step, plan = self.step, self.plan
         if plan is None:
             return {}
-        is_deferred = self.schedule.look_in == 1
-        self.schedule = self.schedule.after_look()  # on every rank, so that all have the same schedule
+        is_deferred = self.schedule.observe_in == 1
+        self.schedule = self.schedule.after_observation()  # on every rank, so that all have the same schedule
         if is_deferred or self.seen is not None or not step.was_observed or step.purpose is Purpose.TRY:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
@@ -279,7 +280,7 @@ class StepController:
         if self.plan is not None:
             self._waiting.all_wait(names for group in self.plan.groups for names in group.live_sets)
             self.step.close()
-            self.step, self._is_quiet = Step(Purpose.RECORD), False  # the same on every rank, as all ranks call this
+            self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
 
     def describe(self) -> str:
         """The table of the plan in force, with the observations."""
@@ -322,7 +323,7 @@ class StepController:
         self.blocks = Registry(blocks)
         indices = [block["indices"] for block in blocks]
         self.agreement.restore(state.agreement, self.blocks.every(), indices)
-        self.other_sizes = OtherSizes(self.agreement)
+        self.new_sizes = NewSizes(self.agreement)
         self.bindings = self._bindings()
         self._calibration = Calibration(state.corrected, state.reason)
         self.plan, self.seen, self.review = state.plan, state.seen, None
@@ -330,7 +331,7 @@ class StepController:
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self._waiting = Waiting(self.agreement, self.other_sizes, planned=state.agreement.live_sets)
+        self._waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
         self._corrections, self._ballot = {}, Ballot(self.ranks)
         self._is_resumed = state.plan is not None
         self.step = self._next_step()

@@ -22,7 +22,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
-from ds_adacc.profile.probe import Measure, Probe, refusal
+from ds_adacc.profile.probe import Measure, Probe, why_unmeasurable
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
 from ds_adacc.runtime.binder import Binder
@@ -53,7 +53,7 @@ class Trials:
         if errors is not None:
             known.errors, known.errors_are_measured = errors, True
             return
-        reason = refusal(captured.output, captured.inputs, recording)
+        reason = why_unmeasurable(captured.output, captured.inputs, recording)
         if reason is not None:
             known.errors_are_measured = True
             get_logger().warning(

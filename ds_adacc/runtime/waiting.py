@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.other_sizes import OtherSizes
-from ds_adacc.plan.plan import LiveSet
+from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.new_sizes import NewSizes
 
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
@@ -14,10 +14,10 @@ _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of in
 class Waiting:
     """The live sets that this rank has run. `live_sets`: those that wait for a plan."""
 
-    def __init__(self, agreement: Agreement, other_sizes: OtherSizes, planned: Iterable[LiveSet] = ()) -> None:
+    def __init__(self, agreement: Agreement, new_sizes: NewSizes, planned: Iterable[LiveSet] = ()) -> None:
         self.live_sets: set[LiveSet] = set()
         self._agreement = agreement
-        self._other_sizes = other_sizes
+        self._new_sizes = new_sizes
         self._planned = set(planned)  # have run of late, and have a plan
 
     def note(self, live_set: LiveSet) -> bool:
@@ -25,7 +25,7 @@ class Waiting:
         if not live_set or live_set in self._planned:
             return False
         is_planned = self._agreement.is_planned(live_set)
-        if not is_planned and not self._other_sizes.make_lean(live_set):
+        if not is_planned and not self._new_sizes.make_lean(live_set):
             self.live_sets.add(live_set)
             return False
         if len(self._planned) >= _MOST_PLANNED:

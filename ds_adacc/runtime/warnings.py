@@ -41,10 +41,10 @@ class Warnings:
             if count >= _MANY_VALUES:
                 self._tell(
                     (block.name.split(" ")[-1], name),
-                    "block %s: its %s has had %d values. A number is part of the recorded program, so the block is "
-                    "recorded anew for each value, and such a call takes several times as long. If the exact number "
-                    "does not matter, as that of the longest sequence in a packed batch, pass an upper bound that "
-                    "stays the same; if it does, give the block a tensor instead",
+                    "block %s: its %s has had %d values. The number is part of the recorded program, and how the "
+                    "program follows it cannot be told. So the block is recorded anew for each value, and such a call "
+                    "takes several times as long. If the exact number does not matter, pass one that stays the same; "
+                    "if it does, give the block a tensor instead",
                     block.name,
                     name,
                     count,

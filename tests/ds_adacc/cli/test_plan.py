@@ -20,7 +20,7 @@ from ds_adacc.cli.planned import document as document_of
 from ds_adacc.cli.planned import view
 from ds_adacc.cli.planning import plan
 from ds_adacc.config import load
-from ds_adacc.plan.plan import peak_when
+from ds_adacc.plan.comparison import peak_when
 from ds_adacc.profile import measure
 
 SECTION = {"memory_budget": 0.5, "codecs": {"gelu": "group"}, "backend": "reference", "solver": {"max_seconds": 2.0}}

@@ -1,4 +1,4 @@
-"""Policies for another input size, found without a solver."""
+"""TypePolicies for another input size, found without a solver."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Policies are approved block by block, by the worst error that any rank has measured."""
+"""TypePolicies are approved block by block, by the worst error that any rank has measured."""
 
 import random
 

@@ -7,8 +7,10 @@ from random_blocks import SMALL, examples, points, profiles, undominated
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.live_sets import peak_of
-from ds_adacc.plan.plan import PlanRequest, compare, solve
+from ds_adacc.plan.plan import PlanRequest
+from ds_adacc.plan.solve import solve
 
 CONFIG = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 60.0}}})
 AB, AC = frozenset("ab"), frozenset("ac")

@@ -6,7 +6,10 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.plan import PlanRequest, components, largest, most_without, solve
+from ds_adacc.plan.comparison import most_without
+from ds_adacc.plan.live_sets import components, largest
+from ds_adacc.plan.plan import PlanRequest
+from ds_adacc.plan.solve import solve
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
-from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, refusal, relative_error
+from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, relative_error, why_unmeasurable
 from ds_adacc.program.saved import keep, unpack
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
@@ -209,7 +209,7 @@ def test_errors_are_relative_to_all_and_to_each():
 
 def refused(block, args, kwargs):
     found = captured(block, args, kwargs)
-    return refusal(found.output, found.inputs, found.recording)
+    return why_unmeasurable(found.output, found.inputs, found.recording)
 
 
 def test_what_must_not_run_ahead_of_training_is_refused():
@@ -260,7 +260,7 @@ def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
     block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
     expected, errors = zoo.gradients(block, args, {}), []
     found = captured(block, args, {})
-    assert refusal(found.output, found.inputs, found.recording) is None
+    assert why_unmeasurable(found.output, found.inputs, found.recording) is None
     policy, codecs = lossy(found.recording, found.tensors)
     assert codecs
 

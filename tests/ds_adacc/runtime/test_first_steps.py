@@ -40,5 +40,5 @@ def test_steps_that_measure_take_what_full_checkpointing_takes(name, codecs):
         assert model.peak(runtime.checkpoint) <= 1.03 * full + PIECES, purposes
         adacc.end_step()
         assert len(purposes) <= MOST_STEPS
-    assert {Purpose.RECORD, Purpose.MEASURE} <= set(purposes)
+    assert {Purpose.OBSERVE, Purpose.MEASURE} <= set(purposes)
     assert codecs == "none" or Purpose.TRY in purposes

@@ -10,24 +10,24 @@ from ds_adacc.runtime.step import Purpose, StepSchedule
 
 def test_a_new_plan_is_measured_in_the_next_step_and_once():
     schedule = StepSchedule().with_step_ended().with_new_plan(tries=False)
-    assert schedule.look_in == 0 and schedule.measures and not schedule.tries
-    assert schedule.with_step_ended().after_look().look_in is None
+    assert schedule.observe_in == 0 and schedule.measures and not schedule.tries
+    assert schedule.with_step_ended().after_observation().observe_in is None
 
 
 def test_a_new_plan_on_trial_is_measured_in_the_step_after():
     schedule = StepSchedule().with_step_ended().with_new_plan(tries=True)
     assert schedule.tries and schedule.with_state_saved() == schedule
-    after = schedule.with_step_ended().after_look()
-    assert not after.tries and after.look_in == 0 and after.measures
+    after = schedule.with_step_ended().after_observation()
+    assert not after.tries and after.observe_in == 0 and after.measures
 
 
 def test_a_measurement_is_put_off_once_by_a_save_and_then_made_a_look():
     schedule = StepSchedule(ended=1).with_new_plan(tries=False)
     once = schedule.with_state_saved()
-    assert once.look_in == 1 and once.after_look().look_in == 0
-    twice = once.after_look().with_state_saved()
-    assert twice.look_in == 0 and not twice.measures
-    assert twice.with_state_saved() == twice and twice.after_look().look_in is None
+    assert once.observe_in == 1 and once.after_observation().observe_in == 0
+    twice = once.after_observation().with_state_saved()
+    assert twice.observe_in == 0 and not twice.measures
+    assert twice.with_state_saved() == twice and twice.after_observation().observe_in is None
     assert StepSchedule(ended=1).with_state_saved() == StepSchedule(ended=1)
 
 
@@ -92,16 +92,16 @@ def test_every_step_has_one_purpose():
         purposes.append(runs.controller.step.purpose)
         forward(runs, [block], 2).backward()
         runs.controller.end_step()
-    assert purposes[:3] == [Purpose.RECORD, Purpose.MEASURE, Purpose.TRACK]
+    assert purposes[:3] == [Purpose.OBSERVE, Purpose.MEASURE, Purpose.TRACK]
     assert purposes[3:] == [Purpose.RUN, Purpose.TRACK, Purpose.RUN]
 
 
 def test_trials_that_were_broken_off_are_repeated_once():
-    schedule = StepSchedule(ended=1).with_new_plan(tries=True).after_look()
+    schedule = StepSchedule(ended=1).with_new_plan(tries=True).after_observation()
     again = schedule.with_trials_again()
-    assert again.tries and again.look_in == 1
-    after = again.after_look()
-    assert after.look_in == 0 and not after.tries
+    assert again.tries and again.observe_in == 1
+    after = again.after_observation()
+    assert after.observe_in == 0 and not after.tries
     assert after.with_trials_again() == after
-    doubted = StepSchedule(ended=9).with_trials().after_look().with_trials_again()
-    assert doubted.tries and doubted.look_in is None
+    doubted = StepSchedule(ended=9).with_trials().after_observation().with_trials_again()
+    assert doubted.tries and doubted.observe_in is None

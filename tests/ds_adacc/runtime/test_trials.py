@@ -74,8 +74,8 @@ class Training:
 def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact():
     training = Training(**LOSSY)
     errors = training.run(8)
-    assert training.purposes[:2] == [Purpose.RECORD, Purpose.TRY]
-    measuring = Purpose.RECORD, Purpose.TRY, Purpose.TRACK
+    assert training.purposes[:2] == [Purpose.OBSERVE, Purpose.TRY]
+    measuring = Purpose.OBSERVE, Purpose.TRY, Purpose.TRACK
     assert training.is_lossy
     for error, purpose in zip(errors, training.purposes, strict=True):
         assert (error == 0) == (purpose in measuring)

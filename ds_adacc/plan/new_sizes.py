@@ -13,23 +13,23 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.open_types import OpenTypes
-from ds_adacc.plan.plan import LiveSet
+from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.sizes import fits
+from ds_adacc.program.symbolic_sizes import fits
 
 _TOLD = 3  # predicted sizes with a line of log each
 
 
-class OtherSizes:
+class NewSizes:
     """Adds block types at other input sizes to an `Agreement`.
 
     Nothing is communicated: every rank adopts policies for the sizes that it meets itself.
     """
 
     def __init__(self, agreement: Agreement) -> None:
-        self.open_types = OpenTypes()
+        self.symbolic_types = SymbolicTypes()
         self._agreement = agreement
         self._predicted = 0  # how many times
 
@@ -40,7 +40,7 @@ class OtherSizes:
 
         `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
-        program = self.open_types.of(like)
+        program = self.symbolic_types.of(like)
         if program is None or self._agreement.budget.limit is None or recording.constants not in program.constants:
             return None
         known = self._agreement.block_types.get(program.at(sizes) or "")
@@ -54,7 +54,7 @@ class OtherSizes:
         if profile is None:
             return None
         known = self._agreement.add(predicted.digest, predicted, profile)
-        self.open_types.follow(predicted.digest, like, sizes)
+        self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopt(known, like)
         self._tell(predicted, inputs)
         return known, predicted
@@ -107,7 +107,7 @@ class OtherSizes:
         return True
 
     def _has_two_sizes(self, names: LiveSet) -> bool:
-        programs = [program for program in map(self.open_types.of, names) if program is not None]
+        programs = [program for program in map(self.symbolic_types.of, names) if program is not None]
         return len(set(map(id, programs))) < len(programs)
 
     @staticmethod
@@ -128,5 +128,5 @@ class OtherSizes:
         names = [name for name in self._agreement.origins if name not in all_but]
         dropped = names[: max(len(names) - most, 0)]
         self._agreement.drop_adopted(dropped)
-        self.open_types.forget(dropped)
+        self.symbolic_types.forget(dropped)
         return dropped

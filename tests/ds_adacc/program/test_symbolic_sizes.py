@@ -8,7 +8,7 @@ from recorded import profile_of, record, under
 from ds_adacc import planner
 from ds_adacc.program.formula import Formula, Variables, fit
 from ds_adacc.program.signature import ambient, describe, flatten, sizes_of
-from ds_adacc.program.sizes import Example, OpenProgram, fits
+from ds_adacc.program.symbolic_sizes import Example, SymbolicProgram, fits
 from ds_adacc.python_state.closure import closure_of
 
 
@@ -62,7 +62,7 @@ def recorded(name, block, **sizes):
 def test_a_third_and_a_fourth_size_are_predicted_exactly(name):
     block, *_ = zoo.example(name)
     examples = [recorded(name, block, batch=2, time=time)[0] for time in (9, 12, 17)]
-    program = OpenProgram(examples[0])
+    program = SymbolicProgram(examples[0])
     assert program.learn(examples[1])
     assert program.at(examples[2].sizes, examples[0].recording) is None, "nothing has confirmed the guess yet"
     assert program.learn(examples[2]) and program.is_confirmed
@@ -78,7 +78,7 @@ def test_batch_and_length_vary_apart():
     block, *_ = zoo.example("llama")
     sizes = [(2, 9), (2, 12), (3, 17), (4, 11), (1, 20)]
     examples = [recorded("llama", block, batch=batch, time=time)[0] for batch, time in sizes]
-    program = OpenProgram(examples[0])
+    program = SymbolicProgram(examples[0])
     for example in examples[1:4]:
         program.learn(example)
     assert program.is_confirmed
@@ -86,7 +86,7 @@ def test_batch_and_length_vary_apart():
 
 
 def test_another_program_is_not_learned():
-    program = OpenProgram(recorded("gpt", zoo.example("gpt")[0])[0])
+    program = SymbolicProgram(recorded("gpt", zoo.example("gpt")[0])[0])
     assert not program.learn(recorded("bert", zoo.example("bert")[0], time=12)[0])
 
 
@@ -100,7 +100,7 @@ def test_a_wrong_guess_is_found_out_by_the_next_recording():
     for time in (6, 7, 12, 16, 20, 24):
         x = torch.randn(2, time, 8, requires_grad=True)
         examples.append(Example(sizes_of((None, describe([x]))), record(block, (x,), {})))
-    program = OpenProgram(examples[0])
+    program = SymbolicProgram(examples[0])
     for example in examples[1:3]:
         program.learn(example)
     assert not program.is_confirmed
@@ -109,7 +109,7 @@ def test_a_wrong_guess_is_found_out_by_the_next_recording():
 
 def test_a_shape_that_follows_from_data_has_no_formula():
     block, *_ = zoo.example("router")
-    program = OpenProgram(recorded("router", block, time=9)[0])
+    program = SymbolicProgram(recorded("router", block, time=9)[0])
     assert not program.learn(recorded("router", block, time=12)[0])
 
 
@@ -117,7 +117,7 @@ def test_a_shape_that_follows_from_data_has_no_formula():
 def test_draws_and_writes_in_place_are_replayed_at_the_predicted_size(name):
     block = zoo.example(name)[0]
     first, second, third = (recorded(name, block, time=time)[0] for time in (4, 7, 5))
-    program = OpenProgram(first)
+    program = SymbolicProgram(first)
     assert program.learn(second) and program.learn(third) and program.is_confirmed
     _, args, kwargs = zoo.example(name, time=11)
     example, _ = recorded(name, block, time=11)
@@ -139,5 +139,5 @@ def test_a_program_with_a_generator_of_its_own_is_not_predicted():
             return self.fc(x) * torch.rand(x.shape, generator=self.generator)
 
     block = Own()
-    program = OpenProgram(recorded("gpt", block, time=4)[0])
+    program = SymbolicProgram(recorded("gpt", block, time=4)[0])
     assert not program.learn(recorded("gpt", block, time=7)[0])

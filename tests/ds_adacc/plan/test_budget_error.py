@@ -11,7 +11,7 @@ from stack import WIDTH, Model
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.plan.refusal import BudgetTooSmall
+from ds_adacc.plan.budget_error import BudgetTooSmall
 from ds_adacc.runtime.runtime import Runtime
 
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
-from ds_adacc.profile.sizes import OpenProfile
+from ds_adacc.profile.symbolic_sizes import SymbolicProfile
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.sizes import Example, OpenProgram
+from ds_adacc.program.symbolic_sizes import Example, SymbolicProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 32  # programs; one that is recorded anew at every step must not pile up
 
 
 @dataclass
-class OpenType:
+class SymbolicType:
     """One program with its sizes left open.
 
     `recorded`: the block types that were recorded of it, by their sizes; `predicted`: those that were predicted.
@@ -25,8 +25,8 @@ class OpenType:
     compute its constants from the sizes.
     """
 
-    program: OpenProgram
-    profile: OpenProfile
+    program: SymbolicProgram
+    profile: SymbolicProfile
     recorded: dict[Sizes, str] = field(default_factory=dict)
     predicted: dict[Sizes, str] = field(default_factory=dict)
     constants: set[tuple[float, ...]] = field(default_factory=set)
@@ -36,13 +36,13 @@ class OpenType:
         return self.recorded.get(sizes) or self.predicted.get(sizes)
 
 
-class OpenTypes:
+class SymbolicTypes:
     """The programs met so far, by the block types that are sizes of them."""
 
     def __init__(self) -> None:
-        self._types: OrderedDict[str, OpenType] = OrderedDict()
+        self._types: OrderedDict[str, SymbolicType] = OrderedDict()
 
-    def of(self, block_type: str | None) -> OpenType | None:
+    def of(self, block_type: str | None) -> SymbolicType | None:
         """The program of which this block type is a size; None if it is not known."""
         return None if block_type is None else self._types.get(block_type)
 
@@ -62,7 +62,7 @@ class OpenTypes:
             return
         known = self.of(like)
         if known is None or not known.program.learn(Example(sizes, recording)):
-            known = OpenType(OpenProgram(Example(sizes, recording)), OpenProfile(sizes, profile))
+            known = SymbolicType(SymbolicProgram(Example(sizes, recording)), SymbolicProfile(sizes, profile))
         if not known.profile.is_measured:
             known.profile.learn(sizes, profile)
         known.recorded[sizes] = block_type

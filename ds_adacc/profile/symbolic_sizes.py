@@ -13,7 +13,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 
 
-class OpenProfile:
+class SymbolicProfile:
     """The profiles of one program, measured at several sizes of its inputs."""
 
     def __init__(self, sizes: Sizes, profile: planner.Profile) -> None:

@@ -28,7 +28,7 @@ class Example:
     recording: Recording
 
 
-class OpenProgram:
+class SymbolicProgram:
     """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it."""
 
     def __init__(self, example: Example) -> None:

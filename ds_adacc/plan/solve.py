@@ -1,0 +1,163 @@
+"""Choose policies for all block types. Policies in force stay where new ones would save no time worth a change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ds_adacc import planner
+from ds_adacc.config import AdaccConfig
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, judge, solve_live_sets
+from ds_adacc.plan.plan import Group, PlanRequest
+
+
+def solve(
+    request: PlanRequest,
+    budget: int,
+    config: AdaccConfig,
+    in_force: Mapping[str, TypePolicies],
+    forgiven: tuple[type[Exception], ...],
+) -> tuple[Group, ...]:
+    """Choose policies for all block types, group by group. The budget is in bytes.
+
+    The policies `in_force` stay where new ones would save less time than measured seconds scatter; () stands for
+    policies that may not run any more. Raises planner.InfeasibleBudget with a budget that all groups would fit, and
+    planner.NoSolutionInTime.
+
+    An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
+    or whose policies need a codec that is no longer on offer, is recomputed. If that breaks the budget for a group of
+    which no block type is new, as may happen after a correction or when the bound on the gradient error rules policies
+    out, it takes the policies of the smallest peak, unless these break the budget for more live sets.
+    """
+    groups: list[Group] = []
+    refusals: list[planner.InfeasibleBudget] = []
+    for names in components(request.live_sets):
+        problem, live_sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
+        is_known = {each.name for each in problem.block_types} <= in_force.keys()
+        try:
+            new = solve_live_sets(problem, live_sets, budget, config)
+            group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
+        except planner.InfeasibleBudget as error:
+            refusals.append(error)
+            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
+            if planner.InfeasibleBudget in forgiven and is_known:
+                group = _with_least(group, error.smallest, budget, config)
+        except planner.NoSolutionInTime as error:
+            if planner.NoSolutionInTime not in forgiven:
+                raise
+            reason = f"adacc.solver.max_seconds: {error}"
+            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
+            if is_known and group.unfit(budget):
+                group = _with_least_peak(group, budget, config)
+        groups.append(group)
+    if refusals and planner.InfeasibleBudget not in forgiven:
+        worst = max(refusals, key=lambda error: error.smallest)
+        hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
+        raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)
+    return tuple(groups)
+
+
+def _keep_or_replace(
+    problem: planner.Problem,
+    live_sets: Sequence[LiveSet],
+    in_force: Mapping[str, TypePolicies],
+    budget: int,
+    new: planner.Solution,
+) -> planner.Solution:
+    """The new solution, or the policies in force if they still fit and the new ones save no time worth a change."""
+    if not _are_possible(in_force, problem):
+        return new
+    policies = [in_force[block_type.name] for block_type in problem.block_types]
+    old = judge(problem, live_sets, policies)
+    old = replace(old, solve_seconds=new.solve_seconds, proven_optimal=new.proven_optimal)
+    noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
+    return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
+
+
+def _keep_or_recompute(
+    problem: planner.Problem, live_sets: Sequence[LiveSet], in_force: Mapping[str, TypePolicies]
+) -> planner.Solution:
+    """The policies in force; a block type that has none, or none that is still possible, is recomputed."""
+    policies = [
+        in_force[block_type.name]
+        if _is_possible(in_force.get(block_type.name, ()), block_type)
+        else (planner.recompute_policy(block_type.profile),) * block_type.blocks
+        for block_type in problem.block_types
+    ]
+    return judge(problem, live_sets, policies)
+
+
+def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
+    """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more live sets.
+
+    `smallest` may be more than the least possible, and a search for it may end without any policies: the group is then
+    left as it is.
+    """
+    try:
+        least = replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
+    except (planner.InfeasibleBudget, planner.NoSolutionInTime):
+        return group
+    return _leaner(least, group, budget)
+
+
+def _with_least_peak(group: Group, budget: int, config: AdaccConfig) -> Group:
+    """The group with the policies of the smallest peak found in time, one for each block type, if they take less."""
+    least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
+    solution = judge(group.problem, group.live_sets, least.policies)
+    solution = replace(solution, solve_seconds=least.solve_seconds)
+    return _leaner(replace(group, solution=solution), group, budget)
+
+
+def _leaner(new: Group, old: Group, budget: int) -> Group:
+    """The new group, unless it takes no less than the old one, or breaks the budget for other live sets."""
+    is_worse = not set(new.unfit(budget)) <= set(old.unfit(budget)) or new.solution.peak >= old.solution.peak
+    return old if is_worse else new
+
+
+def _are_possible(policies: Mapping[str, TypePolicies], problem: planner.Problem) -> bool:
+    return all(_is_possible(policies.get(block_type.name, ()), block_type) for block_type in problem.block_types)
+
+
+def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:
+    """Whether there is a policy for each block, with codecs that are still on offer."""
+    are_on_offer = (policy.is_on_offer(block_type.profile) for policy in set(policies))
+    return len(policies) == block_type.blocks and all(are_on_offer)
+
+
+def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
+    """What else than a larger budget would do: a looser bound on the gradient error."""
+    smallest = smallest_bound(request, budget, config.solver.max_seconds)
+    if smallest is None:
+        return ""
+    of_section = smallest * config.max_gradient_error / request.max_gradient_error
+    return (
+        f" with adacc.max_gradient_error = {config.max_gradient_error:g}; for this budget, the smallest "
+        f"max_gradient_error is about {of_section:.2g}"
+    )
+
+
+def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float | None:
+    """About the smallest bound on the gradient error with which all live sets fit the budget (bytes).
+
+    None if the budget is too small without a bound as well. Each of about ten searches gets a quarter of the `seconds`.
+    """
+
+    def fits(bound: float | None) -> bool:
+        loosened = replace(request, max_gradient_error=bound)
+        try:
+            for names in request.live_sets:
+                planner.solve_in_process(loosened.problem(names), budget, max_seconds=seconds / 4)
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime):
+            return False
+        return True
+
+    assert request.max_gradient_error is not None
+    low, high = request.max_gradient_error, 2 * request.max_gradient_error
+    if not fits(None):
+        return None
+    while not fits(high):
+        low, high = high, 4 * high
+    while high > 1.1 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
