@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import mip
 
+from ds_adacc.planner.block_variables import BlockVariables, Expr
 from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.memory import BlockMemory
-from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, share
+from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, ties
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Profile
-from ds_adacc.planner.program import BlockProgram, Expr
 from ds_adacc.planner.simulate import Simulation, simulate
 from ds_adacc.planner.solution import NoSolutionInTime, check_request, quantization_error
 
@@ -66,11 +66,11 @@ class _Search:
 
     def __init__(self, profile: Profile, max_gradient_error: float | None) -> None:
         self._model = empty_model()
-        self._program = BlockProgram(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
+        self._program = BlockVariables(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
         self._held = self._model.add_var()
         held = BlockMemory(self._program).held()
         self._model += self._held == held
-        self._objective = self._program.quanta() + share(self._program.error(), 0.45) + share(held, 0.045)
+        self._objective = self._program.quanta() + ties(self._program.error(), held)
 
     def policies(self, deadline: float) -> Iterator[Policy]:
         """The frontier's policies. Raises NoSolutionInTime after the deadline, a reading of `time.perf_counter()`."""

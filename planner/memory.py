@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import mip
 
+from ds_adacc.planner.block_variables import BlockVariables, Expr
 from ds_adacc.planner.profile import CodecCost
-from ds_adacc.planner.program import BlockProgram, Expr
 
 
 class BlockMemory:
     """Memory of one block as expressions, in the profile's unit of bytes."""
 
-    def __init__(self, program: BlockProgram) -> None:
+    def __init__(self, program: BlockVariables) -> None:
         self._program = program
         self._schedule = program.schedule
         self._graph = program.profile.graph

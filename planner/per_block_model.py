@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import mip
 
+from ds_adacc.planner.block_variables import in_quanta
 from ds_adacc.planner.frontier import Point
-from ds_adacc.planner.model import Watched, empty_model, granule_of, in_granules, optimise, share
+from ds_adacc.planner.model import GAP, BlockTypeModel, at_most, empty_model, granule_of, in_granules, optimise, ties
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 
-_GAP = 5e-3  # of the time added: below what can be measured
 # nodes of the search if a solution is known already: later ones hardly ever find a better one, but may be millions
 _NODES = 300
 
@@ -63,7 +63,7 @@ class _Run:
     def quanta(self) -> mip.LinExpr:
         """What the calls add to the step, in quanta of 0.1 microseconds."""
         calls = self.block_type.calls_per_block
-        return mip.xsum(calls * round(1e7 * choice.run.seconds) * choice.blocks for choice in self.choices)
+        return mip.xsum(calls * in_quanta(choice.run.seconds) * choice.blocks for choice in self.choices)
 
     def policies(self) -> list[Policy]:
         """The policy of each block, in forward order."""
@@ -105,7 +105,7 @@ class PerBlockModel:
     def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
         self._problem = problem
         self._granule = granule_of([block_type.profile for block_type in problem.block_types])
-        self._model = empty_model(_GAP, cuts=0)
+        self._model = empty_model(GAP, cuts=0)
         self._peak = self._model.add_var()
         self._fetch = self._model.add_var()
         self._places, self._runs, self._last = [], [], []
@@ -118,7 +118,7 @@ class PerBlockModel:
             self._runs.append(run)
             if detailed:
                 self._last.append(
-                    Watched(self._model, problem.block_types[place], self._granule, problem.max_gradient_error)
+                    BlockTypeModel(self._model, problem.block_types[place], self._granule, problem.max_gradient_error)
                 )
         self._bound_peak()
 
@@ -130,17 +130,16 @@ class PerBlockModel:
     def minimise_seconds(self, budget: int, max_seconds: float, fallback: bool) -> bool | None:
         """Find the policies of the least time; returns what `optimise` does.
 
-        Error and held bytes break ties: together they count less than a quantum of time. With a `fallback` the search
+        Error and held bytes break ties. With a `fallback` the search
         ends after a fixed number of nodes, so that it gives the same policies each time.
         """
         if fallback:
             self._model.max_nodes = _NODES
-        self._peak.ub = budget // self._granule + 0.5
+        self._peak.ub = at_most(budget, self._granule)
         most = max(block_type.blocks for block_type in self._problem.block_types)
         quanta = mip.xsum([run.quanta() for run in self._runs] + [block.program.quanta() for block in self._last])
         error = mip.xsum([run.error() for run in self._runs] + [block.program.error() for block in self._last])
-        ties = share(error, 0.45 / most) + share(self._held(), 0.045 / most)
-        self._model.objective = mip.minimize(quanta + ties)
+        self._model.objective = mip.minimize(quanta + ties(error, self._held(), 1 / most))
         return optimise(self._model, [self, *self._last], max_seconds)
 
     def minimise_peak(self, max_seconds: float) -> bool | None:

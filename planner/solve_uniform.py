@@ -12,11 +12,11 @@ from dataclasses import replace
 import mip
 
 from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.block_variables import in_quanta
 from ds_adacc.planner.greedy import greedy
-from ds_adacc.planner.model import Watched, empty_model, granule_of, optimise, share
+from ds_adacc.planner.model import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.program import QUANTUM_SECONDS
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
@@ -26,8 +26,7 @@ from ds_adacc.planner.solution import (
 )
 from ds_adacc.planner.without_solver import leanest
 
-_EXACT_VALUES = 60
-_GAP = 5e-3  # for more values, of the time added: below what can be measured
+_EXACT_VALUES = 60  # with more, the solver may stop within `GAP` of the optimum
 
 
 def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
@@ -47,7 +46,7 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
     if plain.added_seconds == 0 and plain.peak <= budget:
         return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
-    program, known = _Program(problem), []
+    program, known = UniformModel(problem), []
     with contextlib.suppress(InfeasibleBudget):
         known = [greedy(problem, budget, max_seconds=max_seconds)]
         program.expect(known[0])
@@ -61,7 +60,7 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
             f"the policies found take {solution.peak} bytes of a budget of {budget}: a bug in the planner"
         )
     # where a gap to the optimum is allowed, greedy's policies may be quicker
-    best = min([solution, *known], key=lambda found: round(found.added_seconds / QUANTUM_SECONDS))
+    best = min([solution, *known], key=lambda found: in_quanta(found.added_seconds))
     return replace(best, solve_seconds=time.perf_counter() - started, proven_optimal=optimal)
 
 
@@ -73,7 +72,7 @@ def least_peak(problem: Problem, max_seconds: float) -> Solution:
     """
     check_request(0, max_seconds)
     started = time.perf_counter()
-    program = _Program(problem)
+    program = UniformModel(problem)
     optimal = program.minimise_peak(max_seconds)
     solution = evaluate_uniform(problem, program.policies())
     return replace(solution, solve_seconds=time.perf_counter() - started, proven_optimal=bool(optimal))
@@ -84,7 +83,7 @@ def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
 
     Raises InfeasibleBudget otherwise.
     """
-    program = _Program(problem)
+    program = UniformModel(problem)
     try:
         optimal = program.minimise_peak(max_seconds)
     except NoSolutionInTime as error:
@@ -96,16 +95,18 @@ def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
     return solution
 
 
-class _Program:
+class UniformModel:
     """The model over all block types. The peak is a variable: bounded by the budget, or minimised."""
 
     def __init__(self, problem: Problem) -> None:
         self._block_types = problem.block_types
         self._granule = granule_of([block_type.profile for block_type in problem.block_types])
         values = sum(len(block_type.profile.graph.values) for block_type in problem.block_types)
-        self._model = empty_model(0.0 if values <= _EXACT_VALUES else _GAP)
+        self._model = empty_model(0.0 if values <= _EXACT_VALUES else GAP)
         bound = problem.max_gradient_error
-        self._blocks = [Watched(self._model, block_type, self._granule, bound) for block_type in problem.block_types]
+        self._blocks = [
+            BlockTypeModel(self._model, block_type, self._granule, bound) for block_type in problem.block_types
+        ]
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
         self._held = self._total(held)
@@ -127,13 +128,12 @@ class _Program:
     def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
         """Find the policies of the least time; returns what `optimise` does.
 
-        Error and held bytes break ties: together they count less than half a quantum of time.
+        Error and held bytes break ties.
         """
-        # peaks are whole granules: with half of one to spare, CBC's tolerances do not exclude an exact fit
-        self._peak.ub = budget // self._granule + 0.5
+        self._peak.ub = at_most(budget, self._granule)
         quanta = self._total([block.program.quanta() for block in self._blocks])
         error = self._total([block.program.error() for block in self._blocks])
-        self._model.objective = mip.minimize(quanta + share(error, 0.45) + share(self._held, 0.045))
+        self._model.objective = mip.minimize(quanta + ties(error, self._held))
         return optimise(self._model, self._blocks, max_seconds)
 
     def peak_bytes(self) -> int:

@@ -11,37 +11,10 @@ import torch
 from ds_adacc.config.presets import ROLES
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.functions import FunctionCall, arguments_of
+from ds_adacc.program.known_functions import aten_counterpart, roles_by_name
 from ds_adacc.program.recording import RecordedOp
 
 _REPLAY = ("auto", "never", "operators")
-_ATTENTION = "scaled_dot_product"
-# By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
-_LIKE = {
-    "attention": _ATTENTION,
-    "attn": _ATTENTION,
-    "linear": "linear",  # before the norm that TransformerEngine and flash-attn fuse with one
-    "mlp": "linear",
-    "dense": "linear",
-    "norm": "rms_norm",
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "silu": "silu",
-    "gelu": "gelu",
-    "relu": "relu",
-    "rope": "mul",
-    "rotary": "mul",
-}
-# What fused attention's forward calls the tensors that it reads. Packed ones go by their first part.
-_ATTENTION_ARGUMENTS = {
-    "q": "query",
-    "query": "query",
-    "qkv": "query",
-    "k": "key",
-    "key": "key",
-    "kv": "key",
-    "v": "value",
-    "value": "value",
-}
 _PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names
 
 Function = TypeVar("Function", bound=type[torch.autograd.Function])
@@ -86,28 +59,16 @@ def registration_of(cls: type[torch.autograd.Function]) -> Registration:
     return vars(cls).get(_PLACE) or Registration()
 
 
-def like(cls: type[torch.autograd.Function]) -> str | None:
-    """The operator of ATen that the Function is like, by its name."""
-    name = cls.__name__.lower().replace("_", "")
-    return next((operator for part, operator in _LIKE.items() if part in name), None)
-
-
-def is_attention(cls: type[torch.autograd.Function]) -> bool:
-    """Whether the Function is fused attention, by its name."""
-    return like(cls) == _ATTENTION
-
-
 def computes_only(cls: type[torch.autograd.Function]) -> bool:
     """Whether its backward may be run by itself. That of a parallel Linear may hold a collective."""
-    return _PLACE in vars(cls) or like(cls) not in (None, "linear")
+    return _PLACE in vars(cls) or aten_counterpart(cls) not in (None, "linear")
 
 
 def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
     """By value, the roles of what a Function reads and of what it makes, as its arguments' names or its user tell."""
     if not isinstance(op.func, FunctionCall):
         return {}, {}
-    known = _ATTENTION_ARGUMENTS if is_attention(op.func.cls) else {}
-    roles = {**known, **registration_of(op.func.cls).roles}
+    roles = {**roles_by_name(op.func.cls), **registration_of(op.func.cls).roles}
     read: dict[int, str] = {}
     for name, ref in _references(op):
         if name in roles:

@@ -1,4 +1,7 @@
-"""What the schema and the tags of an operator tell: what it writes to, and why it must not be replayed."""
+"""What the schema and the tags of an operator tell: what it writes to, and why it must not be replayed.
+
+These are the first of the checks; `record/verify.py` replays what they let pass.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import torch
 
 from ds_adacc.program.functions import FunctionCall, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.pieces import pieces, same_bits
 from ds_adacc.program.recording import COLLECTIVE
-from ds_adacc.program.registration import is_attention
 from ds_adacc.program.schema import (
     OPAQUE,
     has_dynamic_shape,

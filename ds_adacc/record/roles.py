@@ -12,8 +12,9 @@ from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.functions import FunctionCall
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
-from ds_adacc.program.registration import like, roles_told
+from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled import KERNEL
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -23,7 +24,6 @@ _NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm"
 _ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
 _SOFTMAX = ("_softmax", "_safe_softmax")
 _RANDOM = ("bernoulli_", "bernoulli")
-_ATTENTION = "scaled_dot_product"
 _PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
 
 
@@ -64,11 +64,11 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         return "softmax"
     if any(_like(op) in _SOFTMAX for op, _, _ in uses):
         return "score"
-    if producer and (_ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
+    if producer and (ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
         return "statistic"
     if producer and producer.func is KERNEL and _is_small(value, recording):
         return "statistic"
-    if producer and _ATTENTION in made_by:
+    if producer and ATTENTION in made_by:
         return "attention"
     if value.origin == "input":
         return "block_input"
@@ -85,13 +85,13 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
 
 def _like(op: RecordedOp) -> str:
     """The name of the operator of ATen whose values have the same roles."""
-    return (isinstance(op.func, FunctionCall) and like(op.func.cls)) or op.short_name
+    return (isinstance(op.func, FunctionCall) and aten_counterpart(op.func.cls)) or op.short_name
 
 
 def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: Recording) -> str | None:
     """Query, key or value, if `op` is attention and reads it there."""
     is_number = value.geometry.dtype.is_floating_point  # not where packed texts begin
-    if is_number and _ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
+    if is_number and ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
         return ("query", "key", "value")[slot]
     if _like(op) in _BATCHED and value.producer is not None:
         product = recording.values[op.outputs[0]] if op.outputs and op.outputs[0] is not None else None

@@ -30,7 +30,7 @@ from ds_adacc.planner import (
     solve_per_block,
     solve_uniform,
 )
-from ds_adacc.planner.per_block_model import _GAP
+from ds_adacc.planner.model import GAP
 
 TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds
@@ -217,7 +217,7 @@ def test_equals_the_best_assignment_of_points(problem):
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         best = quickest(problem, single, budget)
-        assert best <= microseconds(mixed.added_seconds) <= best / (1 - _GAP) + QUANTUM
+        assert best <= microseconds(mixed.added_seconds) <= best / (1 - GAP) + QUANTUM
 
 
 def check_gradient_error(problem, solution):

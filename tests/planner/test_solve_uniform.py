@@ -93,7 +93,7 @@ def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
 
 
 def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, monkeypatch):
-    program = sys.modules["ds_adacc.planner.solve_uniform"]._Program  # the function hides its module in the package
+    program = sys.modules["ds_adacc.planner.solve_uniform"].UniformModel  # the function hides its module in the package
     search = program.minimise_peak
     monkeypatch.setattr(program, "minimise_peak", lambda *given: search(*given) and False)
     with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is") as caught:

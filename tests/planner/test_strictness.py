@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_gradient_error import PROFILE, policy
+from test_error_estimate import PROFILE, policy
 
 from ds_adacc.planner import (
     HOPELESS,

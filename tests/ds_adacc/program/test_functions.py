@@ -14,7 +14,8 @@ from torch import nn
 
 from ds_adacc import planner, register_function
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.registration import computes_only, like
+from ds_adacc.program.known_functions import aten_counterpart
+from ds_adacc.program.registration import computes_only
 
 factor = 2.0
 counter = [0]
@@ -403,7 +404,7 @@ def test_roles_follow_the_names_of_known_functions():
 def test_known_functions_by_their_names(name, operator, is_run_alone):
     """The backward of a Linear that a parallel one may be holds a collective, whatever it is fused with."""
     cls = type(name, (Plain,), {})
-    assert (like(cls), computes_only(cls)) == (operator, is_run_alone)
+    assert (aten_counterpart(cls), computes_only(cls)) == (operator, is_run_alone)
 
 
 class FusedAttention(Plain):

@@ -20,10 +20,10 @@ from ds_adacc.planner.schedule import Schedule
 
 Expr = mip.LinExpr | mip.Var | float
 
-QUANTUM_SECONDS = 1e-7
+QUANTUM_SECONDS = 1e-7  # of time in the objective
 
 
-class BlockProgram:
+class BlockVariables:
     """Choices and replays of one block type, added to `model` with their constraints.
 
     `max_gradient_error` bounds the policy's `gradient_error`.
@@ -93,8 +93,8 @@ class BlockProgram:
 
     def quanta(self) -> mip.LinExpr:
         """What one call adds to the step, in quanta of 0.1 microseconds (paper, equation 4)."""
-        replays = (_round(self.profile.op_seconds[op]) * self.runs(op) for op in self.schedule.times)
-        codecs = (_round(offer.seconds) * chosen for _, offer, chosen in self._all() if offer.codec != OFFLOAD)
+        replays = (in_quanta(self.profile.op_seconds[op]) * self.runs(op) for op in self.schedule.times)
+        codecs = (in_quanta(offer.seconds) * chosen for _, offer, chosen in self._all() if offer.codec != OFFLOAD)
         return mip.xsum(itertools.chain(replays, codecs, self._stalls()))
 
     def error(self) -> mip.LinExpr:
@@ -118,8 +118,8 @@ class BlockProgram:
         for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.overlap_seconds, strict=True):
             if moved:
                 stalls.append(self.model.add_var())
-                transfers = mip.xsum(_round(getattr(offer, field)) * chosen for offer, chosen in moved)
-                self.model += stalls[-1] >= transfers - _round(hidden)
+                transfers = mip.xsum(in_quanta(getattr(offer, field)) * chosen for offer, chosen in moved)
+                self.model += stalls[-1] >= transfers - in_quanta(hidden)
         return stalls
 
     def _add_choices(self, max_gradient_error: float | None) -> None:
@@ -198,5 +198,6 @@ class BlockProgram:
                 self.model += self.stored(index) <= mip.xsum(readers)
 
 
-def _round(seconds: float) -> int:
+def in_quanta(seconds: float) -> int:
+    """Whole numbers keep the sums of the objective exact: CBC works with tolerances."""
     return round(seconds / QUANTUM_SECONDS)

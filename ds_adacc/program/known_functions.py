@@ -1,0 +1,52 @@
+"""Other projects' fused kernels: what an `autograd.Function` computes, guessed from the name of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore
+# By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
+_COUNTERPARTS = {
+    "attention": ATTENTION,
+    "attn": ATTENTION,
+    "linear": "linear",  # before the norm that TransformerEngine and flash-attn fuse with one
+    "mlp": "linear",
+    "dense": "linear",
+    "norm": "rms_norm",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "rope": "mul",
+    "rotary": "mul",
+}
+# What fused attention's forward calls the tensors that it reads. Packed ones go by their first part.
+_ATTENTION_ARGUMENTS = {
+    "q": "query",
+    "query": "query",
+    "qkv": "query",
+    "k": "key",
+    "key": "key",
+    "kv": "key",
+    "v": "value",
+    "value": "value",
+}
+
+
+def aten_counterpart(cls: type[torch.autograd.Function]) -> str | None:
+    """The operator of ATen that the Function is like, by its name."""
+    name = cls.__name__.lower().replace("_", "")
+    return next((operator for part, operator in _COUNTERPARTS.items() if part in name), None)
+
+
+def is_attention(cls: type[torch.autograd.Function]) -> bool:
+    """Whether the Function is fused attention, by its name."""
+    return aten_counterpart(cls) == ATTENTION
+
+
+def roles_by_name(cls: type[torch.autograd.Function]) -> Mapping[str, str]:
+    """By name of an argument of forward, the role of the tensor that it is; empty if that is not known."""
+    return _ATTENTION_ARGUMENTS if is_attention(cls) else {}
