@@ -16,7 +16,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Files that start ranks take longest, so they come first: two processes then end at about the same time."""
+    """Files that start ranks take longest, so they come first: all processes then end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("ranks")}
     items.sort(key=lambda item: item.path not in slow)
     if not (config.getoption("--all") or any("::" in argument for argument in config.args)):  # one asked for by name

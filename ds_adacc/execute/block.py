@@ -14,7 +14,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import differ_in_sizes, differing_numbers
+from ds_adacc.program.signature import Sizes, differ_in_sizes, differing_numbers, sizes_of
 from ds_adacc.python_state.guards import Guards, moved
 from ds_adacc.python_state.state import State
 from ds_adacc.python_state.watch import Place
@@ -183,12 +183,12 @@ class Block:
         """The last used record for this signature, whatever its state."""
         return next((record for known, record in self._records if known == signature), None)
 
-    def relative(self, signature: Hashable, state: Guards) -> Record | None:
-        """The last used record whose signature differs from this one, but only in sizes and strides."""
+    def relative(self, signature: Hashable, state: Guards) -> tuple[Record | None, Sizes | None]:
+        """The last used record whose signature differs from this one, but only in sizes and strides; and its sizes."""
         for known, record in self._records:
             if record.recording is not None and record.holds(state) and differ_in_sizes(known, signature):
-                return record
-        return None
+                return record, sizes_of(known)
+        return None, None
 
     def changing_numbers(self, signature: Hashable) -> dict[str, int]:
         """How many values each number among the arguments has had, with that of a new call; by the argument's name."""

@@ -17,7 +17,7 @@ from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_sizes import fits
+from ds_adacc.program.symbolic_sizes import Example, fits
 
 _TOLD = 3  # predicted sizes with a line of log each
 
@@ -34,20 +34,22 @@ class NewSizes:
         self._predicted = 0  # how many times
 
     def at_sizes(
-        self, like: str, recording: Recording, sizes: Sizes, inputs: Sequence[torch.Tensor]
+        self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]
     ) -> tuple[KnownType, Recording] | None:
         """The block type and the recording of a block at these input sizes, as predicted from other sizes.
 
-        `recording` is the block's recording as the block type `like`. None if the recordings so far do not tell.
+        `example` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
-        program = self.symbolic_types.of(like)
+        program, recording = self.symbolic_types.of(like), example.recording
         if program is None or self._agreement.budget.limit is None or recording.constants not in program.constants:
+            return None
+        if not (program.program.tells(example) and program.program.may_have(sizes.numbers)):
             return None
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = known.recording.of_block(recording)
             return (known, predicted) if fits(predicted, inputs) else None
-        predicted = program.program.at(sizes, recording)
+        predicted = program.program.at(sizes, example)
         if predicted is None or not fits(predicted, inputs):
             return None
         profile = program.profile.at(sizes, predicted)

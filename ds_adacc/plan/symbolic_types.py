@@ -49,7 +49,8 @@ class SymbolicTypes:
     def profile(self, like: str | None, sizes: Sizes, recording: Recording) -> planner.Profile | None:
         """The profile of a recording if it is the program of `like` at other sizes, and two of them were measured."""
         known = self.of(like)
-        return known.profile.at(sizes, recording) if known is not None and known.program.is_of(recording) else None
+        is_of = known is not None and known.program.is_of(Example(sizes, recording))
+        return known.profile.at(sizes, recording) if is_of else None
 
     def learn(
         self, block_type: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile

@@ -38,8 +38,8 @@ class SymbolicProfile:
         if not self.is_measured:
             return None
         profiles, graph = list(self._measured.values()), block_graph(recording)
-        known = Variables([measured.all for measured in self._measured])
-        values = known.of(sizes.all)
+        known = Variables([measured.lengths for measured in self._measured])
+        values = known.of(sizes.lengths)
 
         def whole(numbers: Sequence[int], moved: Callable[[Sequence[float]], float]) -> int:
             formula = fit(numbers, known.seen)

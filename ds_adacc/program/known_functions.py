@@ -1,10 +1,14 @@
-"""Other projects' fused kernels: what an `autograd.Function` computes, guessed from the name of its class."""
+"""Other projects' fused kernels: what a call computes, guessed from the names of its class and of its arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+from ds_adacc.program.functions import FunctionCall, arguments_of
+from ds_adacc.program.recording import RecordedOp
 
 ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
@@ -50,3 +54,22 @@ def is_attention(cls: type[torch.autograd.Function]) -> bool:
 def roles_by_name(cls: type[torch.autograd.Function]) -> Mapping[str, str]:
     """By name of an argument of forward, the role of the tensor that it is; empty if that is not known."""
     return _ATTENTION_ARGUMENTS if is_attention(cls) else {}
+
+
+def length_bounds(op: RecordedOp) -> tuple[int, ...]:
+    """The positions of those arguments that are the length of the longest of several texts, for fused attention.
+
+    They say how much memory and how many threads a kernel takes, and change nothing else.
+    """
+    names = _names(op.func)
+    bounds = (i for i, name in enumerate(names[: len(op.args)]) if name.startswith("max") and type(op.args[i]) is int)
+    return tuple(bounds)
+
+
+def _names(func: Any) -> tuple[str, ...]:
+    """The names of the arguments of fused attention; empty for anything else."""
+    if isinstance(func, FunctionCall):
+        return arguments_of(func.cls) if is_attention(func.cls) else ()
+    schema = getattr(func, "_schema", None)
+    is_fused = schema is not None and ("attn" in schema.name or "attention" in schema.name)
+    return tuple(argument.name for argument in schema.arguments) if is_fused else ()

@@ -79,11 +79,6 @@ class Sizes(NamedTuple):
     lengths: tuple[int, ...]
     numbers: tuple[int, ...] = ()
 
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Both, in a fixed order."""
-        return *self.lengths, *self.numbers
-
 
 def sizes_of(signature: Any) -> Sizes:
     """The sizes of a call's arguments."""

@@ -16,7 +16,8 @@ import torch
 from ds_adacc.program.arguments import CONSTANTS, put, take
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import RecordedValue, Recording, with_arguments
+from ds_adacc.program.known_functions import length_bounds
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording, with_arguments
 from ds_adacc.program.signature import Sizes
 
 
@@ -28,51 +29,73 @@ class Example:
     recording: Recording
 
 
+@dataclass(frozen=True)
+class LengthBound:
+    """Stands in a program for the whole number `number` of the block's arguments (`known_functions.length_bounds`)."""
+
+    number: int
+
+
 class SymbolicProgram:
-    """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it."""
+    """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it.
+
+    A number among the block's arguments may vary only if nothing but the length bounds of fused attention follow it,
+    and only between the least and the greatest that were recorded: any other may also choose a branch, of which the
+    saved tensors do not tell.
+    """
 
     def __init__(self, example: Example) -> None:
-        self.examples = [_of_type(example)]
+        opened = _opened(example)
         self.is_confirmed = False
-        self._numbers = [_numbers(example.recording)]
-        self._skeleton = _skeleton(example.recording)
+        self._sizes = [example.sizes]
+        self._numbers = [_numbers(opened)]
+        self._skeleton = _skeleton(opened)
+        self._ranges = [(number, number) for number in example.sizes.numbers]
 
-    def is_of(self, recording: Recording) -> bool:
+    def is_of(self, example: Example) -> bool:
         """Whether the recording is this program, at whatever sizes."""
-        return _skeleton(recording) == self._skeleton
+        return _skeleton(_opened(example)) == self._skeleton
+
+    def tells(self, example: Example) -> bool:
+        """Whether a block's recording is what the program is at its sizes. Another block may follow them otherwise."""
+        opened = _opened(example)
+        return _skeleton(opened) == self._skeleton and _numbers(opened) == self._predict(example.sizes)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
-        if not self.is_of(example.recording):
+        if not self.is_of(example):
             return False
-        if any(known.sizes == example.sizes for known in self.examples):
-            return True
-        numbers = _numbers(example.recording)
+        numbers = _numbers(_opened(example))
+        if example.sizes in self._sizes:
+            return numbers == self._numbers[self._sizes.index(example.sizes)]
+        self._ranges = [
+            (min(low, number), max(high, number))
+            for (low, high), number in zip(self._ranges, example.sizes.numbers, strict=True)
+        ]
         self.is_confirmed = self._predict(example.sizes) == numbers
         if not self.is_confirmed:
-            self.examples, self._numbers = [*self.examples, _of_type(example)], [*self._numbers, numbers]
+            self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
         return True
 
-    def at(self, sizes: Sizes, like: Recording) -> Recording | None:
+    def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
 
         None if the examples do not tell.
         """
-        is_example = any(known.sizes == sizes for known in self.examples)
-        numbers = self._predict(sizes) if is_example or self.is_confirmed else None
-        return None if numbers is None else _with_numbers(like, iter(numbers))
+        numbers = self._predict(sizes) if self.is_confirmed or sizes in self._sizes else None
+        return None if numbers is None else _closed(_with_numbers(_opened(like), iter(numbers)), sizes.numbers)
 
     def _predict(self, sizes: Sizes) -> list[int] | None:
-        for known, numbers in zip(self.examples, self._numbers, strict=True):
-            if known.sizes == sizes:
-                return numbers
-        variables = Variables([known.sizes.all for known in self.examples])
-        values = variables.of(sizes.all)
-        columns = set(zip(*self._numbers, strict=True))
-        if not values or not self._varying_arguments() <= columns:
+        if sizes in self._sizes:
+            return self._numbers[self._sizes.index(sizes)]
+        if not self.may_have(sizes.numbers):
+            return None
+        variables = Variables([known.lengths for known in self._sizes])
+        values = variables.of(sizes.lengths)
+        if values is None:
             return None
         found = {}
-        for column in columns:
+        for column in set(zip(*self._numbers, strict=True)):
             formula = fit(column, variables.seen)
             number = None if formula is None else formula.at(values)
             if number is None:
@@ -80,18 +103,46 @@ class SymbolicProgram:
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
-    def _varying_arguments(self) -> set[tuple[int, ...]]:
-        """The numbers among the arguments that vary, each in all examples.
+    def may_have(self, numbers: Sequence[int]) -> bool:
+        """Whether the program is known with these numbers among the block's arguments."""
+        bounds: list[LengthBound] = []
+        take((LengthBound,), self._skeleton, bounds)
+        columns = list(zip(*(known.numbers for known in self._sizes), strict=True))
+        others = set(zip(*self._numbers, strict=True))
 
-        A number that no operator is given, such as one that counts steps, may decide which branch is taken.
-        """
-        each = zip(*(known.sizes.numbers for known in self.examples), strict=True)
-        return {column for column in each if len(set(column)) > 1}
+        def is_known(number: int) -> bool:
+            (low, high), same = self._ranges[number], columns.index(columns[number])
+            if low == high:
+                return numbers[number] == low
+            is_bound = LengthBound(same) in bounds and columns[same] not in others
+            return is_bound and low <= numbers[number] <= high and numbers[number] == numbers[same]
+
+        return all(map(is_known, range(len(numbers))))
 
 
-def _of_type(example: Example) -> Example:
-    """The example without its block's own parameters, which must not outlive the block."""
-    return replace(example, recording=example.recording.of_type())
+def _opened(example: Example) -> Recording:
+    """The recording with a `LengthBound` in place of each that is a number among the block's arguments."""
+    given, recording = example.sizes.numbers, example.recording
+
+    def arguments(op: RecordedOp) -> tuple[Any, ...]:
+        bounds = {i for i in length_bounds(op) if op.args[i] in given}
+        return tuple(LengthBound(given.index(arg)) if i in bounds else arg for i, arg in enumerate(op.args))
+
+    return _with_positional(recording, [arguments(op) for op in recording.ops]) if given else recording
+
+
+def _closed(recording: Recording, given: Sequence[int]) -> Recording:
+    """The recording with these numbers in place of its `LengthBound`s."""
+
+    def arguments(op: RecordedOp) -> tuple[Any, ...]:
+        return tuple(given[arg.number] if isinstance(arg, LengthBound) else arg for arg in op.args)
+
+    return _with_positional(recording, [arguments(op) for op in recording.ops]) if given else recording
+
+
+def _with_positional(recording: Recording, arguments: Sequence[tuple[Any, ...]]) -> Recording:
+    pairs = [(args, op.kwargs) for args, op in zip(arguments, recording.ops, strict=True)]
+    return replace(recording, ops=with_arguments(recording.ops, pairs))
 
 
 def _numbers(recording: Recording) -> list[int]:

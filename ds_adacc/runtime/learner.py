@@ -45,7 +45,7 @@ class Learner:
         """The block type of a recording, measured if it is new."""
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, sizes_of(signature)
-        relative = block.relative(signature, record.state)  # at other input sizes
+        relative, _ = block.relative(signature, record.state)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.recording.constants == recording.constants
         like = relative.block_type if is_like else None

@@ -28,6 +28,7 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
 from ds_adacc.program.signature import ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
+from ds_adacc.program.symbolic_sizes import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import Watch, marks_of
@@ -156,11 +157,12 @@ class Runtime:
         self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
     ) -> Record | None:
         """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
-        like, sizes = block.relative(signature, state), sizes_of(signature)
+        like, its_sizes = block.relative(signature, state)
         if like is None:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
-        predicted = self.controller.new_sizes.at_sizes(like.block_type, like.recording, sizes, tensors)
+        example = Example(its_sizes, like.recording)
+        predicted = self.controller.new_sizes.at_sizes(like.block_type, example, sizes_of(signature), tensors)
         if predicted is None:
             return None
         known, recording = predicted

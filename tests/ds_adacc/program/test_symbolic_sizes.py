@@ -64,10 +64,10 @@ def test_a_third_and_a_fourth_size_are_predicted_exactly(name):
     examples = [recorded(name, block, batch=2, time=time)[0] for time in (9, 12, 17)]
     program = SymbolicProgram(examples[0])
     assert program.learn(examples[1])
-    assert program.at(examples[2].sizes, examples[0].recording) is None, "nothing has confirmed the guess yet"
+    assert program.at(examples[2].sizes, examples[0]) is None, "nothing has confirmed the guess yet"
     assert program.learn(examples[2]) and program.is_confirmed
     example, tensors = recorded(name, block, batch=2, time=31)
-    predicted = program.at(example.sizes, examples[0].recording)
+    predicted = program.at(example.sizes, examples[0])
     assert predicted.digest == example.recording.digest
     assert [v.geometry for v in predicted.values] == [v.geometry for v in example.recording.values]
     assert fits(predicted, tensors)
@@ -82,7 +82,7 @@ def test_batch_and_length_vary_apart():
     for example in examples[1:4]:
         program.learn(example)
     assert program.is_confirmed
-    assert program.at(examples[4].sizes, examples[0].recording).digest == examples[4].recording.digest
+    assert program.at(examples[4].sizes, examples[0]).digest == examples[4].recording.digest
 
 
 def test_another_program_is_not_learned():
@@ -104,7 +104,7 @@ def test_a_wrong_guess_is_found_out_by_the_next_recording():
     for example in examples[1:3]:
         program.learn(example)
     assert not program.is_confirmed
-    assert program.at(examples[3].sizes, examples[0].recording) is None
+    assert program.at(examples[3].sizes, examples[0]) is None
 
 
 def test_a_shape_that_follows_from_data_has_no_formula():
@@ -121,7 +121,7 @@ def test_draws_and_writes_in_place_are_replayed_at_the_predicted_size(name):
     assert program.learn(second) and program.learn(third) and program.is_confirmed
     _, args, kwargs = zoo.example(name, time=11)
     example, _ = recorded(name, block, time=11)
-    predicted = program.at(example.sizes, third.recording)
+    predicted = program.at(example.sizes, third)
     policy = planner.recompute_policy(profile_of(predicted))
     assert any(op.draws and op.bases for op in predicted.ops if op.index in policy.replays)
     run, calls = under(block, predicted, policy)
