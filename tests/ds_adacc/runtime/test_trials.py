@@ -109,6 +109,7 @@ def test_one_sharp_layer_is_planned_by_its_own_errors():
         assert training.runtime.agreement.permits(known.recording.digest, index), policy
 
 
+@pytest.mark.usefixtures("slow_replays")
 def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step():
     training = Training(**LOSSY, rectifier={"max_interval": 4})
     training.run(9)
@@ -120,6 +121,7 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     assert not any(errors[tracked:])
 
 
+@pytest.mark.usefixtures("slow_replays")
 def test_errors_that_differ_from_batch_to_batch_make_tracking_steps_no_more_frequent():
     """A step that measures takes as long as three others."""
     training = Training(**LOSSY)
@@ -133,6 +135,7 @@ def test_errors_that_differ_from_batch_to_batch_make_tracking_steps_no_more_freq
     assert training.purposes.count(Purpose.TRACK) <= 8
 
 
+@pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("bound", [1e-6, 0.003])
 def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes_least_runs(caplog, bound):
     training = Training(**LOSSY, rectifier={"max_interval": 4})
