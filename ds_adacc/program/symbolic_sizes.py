@@ -51,6 +51,8 @@ class SymbolicProgram:
         self._numbers = [_numbers(opened)]
         self._skeleton = _skeleton(opened)
         self._ranges = [(number, number) for number in example.sizes.numbers]
+        self._bounds: list[LengthBound] = []
+        take((LengthBound,), self._skeleton, self._bounds)
 
     def is_of(self, example: Example) -> bool:
         """Whether the recording is this program, at whatever sizes."""
@@ -105,8 +107,6 @@ class SymbolicProgram:
 
     def may_have(self, numbers: Sequence[int]) -> bool:
         """Whether the program is known with these numbers among the block's arguments."""
-        bounds: list[LengthBound] = []
-        take((LengthBound,), self._skeleton, bounds)
         columns = list(zip(*(known.numbers for known in self._sizes), strict=True))
         others = set(zip(*self._numbers, strict=True))
 
@@ -114,7 +114,7 @@ class SymbolicProgram:
             (low, high), same = self._ranges[number], columns.index(columns[number])
             if low == high:
                 return numbers[number] == low
-            is_bound = LengthBound(same) in bounds and columns[same] not in others
+            is_bound = LengthBound(same) in self._bounds and columns[same] not in others
             return is_bound and low <= numbers[number] <= high and numbers[number] == numbers[same]
 
         return all(map(is_known, range(len(numbers))))
