@@ -199,8 +199,8 @@ class _Part(BaseModel):
 class RectifierConfig(_Part):
     """When outliers are measured again (section 3.4 of the Adacc paper).
 
-    `max_interval`: the most iterations between two tracking steps. `drift`: the relative rise of a compression rate
-    from which on a new plan is made. `roles`: the roles of the values that are measured.
+    `max_interval`: the most steps between two tracking steps. `drift`: the relative rise of a compression rate from
+    which on a new plan is made; so is a fall by 1.25 times as much. `roles`: those of the values that are measured.
     """
 
     enabled: bool = True
