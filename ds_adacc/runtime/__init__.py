@@ -7,7 +7,7 @@ Plans are made and changed between two steps.
 * `checkpointed`: refuses a block that already runs inside another checkpoint;
 * `learner`: what is learnt from a recorded call;
 * `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
-* `step_controller`: what happens between steps, in a fixed order;
+* `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
 * `trials`: which gradient errors are measured in a call; `review`: what follows from them when the step has ended;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.

@@ -112,7 +112,7 @@ class Runtime:
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
-        # Rule 3
+        # A call inside a block is part of that block, and without gradients nothing is held (Rule 3).
         if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if not (self.recordings or self._inside or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
@@ -187,7 +187,7 @@ class Runtime:
         if bound is None or bound.prefetcher is None:
             self._binder.pass_over()
         step = self.controller.step
-        # Rule 4
+        # Where everything is retained and nobody looks on, no hooks are needed (Rule 4).
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         if bound is None or (bound.is_trivial and not is_watched):
             return function(*args, **kwargs)
