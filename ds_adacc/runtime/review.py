@@ -24,7 +24,7 @@ from ds_adacc.runtime.step import StepSchedule
 from ds_adacc.runtime.trials import Trials
 
 
-class StepController(Protocol):
+class Controller(Protocol):
     """The part of `step_controller.StepController` that is needed here."""
 
     agreement: Agreement
@@ -39,7 +39,7 @@ class StepController(Protocol):
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
 
 
-def conclude_trials(controller: StepController) -> None:
+def conclude_trials(controller: Controller) -> None:
     """After a step of trials, plan again for the blocks whose policies exceed the bound on the gradient error.
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
@@ -51,7 +51,7 @@ def conclude_trials(controller: StepController) -> None:
         controller.schedule = controller.schedule.with_trials_again()
 
 
-def rectify(controller: StepController) -> Review:
+def rectify(controller: Controller) -> Review:
     """After a tracking step, plan again if outliers have drifted, or if a gradient error is above the bound."""
     agreement, step = controller.agreement, controller.schedule.ended
     measured = _measured(controller)
@@ -71,7 +71,7 @@ def rectify(controller: StepController) -> Review:
     return review
 
 
-def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyError]) -> str:
+def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError]) -> str:
     """The block with the largest error, for the log."""
     (digest, index), found = max(rejected.items(), key=lambda item: item[1].error)
     known = controller.agreement.block_types.get(digest)
@@ -81,7 +81,7 @@ def why_rejected(controller: StepController, rejected: Mapping[BlockKey, PolicyE
     return f"gradient error of {name}{which} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
 
 
-def _measured(controller: StepController) -> Sequence[PolicyErrors]:
+def _measured(controller: Controller) -> Sequence[PolicyErrors]:
     """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
     bound, known = controller.agreement.approvals.bound, controller.agreement.block_types
@@ -99,7 +99,7 @@ def _measured(controller: StepController) -> Sequence[PolicyErrors]:
 
 
 def _replan(
-    controller: StepController,
+    controller: Controller,
     digests: Collection[str],
     reason: str,
     capacity: Mapping[str, Mapping[int, int]],
