@@ -138,7 +138,7 @@ def measure(name: str, count: int, budget: float) -> Row:
     copies.warm_up()
     met: set[Size] = set()
     plan, plans, steps, is_exact = None, 0, [], True
-    for number, size in enumerate(islice(copies.program.symbolic_sizes, count)):
+    for number, size in enumerate(islice(copies.program.sizes, count)):
         step, is_same = copies.step(number, size, size not in met)
         met.add(size)
         steps.append(step)

@@ -82,7 +82,7 @@ def train(lengths: int, steps: int, is_plain: bool) -> Run:
     if not is_plain:
         wrap_blocks(blocks, runtime)
     run, memory = Run([], [], []), PeakMemory(torch.device("cpu"))
-    for length in islice(program.symbolic_sizes, steps):
+    for length in islice(program.sizes, steps):
         batch = program.batch(length)
         program.model.zero_grad(set_to_none=False)
         memory.start()
