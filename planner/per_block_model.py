@@ -130,8 +130,8 @@ class PerBlockModel:
     def minimise_seconds(self, budget: int, max_seconds: float, fallback: bool) -> bool | None:
         """Find the policies of the least time; returns what `optimise` does.
 
-        Error and held bytes break ties. With a `fallback` the search
-        ends after a fixed number of nodes, so that it gives the same policies each time.
+        Error and held bytes break ties. With a `fallback` the search ends after a fixed number of nodes, so that it
+        gives the same policies each time.
         """
         if fallback:
             self._model.max_nodes = _NODES

@@ -43,8 +43,7 @@ class NewSizes:
         program, recording = self.symbolic_types.of(like), example.recording
         if program is None or self._agreement.budget.limit is None or recording.constants not in program.constants:
             return None
-        # Numbers among the arguments may mean something else to each block.
-        if sizes.numbers and not (program.program.tells(example) and program.program.may_have(sizes.numbers)):
+        if not program.program.tells(sizes.numbers, example):
             return None
         known = self._agreement.block_types.get(program.at(sizes) or "")
         if known is not None:

@@ -42,8 +42,7 @@ _ATTENTION_ARGUMENTS = {
 
 def aten_counterpart(cls: type[torch.autograd.Function]) -> str | None:
     """The operator of ATen that the Function is like, by its name."""
-    name = cls.__name__.lower().replace("_", "")
-    return next((operator for part, operator in _COUNTERPARTS.items() if part in name), None)
+    return _counterpart(cls.__name__)
 
 
 def is_attention(cls: type[torch.autograd.Function]) -> bool:
@@ -62,8 +61,8 @@ def length_bounds(op: RecordedOp) -> tuple[int, ...]:
     They say how much memory and how many threads a kernel takes, and change nothing else.
     """
     names = _names(op.func)
-    bounds = (i for i, name in enumerate(names[: len(op.args)]) if name.startswith("max") and type(op.args[i]) is int)
-    return tuple(bounds)
+    given = enumerate(zip(names, op.args, strict=False))
+    return tuple(i for i, (name, value) in given if name.startswith("max") and type(value) is int)
 
 
 def _names(func: Any) -> tuple[str, ...]:
@@ -71,5 +70,10 @@ def _names(func: Any) -> tuple[str, ...]:
     if isinstance(func, FunctionCall):
         return arguments_of(func.cls) if is_attention(func.cls) else ()
     schema = getattr(func, "_schema", None)
-    is_fused = schema is not None and ("attn" in schema.name or "attention" in schema.name)
+    is_fused = schema is not None and _counterpart(schema.name) == ATTENTION
     return tuple(argument.name for argument in schema.arguments) if is_fused else ()
+
+
+def _counterpart(name: str) -> str | None:
+    plain = name.lower().replace("_", "")
+    return next((operator for part, operator in _COUNTERPARTS.items() if part in plain), None)

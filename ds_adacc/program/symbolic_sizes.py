@@ -58,16 +58,23 @@ class SymbolicProgram:
         """Whether the recording is this program, at whatever sizes."""
         return _skeleton(_opened(example)) == self._skeleton
 
-    def tells(self, example: Example) -> bool:
-        """Whether a block's recording is what the program is at its sizes. Another block may follow them otherwise."""
-        opened = _opened(example)
-        return _skeleton(opened) == self._skeleton and _numbers(opened) == self._predict(example.sizes)
+    def tells(self, numbers: Sequence[int], like: Example) -> bool:
+        """Whether the program is known with these numbers among a block's arguments. `like` is the block's recording.
+
+        Numbers may mean something else to each block, so its recording must be what the program is at its sizes.
+        """
+        if not numbers:
+            return True
+        opened = _opened(like)
+        is_like = _skeleton(opened) == self._skeleton and _numbers(opened) == self._predict(like.sizes)
+        return is_like and self._may_have(numbers)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
-        if not self.is_of(example):
+        opened = _opened(example)
+        if _skeleton(opened) != self._skeleton:
             return False
-        numbers = _numbers(_opened(example))
+        numbers = _numbers(opened)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
         self._ranges = [
@@ -90,7 +97,7 @@ class SymbolicProgram:
     def _predict(self, sizes: Sizes) -> list[int] | None:
         if sizes in self._sizes:
             return self._numbers[self._sizes.index(sizes)]
-        if not self.may_have(sizes.numbers):
+        if not self._may_have(sizes.numbers):
             return None
         variables = Variables([known.lengths for known in self._sizes])
         values = variables.of(sizes.lengths)
@@ -105,8 +112,8 @@ class SymbolicProgram:
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
-    def may_have(self, numbers: Sequence[int]) -> bool:
-        """Whether the program is known with these numbers among the block's arguments."""
+    def _may_have(self, numbers: Sequence[int]) -> bool:
+        """Whether each number is one recorded before, or bounds lengths and lies between two recorded ones."""
         columns = list(zip(*(known.numbers for known in self._sizes), strict=True))
         others = set(zip(*self._numbers, strict=True))
 
@@ -128,21 +135,17 @@ def _opened(example: Example) -> Recording:
         bounds = {i for i in length_bounds(op) if op.args[i] in given}
         return tuple(LengthBound(given.index(arg)) if i in bounds else arg for i, arg in enumerate(op.args))
 
-    return _with_positional(recording, [arguments(op) for op in recording.ops]) if given else recording
+    pairs = [(arguments(op), op.kwargs) for op in recording.ops]
+    return replace(recording, ops=with_arguments(recording.ops, pairs)) if given else recording
 
 
 def _closed(recording: Recording, given: Sequence[int]) -> Recording:
     """The recording with these numbers in place of its `LengthBound`s."""
-
-    def arguments(op: RecordedOp) -> tuple[Any, ...]:
-        return tuple(given[arg.number] if isinstance(arg, LengthBound) else arg for arg in op.args)
-
-    return _with_positional(recording, [arguments(op) for op in recording.ops]) if given else recording
-
-
-def _with_positional(recording: Recording, arguments: Sequence[tuple[Any, ...]]) -> Recording:
-    pairs = [(args, op.kwargs) for args, op in zip(arguments, recording.ops, strict=True)]
-    return replace(recording, ops=with_arguments(recording.ops, pairs))
+    arguments = tuple((op.args, op.kwargs) for op in recording.ops)
+    bounds: list[LengthBound] = []
+    take((LengthBound,), arguments, bounds)
+    closed = put((LengthBound,), arguments, iter([given[bound.number] for bound in bounds]))
+    return replace(recording, ops=with_arguments(recording.ops, closed)) if bounds else recording
 
 
 def _numbers(recording: Recording) -> list[int]:
