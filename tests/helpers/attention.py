@@ -15,7 +15,7 @@ _garbage = torch.zeros((), dtype=torch.int64)
 _SEEDED = (torch.Tag.nondeterministic_seeded,)
 
 
-def _unwritten(size, dtype=torch.int64):
+def unwritten(size, dtype=torch.int64):
     """Memory that nobody has written to: it holds another number at each call."""
     state = torch.empty(size, dtype=dtype)
     state.view(torch.int64).copy_(_garbage.add_(1 << 32))
@@ -30,37 +30,38 @@ def _run(kind, q, k, v, dropout, *states):
         for state in states:
             state.view(torch.int64).zero_()
         states[0].view(torch.int64).view(-1)[:1] = torch.randint(1 << 40, (1,))
-        out = out * _mask(out, states[0])
+        out = out * mask(out, states[0])
     return out, lse
 
 
-def _mask(out, state):
+def mask(out, state, dropout=0.3):
+    """What each number is multiplied by, drawn from the seed that the state holds."""
     generator = torch.Generator().manual_seed(int(state.view(torch.int64).view(-1)[0]))
-    return (torch.rand(out.shape, generator=generator) > 0.3) / 0.7
+    return (torch.rand(out.shape, generator=generator) > dropout) / (1 - dropout)
 
 
 @torch.library.custom_op("ds_adacc_tests::flash", mutates_args=(), tags=_SEEDED)
 def flash(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    state, unused = _unwritten(2, torch.uint64), _unwritten((), torch.uint64)
+    state, unused = unwritten(2, torch.uint64), unwritten((), torch.uint64)
     return *_run("flash", q, k, v, dropout, state, unused), state, unused, q.new_empty(0)
 
 
 @torch.library.custom_op("ds_adacc_tests::cudnn", mutates_args=(), tags=_SEEDED)
 def cudnn(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    seed, offset = _unwritten(()), _unwritten(())
+    seed, offset = unwritten(()), unwritten(())
     return *_run("cudnn", q, k, v, dropout, seed, offset), seed, offset, q.new_empty(0)
 
 
 @torch.library.custom_op("ds_adacc_tests::efficient", mutates_args=(), tags=_SEEDED)
 def efficient(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    seed, offset = _unwritten(()), _unwritten(())
+    seed, offset = unwritten(()), unwritten(())
     return *_run("efficient", q, k, v, dropout, seed, offset), seed, offset
 
 
 @torch.library.custom_op("flash_attn::forward_of_the_tests", mutates_args=())
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, dropout: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `flash_attn::_flash_attn_forward` of flash-attn 2: without a tag; with an empty S_dmask before its state."""
-    state = _unwritten(2)
+    state = unwritten(2)
     return *_run("flash_attn", q, k, v, dropout, state), q.new_empty(0), state
 
 
@@ -75,7 +76,7 @@ def _keep(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     q, k, v, out, lse, state = ctx.saved_tensors[:6]
     if ctx.dropout:
-        grad = grad * _mask(out, state)
+        grad = grad * mask(out, state)
         out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True)
     return *grads, None

@@ -8,7 +8,6 @@ The package without its kernels, 4 MB, is installed by
 Everything but the kernels is then flash-attn's own: its Functions, and its operators with their schemas.
 """
 
-import ctypes
 import importlib.util
 import sys
 import types
@@ -16,12 +15,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from attention import mask, unwritten
+from opaque import array
 
 KERNELS = "flash_attn_2_cuda"  # its compiled module
 DEVICE = "cuda" if torch.cuda.is_available() and importlib.util.find_spec(KERNELS) else "cpu"
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_GARBAGE = torch.Generator().manual_seed(0)
 
 needs_flash_attn = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="needs flash-attn")
 
@@ -99,7 +99,7 @@ def _texts(cu_q, cu_k, q, k, v):
 
 def _parts(edges):
     """Read by address, as a kernel does: reading them into Python would be a reason for refusal."""
-    return [slice(*pair) for pair in pairwise((ctypes.c_int32 * edges.numel()).from_address(edges.data_ptr()))]
+    return [slice(*pair) for pair in pairwise(array(edges).tolist())]
 
 
 def _attend(q, k, v, scale, causal):
@@ -118,13 +118,9 @@ def _by_head(*tensors):
 
 
 def _state(dropout):
-    """A seed and an offset; without dropout memory that nobody has written to, other numbers at each call."""
-    return torch.randint(1 << 40, (2,)) if dropout else torch.empty(2, dtype=torch.int64).random_(generator=_GARBAGE)
+    """A seed and an offset; without dropout memory that nobody has written to."""
+    return torch.randint(1 << 40, (2,)) if dropout else unwritten(2)
 
 
 def _mask(out, dropout, state):
-    """What each number is multiplied by, drawn from the seed."""
-    if not dropout:
-        return 1.0
-    generator = torch.Generator().manual_seed(int(state[0]))
-    return (torch.rand(out.shape, generator=generator) > dropout) / (1 - dropout)
+    return mask(out, state, dropout) if dropout else 1.0

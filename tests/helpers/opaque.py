@@ -9,7 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-_CTYPES = {torch.float32: ctypes.c_float, torch.int64: ctypes.c_int64, torch.uint8: ctypes.c_uint8}
+_CTYPES = {
+    torch.float32: ctypes.c_float,
+    torch.int64: ctypes.c_int64,
+    torch.int32: ctypes.c_int32,
+    torch.uint8: ctypes.c_uint8,
+}
 
 
 def array(tensor):
