@@ -1,4 +1,4 @@
-"""TypePolicies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
+"""Policies for a block type at new input sizes, from those of the same program at other sizes, without a solver.
 
 The search is over few points: what the blocks run at the other sizes, with some blocks that retain everything where the
 budget allows it, or some that run the leanest of these policies where it does not. If none of them fits, it is over
@@ -55,7 +55,7 @@ class Adoption:
         return max(self._peaks(retained))
 
     def policies(self, limit: int, permit: Permit) -> TypePolicies | None:
-        """TypePolicies within so many bytes, the fewest seconds first; None if there are none among those tried."""
+        """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
         retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
         before = tuple(
             policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean

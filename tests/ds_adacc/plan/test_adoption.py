@@ -1,4 +1,4 @@
-"""TypePolicies for another input size, found without a solver."""
+"""Policies for another input size, found without a solver."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TypePolicies are approved block by block, by the worst error that any rank has measured."""
+"""Policies are approved block by block, by the worst error that any rank has measured."""
 
 import random
 
