@@ -167,6 +167,7 @@ def test_other_blocks_keep_the_bound(name):
     assert max(training.run(6)) <= 2 * BOUND
 
 
+@pytest.mark.usefixtures("slow_replays")
 def test_without_a_bound_nothing_is_tried():
     training = Training(max_gradient_error=None)
     training.run(3)
