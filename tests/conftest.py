@@ -54,6 +54,13 @@ def slow_replays(monkeypatch):
     monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", lambda *_: 1e-2)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_collector():
+    """What is alive before the tests of a file, which is libraries above all, is no part of collections in them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def uncollected():
     """Whatever is freed in the test is freed without the cyclic collector."""
