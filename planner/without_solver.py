@@ -21,7 +21,7 @@ from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import RETAIN, BlockType, Profile
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate_uniform, human_bytes
 
-_MOST_TRIES = 1000  # policies that the descent tries: a number of tries, not of seconds
+_MOST_TRIES = 2000  # policies that the descent tries: a number of tries, not of seconds
 
 
 def without_solver(problem: Problem, budget: int, why: str) -> Solution:
@@ -37,7 +37,7 @@ def without_solver(problem: Problem, budget: int, why: str) -> Solution:
     if not fitting:
         leanest = _descend(problem, min(candidates, key=lambda solution: solution.peak), budget)
         if leanest.peak > budget:
-            _refuse(problem, budget, _descend(problem, leanest, 0), why)
+            _refuse(problem, budget, leanest, why)
         fitting = [leanest]
     best = min(fitting, key=lambda solution: (solution.added_seconds, solution.error))
     return replace(best, solve_seconds=time.perf_counter() - started)

@@ -76,6 +76,16 @@ def test_a_budget_below_what_greedy_reaches(gpt):
     assert without_solver(problem, lean.peak, "late").peak == lean.peak
 
 
+@pytest.mark.parametrize("tries", [20, 30, 50])
+def test_policies_are_found_for_the_smallest_peak_that_is_named(gpt, tries, monkeypatch):
+    monkeypatch.setattr("ds_adacc.planner.without_solver._MOST_TRIES", tries)
+    problem = Problem((replace(gpt, count=2),))
+    with pytest.raises(InfeasibleBudget) as caught:
+        without_solver(problem, 0, "late")
+    smallest = caught.value.smallest
+    assert without_solver(problem, smallest, "late").peak <= smallest
+
+
 def test_whether_a_budget_is_infeasible_does_not_depend_on_the_seconds():
     problem = Problem((packable("a", 2), replayable(2)), order=("a", "r", "a", "r"))
     for budget in range(30):
