@@ -109,7 +109,7 @@ class Draft:
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return None  # Rule 3: a view, which its geometry describes, or only Python numbers
-        if op.refusal == UNINITIALISED:
+        if op.refusal == UNINITIALISED and not dynamic:  # else the digest would have a size that data decides
             op = by_look(op, ran.outputs[0])
         op = with_dtype(op, ran.outputs[0])
         if dynamic and op.refusal in (None, UNINITIALISED):

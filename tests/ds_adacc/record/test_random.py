@@ -190,3 +190,12 @@ def test_every_kind_of_draw_is_rebuilt_or_held_to_the_bit(draw):
         run, calls = under(block, recording, policy)
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, run))
         assert not calls[0].diverged
+
+
+def test_dropout_behind_a_router_makes_no_type_for_each_routing():
+    torch.manual_seed(0)
+    block = zoo.RouterBlock()
+    for expert in block.experts:
+        expert.insert(2, nn.Dropout(0.2))
+    batches = torch.randn(3, 8, 16, zoo.WIDTH)
+    assert len({record(block, (x.requires_grad_(),), {}).digest for x in batches.unbind()}) == 1
