@@ -77,9 +77,11 @@ class NewSizes:
             return False
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         profile = agreed.correction.of(agreement.outlier_prices.of(agreement.counted(known), known, agreed.capacity))
-        adoption = Adoption(agreed, profile, agreement.types, agreement.live_sets, agreement.forward_order.orders)
-        limit = agreement.budget.grown(adoption.without)
         name = agreed.spec.name
+        # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
+        sets = [names for names in (*agreement.live_sets, *agreement.unfit) if name in names]
+        adoption = Adoption(agreed, profile, agreement.types, sets, agreement.forward_order.orders)
+        limit = agreement.budget.grown(adoption.without)
         # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
         policies = adoption.policies(
             limit, lambda index, policy: not agreement.approvals.is_rejected((name, index), policy)

@@ -1,5 +1,6 @@
 """Batches of varying sizes: exact from the first step on, recorded at a few sizes only, and within the budget."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -110,6 +111,30 @@ def test_a_budget_in_bytes_holds_at_every_size():
     longest = max(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     kept = [sum(store is not None for p in known.policies for store in p.stores) for known in (shortest, longest)]
     assert kept[0] > kept[1], "a short batch keeps more"
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(zoo.WIDTH), nn.Linear(zoo.WIDTH, width), nn.GELU())
+        self.out = nn.Linear(width, zoo.WIDTH)
+
+    def forward(self, x, rope):
+        return x + self.out(self.inner(x))
+
+
+def test_after_a_batch_that_does_not_fit_smaller_ones_keep_the_budget_or_are_recomputed():
+    """Each of several block types would fit alone."""
+    widths = itertools.cycle((128, 192, 256, 320))
+    section = {"layers": 4, "solver": {"max_seconds": 2.0}, "rectifier": {"enabled": False}}
+    training = Training(lambda: Mlp(next(widths)), **section)
+    training.step(20, rope=None)
+    training = Training(lambda: Mlp(next(widths)), memory_budget=f"{training.agreement.budget.limit}B", **section)
+    held = watch_held(training.runtime.controller)
+    for time in (20, 20, 80, 40, 38):
+        training.step(time, rope=None)
+    recomputed = held[2][1]
+    assert all(observed <= max(recomputed, training.agreement.budget.limit) for _, observed in held)
 
 
 def test_batch_and_length_vary_with_a_rectifier_that_looks():
