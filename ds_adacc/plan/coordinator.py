@@ -100,8 +100,8 @@ class Coordinator:
                 get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:
                 text = (
-                    "no plan fits the budget. %s, with a peak of %s. Blocks without a plan recompute all that they "
-                    "can. %s"
+                    "no plan is known that fits the budget. %s, with a peak of %s. Blocks without a plan recompute all "
+                    "that they can. %s"
                 )
                 stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
                 which = "The old plan stays in force" if stays else "A plan that takes less is in force"

@@ -27,7 +27,8 @@ def solve(
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
     or whose policies need a codec that is no longer on offer, is recomputed. If that breaks the budget for a group of
     which no block type is new, as may happen after a correction or when the bound on the gradient error rules policies
-    out, it takes the policies of the smallest peak, unless these break the budget for more live sets.
+    out, it takes the policies of the smallest peak, unless these break the budget for more live sets. Where nothing is
+    in force yet, it takes the leanest policies that simple rules find.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -47,7 +48,9 @@ def solve(
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
-            if is_known and group.unfit(budget):
+            if group.unfit(budget) and not in_force:
+                group = _with_leanest(group, budget)
+            elif group.unfit(budget) and is_known:
                 group = _with_least_peak(group, budget, config)
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
@@ -106,6 +109,12 @@ def _with_least_peak(group: Group, budget: int, config: AdaccConfig) -> Group:
     solution = judge(group.problem, group.live_sets, least.policies)
     solution = replace(solution, solve_seconds=least.solve_seconds)
     return _leaner(replace(group, solution=solution), group, budget)
+
+
+def _with_leanest(group: Group, budget: int) -> Group:
+    """The group with the policies of the smallest peak that simple rules find, if they take less."""
+    policies = planner.leanest(group.problem, group.shortfall).policies
+    return _leaner(replace(group, solution=judge(group.problem, group.live_sets, policies)), group, budget)
 
 
 def _leaner(new: Group, old: Group, budget: int) -> Group:

@@ -147,4 +147,5 @@ def test_out_of_time_the_policies_of_the_smallest_peak_come_before_full_recomput
     assert {policy.stores[0] for policy in policies(40, {"a": ()})[0]} == {"group8"}
     assert policies(40, {"a": recomputed}) != (recomputed,)
     assert policies(100, {"a": recomputed}) == (recomputed,), "what fits stays"
-    assert policies(40, {}) == (recomputed,), "a new block type is recomputed"
+    assert policies(40, {"b": recomputed}) == (recomputed,), "a new block type is recomputed"
+    assert {policy.stores[0] for policy in policies(40, {})[0]} == {"group8"}, "the first plan is the leanest known"
