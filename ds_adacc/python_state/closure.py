@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS, is_known_by_identity, items_of
+from ds_adacc.python_state.content import SCALARS, global_names, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, MODULE_INTERNALS, Guards, snapshot
 from ds_adacc.python_state.state import State, read
 
@@ -151,7 +151,7 @@ def _holds_no_module(thing: Any) -> bool:
 
 def _globals(function: types.FunctionType) -> Iterator[Any]:
     """Modules, tensors and plain values that the function's own code reads as globals."""
-    for name in function.__code__.co_names:
+    for name in global_names(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, nn.Module | torch.Tensor | int | float | str | list | tuple):
             yield value

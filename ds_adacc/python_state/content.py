@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dis
 import enum
 import functools
 import logging
@@ -37,6 +38,7 @@ _NAMED += (
 _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_abc"})
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton"})
+_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
 
 Items = list[tuple[Any, Any]]
@@ -51,6 +53,13 @@ class Unreadable:
 
     def __str__(self) -> str:
         return f"{self.kind.__module__}.{self.kind.__qualname__}: {self.why}"
+
+
+@functools.lru_cache(4096)  # a function's code does not change, and a function that is a block is asked at each call
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that the code reads or sets as globals, in order. Other names in it are of attributes."""
+    instructions = dis.get_instructions(code)
+    return tuple(dict.fromkeys(each.argval for each in instructions if each.opname in _OF_GLOBALS))
 
 
 @functools.cache  # where a package lies does not change, and guards ask for every module of every block

@@ -220,6 +220,8 @@ def guarded(module: nn.Module) -> list[str]:
 
 def state_in(attribute: Any) -> Any | None:
     """What may change in an attribute of a class: the attribute, or a function with a closure or mutable defaults."""
+    if isinstance(attribute, types.MethodType):  # bound to an object, which holds what it holds
+        return attribute
     function = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
     if isinstance(function, types.FunctionType):
         return function if _has_state(function) else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._dynamo.eval_frame import skip_code
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.content import global_names, is_library
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
@@ -155,11 +155,13 @@ class Watch:
 
     def _note_globals(self, frame: types.FrameType) -> dict[str, Place]:
         code = frame.f_code
-        names = dict.fromkeys((*code.co_names, *(each for each in code.co_consts if type(each) is str)))
+        texts = tuple(each for each in code.co_consts if type(each) is str)  # globals()["name"]
+        names = dict.fromkeys((*code.co_names, *texts))
+        of_globals = {*global_names(code), *texts}
         found: dict[str, Place] = {}
         self._modules.clear()
         for name in names:
-            if name in frame.f_globals:
+            if name in of_globals and name in frame.f_globals:
                 self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
             elif name in sys.modules and name in code.co_varnames:  # imported by the function itself
                 self._note_members(sys.modules[name], names, code, found)

@@ -22,6 +22,7 @@ from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 factor, factors = 1.0, [1.0]
+round_number = 0  # a global with the name of an attribute
 
 
 class Block(nn.Module):
@@ -181,3 +182,27 @@ def test_the_watch_ends_with_a_block_that_raises():
     with pytest.raises(ValueError, match="out of luck"):
         work.checkpoint(Block(fail), batch())
     assert sys.getprofile() is None
+
+
+class Numbered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.round_number = nn.Linear(zoo.WIDTH, zoo.WIDTH), 2.0
+
+    def forward(self, x):
+        return F.gelu(self.fc(x)) * self.round_number
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_an_attribute_is_not_taken_for_a_global_of_its_name(as_function, monkeypatch):
+    block = Numbered()
+    runtime = Runtime(load({"adacc": LOSSLESS | {"memory_budget": 1.0}}))
+    for number in range(5):
+        monkeypatch.setattr(sys.modules[__name__], "round_number", number)
+        if as_function:
+            output = runtime.checkpoint(lambda x: F.gelu(block.fc(x)) * block.round_number, batch())
+        else:
+            output = runtime.checkpoint(block, batch())
+        output.sum().backward()
+    assert runtime.recordings == 1
+    assert not any("round_number" in name for each in runtime.blocks.all() for name in each.places)
