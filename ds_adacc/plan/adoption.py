@@ -21,7 +21,7 @@ Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
 class Adoption:
     """Prices policies of the block type `relative` as if its blocks had another profile.
 
-    `agreed`: all block types by name. `live_sets`: those in which `relative` takes part.
+    `agreed`: all block types by name. `live_sets`: those without `relative` are left out.
     """
 
     def __init__(

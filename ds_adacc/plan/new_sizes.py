@@ -79,7 +79,7 @@ class NewSizes:
         profile = agreed.correction.of(agreement.outlier_prices.of(agreement.counted(known), known, agreed.capacity))
         name = agreed.spec.name
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
-        sets = [names for names in (*agreement.live_sets, *agreement.unfit) if name in names]
+        sets = *agreement.live_sets, *agreement.unfit
         adoption = Adoption(agreed, profile, agreement.types, sets, agreement.forward_order.orders)
         limit = agreement.budget.grown(adoption.without)
         # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.

@@ -49,9 +49,10 @@ def solve(
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
             if group.unfit(budget) and not in_force:
-                group = _with_leanest(group, budget)
+                group = _with_policies(group, planner.leanest(problem, reason), budget)
             elif group.unfit(budget) and is_known:
-                group = _with_least_peak(group, budget, config)
+                least = planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
+                group = _with_policies(group, least, budget)
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
         worst = max(refusals, key=lambda error: error.smallest)
@@ -103,18 +104,11 @@ def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -
     return _leaner(least, group, budget)
 
 
-def _with_least_peak(group: Group, budget: int, config: AdaccConfig) -> Group:
-    """The group with the policies of the smallest peak found in time, one for each block type, if they take less."""
-    least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
+def _with_policies(group: Group, least: planner.Solution, budget: int) -> Group:
+    """The group with the policies of `least`, if they take less."""
     solution = judge(group.problem, group.live_sets, least.policies)
     solution = replace(solution, solve_seconds=least.solve_seconds)
     return _leaner(replace(group, solution=solution), group, budget)
-
-
-def _with_leanest(group: Group, budget: int) -> Group:
-    """The group with the policies of the smallest peak that simple rules find, if they take less."""
-    policies = planner.leanest(group.problem, group.shortfall).policies
-    return _leaner(replace(group, solution=judge(group.problem, group.live_sets, policies)), group, budget)
 
 
 def _leaner(new: Group, old: Group, budget: int) -> Group:

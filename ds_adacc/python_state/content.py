@@ -38,7 +38,7 @@ _NAMED += (
 _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_abc"})
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton"})
-_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
 
 Items = list[tuple[Any, Any]]
