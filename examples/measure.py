@@ -18,7 +18,7 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_grad
 from memory import PeakMemory
-from timing import seconds
+from timing import Seconds, in_turns, seconds
 from torch import Tensor
 from train import (
     Batch,
@@ -62,6 +62,11 @@ class Training:
 
     def step(self) -> float:
         return train_step(self.engine, self.data)
+
+    def timed_step(self) -> Seconds:
+        """What the next steady step takes."""
+        self.settle()
+        return seconds(self.step, self.engine.device)
 
     def settle(self, least: int = 0) -> None:
         """At least so many steps, and until the next one is steady. Raises RuntimeError if none ever is."""
@@ -160,11 +165,7 @@ def measure_time(configs: list[str], args: argparse.Namespace) -> dict[str, obje
     trainings = {Path(config).stem: Training(config, args) for config in configs}
     for training in trainings.values():
         training.settle(WARM_UP_STEPS)
-    taken = {name: [] for name in trainings}
-    for _ in range(args.steps):
-        for name, training in trainings.items():
-            training.settle()
-            taken[name].append(seconds(training.step, training.engine.device))
+    taken = in_turns({name: training.timed_step for name, training in trainings.items()}, args.steps)
     base = next(iter(trainings.values()))
     weights = {name: value.clone() for name, value in base.engine.module.state_dict().items()}
     batch = next(base.data)

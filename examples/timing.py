@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -66,6 +67,19 @@ def _outside(pairs: int) -> int:
         return 2 * sum(comb(pairs, each) for each in range(heads + 1)) / 2**pairs
 
     return max((heads for heads in range(pairs // 2) if chance(heads) <= 0.05), default=0)
+
+
+def in_turns(steps: Mapping[str, Callable[[], Seconds]], rounds: int) -> dict[str, list[Seconds]]:
+    """What the steps took, by name. In each round all of them run once, in an order that is drawn anew.
+
+    In a fixed order, a step would always find caches and memory as one certain other step has left them.
+    """
+    taken: dict[str, list[Seconds]] = {name: [] for name in steps}
+    draw = random.Random(0)
+    for _ in range(rounds):
+        for name in draw.sample(list(steps), len(steps)):
+            taken[name].append(steps[name]())
+    return taken
 
 
 def seconds(step: Callable[[], object], device: torch.device) -> Seconds:

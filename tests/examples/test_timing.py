@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from timing import Ratio, seconds
+from timing import Ratio, Seconds, in_turns, seconds
 
 
 def test_each_step_is_compared_with_the_base_of_its_own_round():
@@ -45,3 +45,20 @@ def test_a_ratio_whose_range_exceeds_what_it_shows_is_marked(ratio, shown):
 def test_waiting_is_no_computing():
     found = seconds(lambda: time.sleep(0.1), torch.device("cpu"))
     assert found.wall >= 0.1 > 2 * found.computing
+
+
+def test_each_step_runs_once_in_a_round_and_the_orders_differ():
+    ran = []
+
+    def step(name):
+        def run():
+            ran.append(name)
+            return Seconds(len(ran), 0)
+
+        return run
+
+    taken = in_turns({name: step(name) for name in "abc"}, rounds=20)
+    rounds = [tuple(ran[start : start + 3]) for start in range(0, 60, 3)]
+    assert {frozenset(each) for each in rounds} == {frozenset("abc")}
+    assert len(set(rounds)) > 1
+    assert [each.wall for each in taken["b"]] == [place + 1 for place, name in enumerate(ran) if name == "b"]
