@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ def find_blocks(
     """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
 
     Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
-    at least two entries of the same class, each with at least two weight matrices.
+    at least two entries of the same class, each with a forward and at least two weight matrices. The stages of a vision
+    model are such entries too, but have repeated layers of their own, which are taken instead (`_are_stages`).
 
     Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
     the parts of the model that other processes hold.
@@ -95,24 +97,48 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
 
 
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+    groups: list[dict[str, nn.Module]] = []  # entries of one container that are of one class
     for name, module in model.named_modules():
         if isinstance(module, containers):
-            children = {f"{name}.{key}".lstrip("."): child for key, child in module.named_children()}
-            counts: dict[type[nn.Module], int] = {}
-            for child in children.values():
-                counts[type(child)] = counts.get(type(child), 0) + 1
-            found.update({n: c for n, c in children.items() if counts[type(c)] > 1 and _is_layer(c)})
-    return _outermost(found)
+            by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
+            for key, child in module.named_children():
+                by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
+            groups += [group for group in by_class.values() if len(group) > 1]
+    groups = [{name: module for name, module in group.items() if _is_layer(module)} for group in groups]
+    layers = {name: module for group in groups for name, module in group.items()}
+    stages = {name for group in groups if _are_stages(group, layers) for name in group}
+    return _outermost({name: module for name, module in layers.items() if name not in stages})
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks.
+    """Whether the module has a forward, which lists of modules lack, and at least two weight matrices.
 
-    Under zero.Init a parameter's `shape` is the shape of its partition; `ds_shape` is the shape of the whole parameter.
+    Embeddings and heads have fewer, and are no blocks.
     """
-    shapes = [getattr(p, "ds_shape", p.shape) for p in module.parameters()]
-    return sum(len(shape) >= 2 for shape in shapes) >= 2
+    has_forward = type(module).forward is not nn.Module.forward
+    return has_forward and sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
+
+
+def _are_stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> bool:
+    """Whether `group` are no repeated layers but stages of a model, most of each made up of `layers` of its own.
+
+    The stages of a vision model differ from one another in width. A layer with a list of experts looks the same inside,
+    but has at least one other layer like it.
+    """
+    shapes = {_shapes(module) for module in group.values()}
+    inner = {n: module for n, module in layers.items() if any(n.startswith(f"{stage}.") for stage in group)}
+    if not inner or len(shapes) < len(group):
+        return False
+    return sum(map(_numel, _outermost(inner).values())) >= 0.75 * sum(map(_numel, group.values()))
+
+
+def _shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The shapes of its parameters. Under zero.Init, `shape` is that of a partition, and `ds_shape` is the whole's."""
+    return tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in module.parameters())
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(map(math.prod, _shapes(module)))
 
 
 def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:

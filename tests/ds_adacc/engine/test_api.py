@@ -23,6 +23,9 @@ class Experts(nn.Module):
         super().__init__()
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(4))
 
+    def forward(self, x):
+        return sum(expert(x) for expert in self.experts)
+
 
 class Translator(nn.Module):
     """An encoder, a decoder with experts inside its layers, a list of embeddings and a list of heads."""
@@ -63,6 +66,37 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
 def test_auto_finds_the_outermost_repeated_layers():
     found = find_blocks(Translator(), "auto")
     assert list(found) == ["encoder.0", "encoder.1", "decoder.layers.0", "decoder.layers.1", "decoder.layers.2"]
+
+
+class Stage(nn.Module):
+    """Layers of one width, after a layer that changes it from that of the stage before."""
+
+    def __init__(self, width, depth=3):
+        super().__init__()
+        self.widen = nn.Linear(width // 2, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)) for _ in range(depth)
+        )
+
+    def forward(self, x):
+        x = self.widen(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("stages", "found"),
+    [
+        ([Stage(4), Stage(8)], ["0.layers.0", "0.layers.1", "0.layers.2", "1.layers.0", "1.layers.1", "1.layers.2"]),
+        ([Stage(4), Stage(8), Stage(8)], ["0", "1", "2"]),  # two are alike, as layers with experts are
+        ([Stage(4, depth=1), Stage(8, depth=1)], ["0", "1"]),  # no repeated layers inside
+        ([Stage(4), Stage(8, depth=1)], ["0", "1"]),  # those inside are the smaller part
+        ([Stage(4).layers, Stage(8).layers], ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]),  # lists have no forward
+    ],
+)
+def test_auto_takes_the_layers_of_stages_that_differ_in_width(stages, found):
+    assert list(find_blocks(nn.ModuleList(stages), "auto")) == found
 
 
 def test_classes_are_found_by_name():
