@@ -218,6 +218,10 @@ def test_what_must_not_run_ahead_of_training_is_refused():
     block, args, kwargs = zoo.example("gpt")
     block.fc1.weight.register_hook(lambda gradient: None)
     assert refused(block, args, kwargs) == "a hook on a parameter or an input waits for its gradient"
+    for register in (nn.Module.register_full_backward_hook, nn.Module.register_full_backward_pre_hook):
+        block, args, kwargs = zoo.example("gpt")
+        register(block.fc1, lambda *_: None)
+        assert refused(block, args, kwargs) == "a module in it has a backward hook, which would run more than once"
 
 
 class Overwriting(torch.autograd.Function):
