@@ -39,19 +39,26 @@ def explained(
         f"adacc.memory_budget: no plan fits {refusal.budget} bytes ({planner.human_bytes(refusal.budget)}), which is "
         f"too small for the blocks' activations. The {words} is {refusal.smallest} bytes ({least}): "
         f'"memory_budget": {refusal.smallest} or, as a fraction of the peak without checkpointing, '
-        f'"memory_budget": {fraction:g}{refusal.hint}. A smaller micro-batch needs less.'
+        f'"memory_budget": {fraction:g}{refusal.hint}.'
     )
-    largest = _held_up_by(request, recordings)
+    problems = [request.problem(names) for names in request.live_sets]
+    solutions = [planner.leanest(problem, "") for problem in problems]
+    problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
+    in_one_block = solution.peak - sum(solution.held)
+    if 2 * in_one_block > solution.peak:
+        text += (
+            f" About {planner.human_bytes(in_one_block)} of it are taken only while the backward of a single block "
+            "runs; smaller blocks (adacc.blocks) take less."
+        )
+    text += " A smaller micro-batch needs less."
+    largest = _held_up_by(problem, solution, recordings)
     if largest:
         text += f" The largest tensors that even then are held, over all blocks: {'; '.join(largest)}."
     return BudgetTooSmall(refusal, text)
 
 
-def _held_up_by(request: PlanRequest, recordings: Mapping[str, Recording]) -> list[str]:
-    """The values that take the most bytes between forward and backward even in a plan of about the smallest peak."""
-    problems = [request.problem(names) for names in request.live_sets]
-    solutions = [planner.leanest(problem, "") for problem in problems]
-    problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
+def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:
+    """The values that take the most bytes between forward and backward even in `solution`, of about the least peak."""
     sizes: list[tuple[int, str]] = []
     for block_type, policies in zip(problem.block_types, solution.policies, strict=True):
         if block_type.name in recordings:

@@ -15,10 +15,10 @@ from ds_adacc.plan.budget_error import BudgetTooSmall
 from ds_adacc.runtime.runtime import Runtime
 
 
-def refused(budget, dropout=0.1):
+def refused(budget, dropout=0.1, layers=6):
     section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}}
     runtime = Runtime(load({"adacc": section}), stepped=True)
-    Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout)).step(runtime.checkpoint)
+    Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout), layers).step(runtime.checkpoint)
     return Adacc(runtime.config, runtime)
 
 
@@ -38,6 +38,16 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
     assert all(re.search(r"' of GPTBlock, [\d.]+ .iB", name) for name in held)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.smallest, copy.budget) == (BudgetTooSmall, text, error.smallest, 1024)
+
+
+def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
+    def text(layers):
+        with pytest.raises(planner.InfeasibleBudget) as caught:
+            refused("1KiB", layers=layers).end_step()
+        return str(caught.value)
+
+    assert re.search(r"About [\d.]+ .iB of it are taken only while the backward of a single block runs", text(2))
+    assert "single block" not in text(30)
 
 
 def test_what_it_says_to_set_does():
