@@ -125,10 +125,9 @@ def _are_stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> bo
     The stages of a vision model differ from one another in width. A layer with a list of experts looks the same inside,
     but has at least one other layer like it.
     """
-    shapes = {_shapes(module) for module in group.values()}
-    inner = {n: module for n, module in layers.items() if any(n.startswith(f"{stage}.") for stage in group)}
-    if not inner or len(shapes) < len(group):
+    if len(group) < 2 or len({_shapes(module) for module in group.values()}) < len(group):
         return False
+    inner = {n: module for n, module in layers.items() if any(n.startswith(f"{stage}.") for stage in group)}
     return sum(map(_numel, _outermost(inner).values())) >= 0.75 * sum(map(_numel, group.values()))
 
 
