@@ -5,6 +5,7 @@ import inspect
 import deepspeed
 import pytest
 import torch
+import transformers
 import zoo
 from torch import nn
 
@@ -97,6 +98,22 @@ class Stage(nn.Module):
 )
 def test_auto_takes_the_layers_of_stages_that_differ_in_width(stages, found):
     assert list(find_blocks(nn.ModuleList(stages), "auto")) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "count"),
+    [
+        ("swin", "SwinLayer", 12),
+        ("convnext", "ConvNextLayer", 18),
+        ("poolformer", "PoolFormerLayer", 12),  # in lists of lists
+        ("mobilevit", "MobileViTLayer", 3),  # which are half transformer, half convolutions
+        ("mixtral", "MixtralDecoderLayer", 32),
+    ],
+)
+def test_auto_finds_the_layers_of_models_of_transformers(model, layer, count):
+    with torch.device("meta"):
+        found = find_blocks(transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model)), "auto")
+    assert [type(module).__name__ for module in found.values()].count(layer) == count
 
 
 def test_classes_are_found_by_name():
