@@ -41,7 +41,7 @@ class Ratio:
 
     @classmethod
     def of(cls, mine: Sequence[float], base: Sequence[float]) -> Ratio:
-        """The ratio of steps taken in pairs, one right after the other. Raises ValueError if there is none."""
+        """The ratio of the steps taken in the same rounds. Raises ValueError if there is none."""
         ratios = sorted(one / other for one, other in zip(mine, base, strict=True))
         outside = _outside(len(ratios))
         return cls(statistics.median(ratios), ratios[outside], ratios[-1 - outside])

@@ -103,8 +103,8 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
             by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
             for key, child in module.named_children():
                 by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
-            groups += [group for group in by_class.values() if len(group) > 1]
-    groups = [{name: module for name, module in group.items() if _is_layer(module)} for group in groups]
+            groups += [{n: m for n, m in group.items() if _is_layer(m)} for group in by_class.values()]
+    groups = [group for group in groups if len(group) > 1]
     layers = {name: module for group in groups for name, module in group.items()}
     stages = {name for group in groups if _are_stages(group, layers) for name in group}
     return _outermost({name: module for name, module in layers.items() if name not in stages})
@@ -125,7 +125,7 @@ def _are_stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> bo
     The stages of a vision model differ from one another in width. A layer with a list of experts looks the same inside,
     but has at least one other layer like it.
     """
-    if len(group) < 2 or len({_shapes(module) for module in group.values()}) < len(group):
+    if len({_shapes(module) for module in group.values()}) < len(group):
         return False
     inner = {n: module for n, module in layers.items() if any(n.startswith(f"{stage}.") for stage in group)}
     return sum(map(_numel, _outermost(inner).values())) >= 0.75 * sum(map(_numel, group.values()))
