@@ -27,6 +27,9 @@ Found = TypeVar("Found")
 
 _START_SECONDS = 5.0
 _MARK = b"\0answer of ds_adacc.planner\0"  # what stands before it on stdout was printed while Python started
+# Run with the parent's `sys.path` as arguments. `python -m` would look in the current directory first, where a clone of
+# this project has a folder of the same name without the planner.
+_CHILD = "import sys; sys.path[:] = sys.argv[1:]; from ds_adacc.planner import solver_process; solver_process._serve()"
 
 
 def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
@@ -74,7 +77,7 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
     limit = 2 * max_seconds + _START_SECONDS
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "ds_adacc.planner.solver_process"],
+            [sys.executable, "-c", _CHILD, *sys.path],
             input=pickle.dumps(question),
             capture_output=True,
             timeout=limit,
@@ -114,7 +117,3 @@ def _answer(question: Callable[[], Found]) -> Found | InfeasibleBudget | NoSolut
         return question()
     except (InfeasibleBudget, NoSolutionInTime) as error:
         return error
-
-
-if __name__ == "__main__":
-    _serve()

@@ -25,8 +25,9 @@ YES, NO, BAD_INPUT = 0, 1, 2  # exit codes; argparse has the last one for bad us
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, or the process's own. Returns the exit code."""
     chosen = _parser().parse_args(argv)
-    # the chosen one alone: `doctor` must run where the others cannot be imported
-    subcommand = importlib.import_module(f"ds_adacc.cli.{chosen.subcommand}")
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries print as they are imported is no part of the answer
+        # the chosen one alone: `doctor` must run where the others cannot be imported
+        subcommand = importlib.import_module(f"ds_adacc.cli.{chosen.subcommand}")
     parser = argparse.ArgumentParser(prog=f"ds_adacc {chosen.subcommand}", description=SUBCOMMANDS[chosen.subcommand])
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, all else on stderr")
     subcommand.add_arguments(parser)

@@ -97,14 +97,14 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
 
 
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
-    groups: list[dict[str, nn.Module]] = []  # entries of one container that are of one class
+    groups: list[dict[str, nn.Module]] = []  # layers of one class in one container
     for name, module in model.named_modules():
         if isinstance(module, containers):
             by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
             for key, child in module.named_children():
-                by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
-            groups += [{n: m for n, m in group.items() if _is_layer(m)} for group in by_class.values()]
-    groups = [group for group in groups if len(group) > 1]
+                if _is_layer(child):
+                    by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
+            groups += [group for group in by_class.values() if len(group) > 1]
     layers = {name: module for group in groups for name, module in group.items()}
     stages = {name for group in groups if _are_stages(group, layers) for name in group}
     return _outermost({name: module for name, module in layers.items() if name not in stages})

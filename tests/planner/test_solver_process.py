@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from blocks import packable, replayable
@@ -60,6 +61,23 @@ def test_what_is_printed_on_the_way_does_not_corrupt_the_answer(tmp_path, monkey
     problem = ISOLATED[0]
     solution = solve_in_process(problem, 40, max_seconds=60)
     assert solution.policies == solve_per_block(problem, 40, max_seconds=60).policies
+
+
+def test_a_folder_of_the_same_name_in_the_current_directory_is_not_taken_for_the_package(tmp_path):
+    """As in a clone of this project, whose ds_adacc/ has no planner."""
+    (tmp_path / "clone" / "ds_adacc").mkdir(parents=True)
+    (tmp_path / "clone" / "ds_adacc" / "__init__.py").write_text("raise SystemExit('not the package')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from blocks import packable\n"
+        "from ds_adacc.planner import Problem, solve_in_process\n"
+        "print(repr(solve_in_process(Problem((packable('a', 8),)), 40, max_seconds=60).fallback))\n"
+    )
+    here = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)}
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path / "clone", env=here, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "''\n"
 
 
 STALLS = "import time; time.sleep(600)"
