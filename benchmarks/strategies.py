@@ -4,9 +4,9 @@
 
 Time: the strategies take turns in one process, on one thread, each once in a round, in an order that is drawn anew. A
 strategy's figures are the ratios to no checkpointing in the same round: their median, with its 95 % confidence
-interval. The planned time is what the plan adds, as a ratio to the median step of no checkpointing. Memory: a process
-for each strategy; peak resident memory (CUDA: the allocator's) above the level before training. A step is forward, loss
-and backward.
+interval. The planned time is 1 plus what the plan adds, over the median step of no checkpointing. Memory: a process for
+each strategy; peak resident memory (CUDA: the allocator's) above the level before training. A step is forward, loss and
+backward.
 """
 
 from __future__ import annotations

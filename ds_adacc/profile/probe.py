@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
 from ds_adacc.execute.bound_policy import BoundPolicy, states_at
@@ -238,7 +237,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     flatten(output, ends)
     for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
-        if is_function and getattr(node, "_forward_cls", None) is BackwardHookFunction:
+        if node.name() == "BackwardHookFunctionBackward":
             return "a module in it has a backward hook, which would run more than once"
         if is_function and node.name() not in _KNOWN and not _computes_only(node):
             return (

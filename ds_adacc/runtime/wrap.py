@@ -26,8 +26,8 @@ def find_blocks(
     """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
 
     Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
-    at least two entries of the same class, each with a forward and at least two weight matrices. The stages of a vision
-    model are such entries too, but have repeated layers of their own, which are taken instead (`_are_stages`).
+    at least two entries of the same class, and they have a forward and at least two weight matrices. Stages that differ
+    in width, as vision and diffusion models have, are replaced by the repeated layers inside them (`_stages`).
 
     Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
     the parts of the model that other processes hold.
@@ -102,33 +102,39 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
         if isinstance(module, containers):
             by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
             for key, child in module.named_children():
-                if _is_layer(child):
-                    by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
-            groups += [group for group in by_class.values() if len(group) > 1]
-    layers = {name: module for group in groups for name, module in group.items()}
-    stages = {name for group in groups if _are_stages(group, layers) for name in group}
-    return _outermost({name: module for name, module in layers.items() if name not in stages})
+                by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
+            repeated = (group for group in by_class.values() if len(group) > 1)
+            groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
+    layers = {name for group in groups for name in group}
+    found = layers - {stage for group in groups for stage in _stages(group, model, layers)}
+    return _outermost({name: module for name, module in model.named_modules() if name in found})
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether the module has a forward, which lists of modules lack, and at least two weight matrices.
+    """Whether the module has at least two weight matrices, and a forward, which lists of modules lack.
 
-    Embeddings and heads have fewer, and are no blocks.
+    Embeddings and heads have fewer weight matrices, and are no blocks.
     """
-    has_forward = type(module).forward is not nn.Module.forward
+    has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
     return has_forward and sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
 
 
-def _are_stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> bool:
-    """Whether `group` are no repeated layers but stages of a model, most of each made up of `layers` of its own.
+def _stages(group: dict[str, nn.Module], model: nn.Module, layers: Collection[str]) -> list[str]:
+    """Those in `group` that are no repeated layers but stages of a model, mostly made up of `layers` of their own.
 
-    The stages of a vision model differ from one another in width. A layer with a list of experts looks the same inside,
-    but has at least one other layer like it.
+    Stages differ in width, so no layer of one has the shapes of a layer of another. Layers with lists of experts look
+    the same inside, but their experts are alike.
     """
-    if len({_shapes(module) for module in group.values()}) < len(group):
-        return False
-    inner = {n: module for n, module in layers.items() if any(n.startswith(f"{stage}.") for stage in group)}
-    return sum(map(_numel, _outermost(inner).values())) >= 0.75 * sum(map(_numel, group.values()))
+    inner: dict[str, dict[str, nn.Module]] = {}
+    for name in group:
+        own = {each: model.get_submodule(each) for each in layers if each.startswith(f"{name}.")}
+        if own:
+            inner[name] = _outermost(own)
+    shapes = [shape for own in inner.values() for shape in {_shapes(layer) for layer in own.values()}]
+    if len(inner) < 2 or len(set(shapes)) < len(shapes):
+        return []
+    in_layers = sum(_numel(layer) for own in inner.values() for layer in own.values())
+    return list(inner) if in_layers >= 0.75 * sum(_numel(group[name]) for name in inner) else []
 
 
 def _shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:

@@ -92,7 +92,11 @@ class Stage(nn.Module):
         ([Stage(4), Stage(8)], ["0.layers.0", "0.layers.1", "0.layers.2", "1.layers.0", "1.layers.1", "1.layers.2"]),
         ([Stage(4), Stage(8), Stage(8)], ["0", "1", "2"]),  # two are alike, as layers with experts are
         ([Stage(4, depth=1), Stage(8, depth=1)], ["0", "1"]),  # no repeated layers inside
-        ([Stage(4), Stage(8, depth=1)], ["0", "1"]),  # those inside are the smaller part
+        ([Stage(4), Stage(8, depth=1)], ["0", "1"]),  # as a layer with experts beside one without
+        (
+            [Stage(4, depth=1), Stage(8, depth=2), Stage(16, depth=2)],
+            ["0", "1.layers.0", "1.layers.1", "2.layers.0", "2.layers.1"],
+        ),
         ([Stage(4).layers, Stage(8).layers], ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]),  # lists have no forward
     ],
 )
@@ -114,6 +118,18 @@ def test_auto_finds_the_layers_of_models_of_transformers(model, layer, count):
     with torch.device("meta"):
         found = find_blocks(transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model)), "auto")
     assert [type(module).__name__ for module in found.values()].count(layer) == count
+
+
+def test_auto_takes_modules_whose_forward_is_their_own_attribute():
+    compiled = [torch.compile(zoo.BertBlock()) for _ in range(2)]
+    scripted = [torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) for _ in range(2)]
+    model = nn.Sequential(*compiled, *scripted, torch.jit.script(nn.GELU()), torch.jit.script(nn.GELU()))
+    assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
+
+
+def test_auto_finds_blocks_in_the_order_of_the_model():
+    model = nn.Sequential(zoo.BertBlock(), zoo.GPTBlock(), zoo.BertBlock(), zoo.GPTBlock())
+    assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
 
 
 def test_classes_are_found_by_name():
