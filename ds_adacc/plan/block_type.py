@@ -73,6 +73,12 @@ class KnownType:
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
     @property
+    def adds_time(self) -> bool:
+        """Whether a policy in force does anything but retain."""
+        retained = (None, planner.RETAIN)
+        return any(policy.replays or not {*policy.stores}.issubset(retained) for policy in self.policies or ())
+
+    @property
     def offloads(self) -> bool:
         """Whether a policy in force offloads a value."""
         return any(planner.OFFLOAD in policy.stores for policy in self.policies or ())

@@ -72,6 +72,8 @@ class Rectifier:
 
     def _compare(self, counts: Counts, agreement: Agreement) -> Verdict:
         """Compare the compression rates (CRate, Table 2) with those in the plan."""
+        if not any(known.adds_time for known in agreement.block_types.values()):
+            return Verdict(counts, (), "")  # no plan is faster than one that retains everything
         drifted, worst, reason = [], self.config.drift, ""
         for digest, found in counts.items():
             known = agreement.block_types.get(digest)

@@ -90,6 +90,15 @@ def test_injected_outliers_have_the_plan_made_anew():
     assert len(training.decisions) == 3
 
 
+def test_outliers_bring_no_new_plan_where_everything_is_retained():
+    training = Training(others={**SECTION, "memory_budget": 1.0})
+    training.run(5)
+    training.inject(40.0)
+    training.run(5)
+    assert training.tracked == [3, 5, 9]
+    assert len(training.decisions) == 1
+
+
 def test_an_outlier_that_comes_and_goes_brings_one_new_plan():
     """It raises the compression rate by a sixth, and lowers it by a seventh."""
     training = Training(drift=0.12)
