@@ -114,6 +114,9 @@ def test_convolutions_as_linear_and_mixtures_of_experts_are_left_alone():
             super().__init__()
             self.qkv, self.moe = nn.Linear(8, 24), Mixture()
 
+        def forward(self, x):
+            return self.moe(self.qkv(x))
+
     served, left = chosen(nn.ModuleList(Block() for _ in range(2)))
     assert names(served, "0.") == ["qkv"]
     assert {left["0.moe.gate"], left["0.moe.experts.1"]} == {"part of a mixture of experts"}
