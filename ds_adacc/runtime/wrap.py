@@ -105,9 +105,11 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
                 by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
             repeated = (group for group in by_class.values() if len(group) > 1)
             groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
-    layers = {name for group in groups for name in group}
-    found = layers - {stage for group in groups for stage in _stages(group, model, layers)}
-    return _outermost({name: module for name, module in model.named_modules() if name in found})
+    repeated = {name for group in groups for name in group}
+    in_order = model.named_modules(remove_duplicate=False)  # a layer may be an attribute too, which comes first
+    layers = {name: module for name, module in in_order if name in repeated}
+    stages = {name for group in groups for name in _stages(group, layers)}
+    return _outermost({name: module for name, module in layers.items() if name not in stages})
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -119,7 +121,7 @@ def _is_layer(module: nn.Module) -> bool:
     return has_forward and sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
 
 
-def _stages(group: dict[str, nn.Module], model: nn.Module, layers: Collection[str]) -> list[str]:
+def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:
     """Those in `group` that are no repeated layers but stages of a model, mostly made up of `layers` of their own.
 
     Stages differ in width, so no layer of one has the shapes of a layer of another. Layers with lists of experts look
@@ -127,7 +129,7 @@ def _stages(group: dict[str, nn.Module], model: nn.Module, layers: Collection[st
     """
     inner: dict[str, dict[str, nn.Module]] = {}
     for name in group:
-        own = {each: model.get_submodule(each) for each in layers if each.startswith(f"{name}.")}
+        own = {each: layer for each, layer in layers.items() if each.startswith(f"{name}.")}
         if own:
             inner[name] = _outermost(own)
     shapes = [shape for own in inner.values() for shape in {_shapes(layer) for layer in own.values()}]

@@ -127,6 +127,13 @@ def test_auto_takes_modules_whose_forward_is_their_own_attribute():
     assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
 
 
+def test_auto_takes_a_layer_that_is_an_attribute_too():
+    model = nn.Module()
+    model.first = zoo.BertBlock()
+    model.layers = nn.ModuleList([model.first, zoo.BertBlock()])
+    assert list(find_blocks(model, "auto")) == ["layers.0", "layers.1"]
+
+
 def test_auto_finds_blocks_in_the_order_of_the_model():
     model = nn.Sequential(zoo.BertBlock(), zoo.GPTBlock(), zoo.BertBlock(), zoo.GPTBlock())
     assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
