@@ -54,6 +54,16 @@ def test_what_libraries_print_is_no_part_of_the_document(subcommand, said):
     assert said("toy", "--json") == (0, "{}\n", "library: hello\n")
 
 
+def test_what_libraries_print_as_they_are_imported_is_not_either(subcommand, said, monkeypatch):
+    def imported(name):
+        print("library: imported")
+        return sys.modules[name]
+
+    subcommand(lambda arguments: Answer({}, Text("words")))
+    monkeypatch.setattr(command, "importlib", SimpleNamespace(import_module=imported))
+    assert said("toy", "--json") == (0, "{}\n", "library: imported\n")
+
+
 @pytest.mark.parametrize("arguments", [[], ["rebort"], ["--json"], ["report", "--jsn"], ["report", "a", "b"]])
 def test_bad_usage_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
