@@ -10,7 +10,7 @@ import enum
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
+from ds_adacc.python_state.function_calls import has_setup_context
 from ds_adacc.python_state.guards import guards_of_values
 from ds_adacc.python_state.watch import Place
 
@@ -65,22 +66,10 @@ class FunctionCall:
         return (*as_tuple(result), *saved)
 
 
-def has_setup_context(cls: type[torch.autograd.Function]) -> bool:
-    """Whether the Function sets up its context apart from forward, which then does not take the context."""
-    return cls.setup_context is not torch.autograd.Function.setup_context
-
-
 def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:
     """The names of what `apply` takes."""
     names = tuple(inspect.signature(cls.forward).parameters)
     return names if has_setup_context(cls) else names[1:]
-
-
-def by_position(
-    cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """What `apply` was given, in the order of forward's arguments. Torch lets none before a named one be left out."""
-    return (*args, *(kwargs[name] for name in arguments_of(cls)[len(args) :] if name in kwargs)) if kwargs else args
 
 
 def why_not_one(
@@ -158,10 +147,3 @@ def _autocast(states: Autocast) -> Iterator[None]:
 def as_tuple(result: Any) -> tuple[Any, ...]:
     """What `apply` returns, as a tuple."""
     return result if isinstance(result, tuple) else (result,)
-
-
-def attributes(result: Iterable[Any], cls: type[torch.autograd.Function]) -> list[Any]:
-    """What the Function's `ctx` has as attributes. `result`: what `apply` has returned."""
-    nodes = (output.grad_fn for output in result if isinstance(output, torch.Tensor))
-    context = next((node for node in nodes if type(node) is cls._backward_cls), None)
-    return [] if context is None else list(vars(context).values())

@@ -10,12 +10,15 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.eval_frame import skip_code
+from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.content import global_names, is_library
+from ds_adacc.python_state.function_calls import FunctionCalls, arguments
+from ds_adacc.python_state.function_calls import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
@@ -31,12 +34,10 @@ _COLLECTIVES = frozenset(
 )
 _WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__
-
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
 
-class Listener(Protocol):
+class Listener(FunctionListener):
     """What a watch tells of."""
 
     def note_read(self) -> None:
@@ -48,19 +49,17 @@ class Listener(Protocol):
     def note_places(self, places: Mapping[str, Place]) -> None:
         """A function begins, perhaps inside an operator of the user's, which reads these places."""
 
-    def function_begins(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """`cls.apply` is called. False: the listener does not want to know when it ends, but of those inside."""
-
-    def function_ends(self, result: Any, raised: bool) -> None:
-        """The Function has returned, or raised."""
-
 
 class _Code(NamedTuple):
-    """A code object that has been looked at: what it reads, and whether it is that of a collective."""
+    """A code object that has been looked at: what it reads, and whether it is that of a collective.
+
+    `takes_context`: its first argument is the `ctx` of a Function.
+    """
 
     code: types.CodeType
     places: Mapping[str, Place]
     is_collective: bool
+    takes_context: bool
 
 
 class Watch:
@@ -81,8 +80,7 @@ class Watch:
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
-        self._applying: types.FrameType | None = None  # of the outermost Function that runs
-        self._raised = False
+        self._functions: FunctionCalls | None = FunctionCalls(listener)
 
     @staticmethod
     def is_possible() -> bool:
@@ -96,38 +94,31 @@ class Watch:
 
     def stop(self) -> None:
         sys.setprofile(None)
-        self._listener = self._importing = self._applying = None
+        self._listener = self._functions = self._importing = None
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
             if event == "return" and frame is self._importing:
                 self._importing = None
         elif event == "call":
+            if self._functions is not None:
+                self._functions.called(frame)
             known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
             if known is None:
                 known = self._codes[id(frame.f_code)] = self._look_at(frame)
+            if known.takes_context and self._functions is not None:
+                self._functions.context_is_seen(arguments(frame)[0])
             if known.places and self._listener is not None:
                 self._listener.note_places(known.places)
             if known.is_collective and self._listener is not None:
                 self._listener.note_collective()
         elif event == "c_call":
-            if frame.f_code is _APPLY and called.__name__ == "apply":
-                self._note_function(frame)
-            elif called not in self._harmless:
+            if called.__name__ == "apply" and self._functions is not None:
+                self._functions.applied(frame, called)
+            if called not in self._harmless:
                 self._note_call(frame, called)
-        elif frame is self._applying:
-            self._raised = self._raised or event == "c_exception"
-            if event == "return":
-                self._applying = None
-                self._listener.function_ends(called, self._raised)
-
-    @torch._disable_dynamo
-    def _note_function(self, frame: types.FrameType) -> None:
-        """A Function is applied. Those that are applied within another one are part of it."""
-        if self._applying is None and self._listener is not None:
-            given = frame.f_locals
-            if self._listener.function_begins(given["cls"], given["args"], given["kwargs"]):
-                self._applying, self._raised = frame, False
+        elif self._functions is not None:
+            self._functions.ended(frame, event, called)
 
     @torch._disable_dynamo
     def _look_at(self, frame: types.FrameType) -> _Code:
@@ -137,7 +128,9 @@ class Watch:
             self._importing = frame
         elif not is_library(module) or module in _READABLE_LIBRARIES:
             places = self._note_globals(frame)
-        return _Code(frame.f_code, places, module == _DISTRIBUTED and name in _COLLECTIVES)
+        is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
+        takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
+        return _Code(frame.f_code, places, is_collective, takes_context)
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)

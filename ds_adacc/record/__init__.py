@@ -67,7 +67,7 @@ Rules of this room and of these two, cited where they are obeyed:
     Python is guarded (Rule 8), and must be the same when it is replayed; so must what the kernels of `torch.library`'s
     operators read. A Function that takes objects may depend on anything, and so may one whose class is made anew at
     each call: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of
-    `apply`.
+    `apply`. Of a call from C code it may not: then the block cannot be recorded.
 16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them on

@@ -10,7 +10,6 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.functions import attributes
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, UNINITIALISED, Position, RecordedOp, Recording
@@ -143,10 +142,10 @@ class Draft:
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
 
-    def note_attributes(self, running: Application, results: tuple[Any, ...]) -> None:
-        """Note what the context of a Function holds: no hook is told of that."""
+    def note_attributes(self, running: Application, context: Any) -> None:
+        """Note what the context of a Function holds, which backward will get: no hook is told of that."""
         held = {}
-        for tensor in tensors_in(attributes(results, running.cls)):
+        for tensor in tensors_in(vars(context)):
             if not isinstance(self.known.find(tensor), ParameterRef):
                 held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
                 self.known.pin(tensor)

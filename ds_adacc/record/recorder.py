@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.program.functions import as_tuple, by_position, why_not_one
+from ds_adacc.program.functions import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, RecordedOp, Recording
 from ds_adacc.program.registration import registration_of
@@ -21,6 +21,7 @@ from ds_adacc.program.schema import (
     has_dynamic_shape,
     refusal_of,
     reveals_data,
+    tensors_in,
     written_tensors,
 )
 from ds_adacc.python_state.closure import Closure
@@ -128,15 +129,12 @@ class Recorder(TorchDispatchMode):
         if reads is not None:
             reads.note(places)
 
-    def function_begins(
-        self, cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
         """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule 15)."""
         if self.failure is not None or self._is_aside or in_compiled_code():
             return False
         if self._python_reads is not None or registration_of(cls).replay == "operators":
             return False  # within an operator's kernel it is a part of that
-        args = by_position(cls, args, kwargs)
         reason = why_not_one(cls, args, self._is_guarded)
         if reason is not None:
             self.draft.remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
@@ -148,7 +146,15 @@ class Recorder(TorchDispatchMode):
                 self._running.refuse("it is registered as never to be replayed")
         return self._running is not None
 
-    def function_ends(self, result: Any, raised: bool) -> None:
+    def function_is_hidden(self, cls: type[torch.autograd.Function]) -> None:
+        """An `autograd.Function` is applied that cannot be followed: what it writes by address would not be noticed."""
+        if self.failure is None and not self._is_aside and self._python_reads is None and not in_compiled_code():
+            self.failure = (
+                f"{cls.__name__}.apply is called by C code (as by map or functools.partial), or its forward or "
+                f"setup_context is no Python function. Call it in Python, as in lambda x: {cls.__name__}.apply(x)"
+            )
+
+    def function_ends(self, result: Any, context: Any, raised: bool) -> None:
         """The Function has returned, or raised an error."""
         running, self._running = self._running, None
         assert running is not None
@@ -170,7 +176,8 @@ class Recorder(TorchDispatchMode):
             op = self._note(running.ran(results, written, self.draft.encode))
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)
-            self.draft.note_attributes(running, results)
+            if not raised and any(tensor.requires_grad for tensor in tensors_in(results)):
+                self.draft.note_attributes(running, context)
 
     # -- the result
 
