@@ -33,6 +33,9 @@ def main(arguments: Sequence[str]) -> None:
     is_module = given[:1] == ["-m"]
     if is_module:
         given.pop(0)
+    if given[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     if not given:
         _refuse(_USAGE)
     target, *own = given

@@ -19,7 +19,11 @@ _CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
 
 
 class Absent(Exception):
-    """Something is missing or does not work; the text says what."""
+    """Something is missing or does not work; the text says what, and `remedy` how to mend it."""
+
+    def __init__(self, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Finding:
 
 def findings() -> list[Finding]:
     """The results of all checks."""
-    cuda = f"pip install 'ds_adacc[{_cuda_extra()}]'"
+    cuda = f"pip install 'ds_adacc[{_cuda_extra()}]'" if _has_cuda_device() else ""  # it serves nothing else
     return [
         finding_of("Python", _python, "install another Python: https://www.python.org", required=True),
         *map(_requirement, _requirements()),
+        finding_of("ds_adacc", _engine, required=True),
         finding_of("CBC", _cbc, "pip install --force-reinstall mip", required=True),
         finding_of("CuPy", _cupy, cuda),
         finding_of("NVRTC", _nvrtc, cuda),
@@ -46,7 +51,7 @@ def findings() -> list[Finding]:
         finding_of("CUDA devices", _cuda_devices),
         finding_of("backend reference", partial(_backend, "reference"), required=True),
         finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
-        finding_of("backend cuda", partial(_backend, "cuda"), cuda if _has_cuda_device() else ""),
+        finding_of("backend cuda", partial(_backend, "cuda"), cuda),
         finding_of("profile cache", _cache),
     ]
 
@@ -76,7 +81,7 @@ def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: b
     try:
         return Finding(name, True, required, look())
     except Absent as absent:
-        return Finding(name, False, required, str(absent), remedy)
+        return Finding(name, False, required, str(absent), absent.remedy or remedy)
     except Exception as error:
         return Finding(name, False, required, f"{type(error).__name__}: {error}".strip(), remedy)
 
@@ -111,6 +116,12 @@ def _import(name: str) -> str:
         raise Absent("not installed")
     importlib.import_module(name)
     return version
+
+
+def _engine() -> str:
+    """The version, once all that training takes is imported: a release of torch or DeepSpeed may have moved it."""
+    importlib.import_module("ds_adacc.engine.api")
+    return metadata.version("ds_adacc")
 
 
 def _cuda_extra() -> str:

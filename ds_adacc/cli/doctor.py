@@ -7,14 +7,15 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ds_adacc.cli.answer import Answer
+from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.checks import Finding, cache_size, finding_of, findings
-from ds_adacc.cli.script import ENABLE, SET, check_config, check_script
+from ds_adacc.cli.script import check_config, check_script
 from ds_adacc.report.layout import table
 
 
@@ -25,19 +26,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    """What was found. The answer is no if something required is missing, or the script does not use ds_adacc."""
-    found = [*findings(), *_of_the_program(arguments)]
-    fine = all(finding.fine for finding in found if finding.required)
-    return Answer({"fine": fine, "findings": [asdict(f) for f in found], "cache": _cache()}, _view(found, fine), fine)
+    """What was found. The answer is no if something required is missing, or the script does not use ds_adacc.
+
+    Raises BadInput for a file that is not there.
+    """
+    of_the_program = _of_the_program(arguments)
+    here = findings()
+    found = [*here, *of_the_program]
+    verdict = f"{_verdict_of_machine(here)}{_verdict_of_program(of_the_program)}"
+    fine = not (_wanting(here) or _wanting(of_the_program))
+    document = {"fine": fine, "findings": [asdict(finding) for finding in found], "cache": _cache()}
+    return Answer(document, _view(found, verdict), fine)
 
 
 def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
     looked = []
-    if arguments.config is not None:
-        looked.append(finding_of("section", partial(check_config, arguments.config), SET, required=True))
-    if arguments.script is not None:
-        looked.append(finding_of("script", partial(check_script, arguments.script), ENABLE, required=True))
+    for name, path, check in (("section", arguments.config, check_config), ("script", arguments.script, check_script)):
+        if path is not None:
+            if not Path(path).is_file():
+                raise BadInput(f"there is no file {path!r} in {Path.cwd()}")
+            looked.append(finding_of(name, partial(check, path), required=True))
     return looked
+
+
+def _wanting(found: Sequence[Finding]) -> str:
+    return ", ".join(finding.name for finding in found if finding.required and not finding.fine)
+
+
+def _verdict_of_machine(found: Sequence[Finding]) -> str:
+    wanting = _wanting(found)
+    return f"ds_adacc cannot run here: {wanting} is missing or does not work" if wanting else "ds_adacc can run here"
+
+
+def _verdict_of_program(found: Sequence[Finding]) -> str:
+    wanting = _wanting(found)
+    return f"\nYour program does not use it yet: see {wanting} above" if wanting else ""
 
 
 def _cache() -> dict[str, Any] | None:
@@ -49,14 +72,12 @@ def _cache() -> dict[str, Any] | None:
     return {"path": str(size.path), "bytes": size.nbytes, "profiles": size.profiles}
 
 
-def _view(found: Sequence[Finding], fine: bool) -> RenderableType:
+def _view(found: Sequence[Finding], verdict: str) -> RenderableType:
     rows = [(f.name, "yes" if f.fine else "NO", "required" if f.required else "optional", f.detail) for f in found]
     mended: dict[str, list[str]] = {}
     for finding in found:
         if finding.remedy:
             mended.setdefault(finding.remedy, []).append(finding.name)
     remedies = [f"  {', '.join(names)}: {remedy}" for remedy, names in mended.items()]
-    wanting = ", ".join(finding.name for finding in found if finding.required and not finding.fine)
-    verdict = "ds_adacc can run here" if fine else f"ds_adacc cannot run here: {wanting} is missing or does not work"
     lines = [*(["To fix:", *remedies] if remedies else []), verdict]
     return Group(table("ds_adacc doctor", ("what", "works", "need", "detail"), rows), *map(Text, lines))

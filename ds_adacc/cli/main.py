@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from rich.console import Console
 
@@ -48,11 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ds_adacc",
-        usage="ds_adacc SUBCOMMAND [--help] ...",
+        usage="ds_adacc [--version] SUBCOMMAND [--help] ...",
         description="Adaptive activation checkpointing for DeepSpeed.",
         epilog="\n".join(["subcommands:", *(f"  {name:10}{text}" for name, text in SUBCOMMANDS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"ds_adacc {metadata.version('ds_adacc')}")
     parser.add_argument("subcommand", choices=SUBCOMMANDS, help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

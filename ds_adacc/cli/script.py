@@ -10,8 +10,8 @@ from pathlib import Path
 from ds_adacc.cli.checks import Absent
 from ds_adacc.config import SECTION, load
 
-SET = f'add a section to it: "{SECTION}": {{"memory_budget": 0.4}}; or set ADACC_CONFIG to that section'
-ENABLE = (
+_SET = f'add a section to it: "{SECTION}": {{"memory_budget": 0.4}}; or set ADACC_CONFIG to that section'
+_ENABLE = (
     "call ds_adacc.initialize in place of deepspeed.initialize; or leave the script as it is and launch it by "
     "`deepspeed --module ds_adacc.run SCRIPT`"
 )
@@ -22,7 +22,7 @@ def check_config(path: str) -> str:
     """What the section says. Raises Absent if nothing gives one, ConfigError if it is wrong."""
     section = load(path)
     if section is None:
-        raise Absent(f'{path} has no "{SECTION}" section, or says "enabled": false in it')
+        raise Absent(f'{path} has no "{SECTION}" section, or says "enabled": false in it', _SET)
     origin = "from ADACC_CONFIG" if os.environ.get("ADACC_CONFIG") else f"of {path}"
     return f'the "{SECTION}" section {origin} is valid'
 
@@ -41,9 +41,12 @@ def check_script(path: str) -> str:
         if _ENTRIES.get(name) in imported:
             raise Absent(
                 f"{path} calls {_ENTRIES[name]}'s {name} in line {line}, and nothing of ds_adacc: the section does "
-                "nothing"
+                "nothing",
+                _ENABLE,
             )
-    raise Absent(f"{path} does not import ds_adacc, so the section does nothing, unless another module enables it")
+    raise Absent(
+        f"{path} does not import ds_adacc, so the section does nothing, unless another module enables it", _ENABLE
+    )
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

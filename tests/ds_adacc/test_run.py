@@ -56,6 +56,12 @@ def test_a_module_runs_too(script, monkeypatch):
     assert seen(script)["argv"] == [str(script), "--local_rank=5"]
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_says_how_it_is_called(option, capsys):
+    main([option])
+    assert "deepspeed --module ds_adacc.run train.py" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -83,11 +83,14 @@ def test_something_required_that_is_missing_is_no(said, monkeypatch):
     assert said("doctor", "--json")[0] == 1
 
 
-def test_without_cupy_the_command_is_named_and_the_rest_is_fine(said, without):
+@pytest.mark.parametrize(("has_device", "remedy"), [(True, CUDA13), (False, "")])
+def test_without_cupy_the_command_is_named_if_it_serves_a_device(without, monkeypatch, has_device, remedy):
     without(*checks.CUPY, module="cupy")
+    monkeypatch.setattr(checks, "_has_cuda_device", lambda: has_device)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
     found = by_name(checks.findings())
-    assert found["CuPy"] == Finding("CuPy", False, False, "not installed", CUDA13)
-    assert found["NVRTC"] == Finding("NVRTC", False, False, "not installed", CUDA13)
+    assert found["CuPy"] == Finding("CuPy", False, False, "not installed", remedy)
+    assert found["NVRTC"] == Finding("NVRTC", False, False, "not installed", remedy)
     assert all(finding.fine for finding in found.values() if finding.required)
 
 
@@ -131,6 +134,14 @@ def test_a_requirement_that_cannot_be_imported_is_named_with_its_command(monkeyp
     told = checks._requirement(Requirement("hjson"))
     assert (told.fine, told.required, told.remedy) == (False, True, "pip install --force-reinstall 'hjson'")
     assert told.detail.startswith("ModuleNotFoundError: ")
+
+
+def test_what_training_imports_is_imported(monkeypatch):
+    """A new release of torch may have moved something, though it can be imported itself."""
+    monkeypatch.setitem(sys.modules, "ds_adacc.engine.api", None)
+    found = by_name(checks.findings())["ds_adacc"]
+    assert (found.fine, found.required) == (False, True)
+    assert found.detail.startswith("ModuleNotFoundError: ")
 
 
 def test_all_that_setup_cfg_requires_is_looked_at():

@@ -81,6 +81,12 @@ def test_help_names_every_subcommand(capsys):
     assert all(f"  {name} " in out and text in out for name, text in command.SUBCOMMANDS.items())
 
 
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"ds_adacc {metadata.version('ds_adacc')}\n")
+
+
 @pytest.mark.parametrize("name", command.SUBCOMMANDS)
 def test_every_subcommand_has_help_and_json(name, capsys):
     with pytest.raises(SystemExit) as ended:

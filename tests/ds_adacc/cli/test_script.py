@@ -63,3 +63,19 @@ def test_a_section_with_a_mistake(document, tmp_path):
     code, found = looked(document, tmp_path, {"adacc": {"memory_budgett": 0.5}}, "import ds_adacc")
     assert code == 1
     assert "adacc.memory_budgett = 0.5: unknown key" in found["section"]["detail"]
+    assert found["section"]["remedy"] == ""
+
+
+def test_the_machine_and_the_program_are_told_apart(said, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    code, out, _ = said("doctor", "--script", str(script))
+    assert code == 1
+    assert out.endswith("\nds_adacc can run here\nYour program does not use it yet: see script above\n")
+
+
+@pytest.mark.parametrize("option", ["--script", "--config"])
+def test_a_file_that_is_not_there(said, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = said("doctor", option, "trian.py")
+    assert (code, out, err) == (2, "", f"ds_adacc doctor: there is no file 'trian.py' in {tmp_path}\n")
