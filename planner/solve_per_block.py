@@ -53,11 +53,20 @@ def _search(problem: Problem, budget: int, deadline: float, max_seconds: float) 
         single = error
     try:
         return _better(problem, budget, single, deadline)
-    except NoSolutionInTime:
+    except NoSolutionInTime as error:
         if isinstance(single, InfeasibleBudget):
-            raise
+            return _by_rules(problem, budget, single, str(error))
         # it may be proven that no single policy is better, but not that no policies per block are
         return replace(single, proven_optimal=False)
+
+
+def _by_rules(problem: Problem, budget: int, single: InfeasibleBudget, why: str) -> Solution:
+    """As `without_solver`, where the search for a single policy has already found a budget that would do."""
+    try:
+        return without_solver(problem, budget, why)
+    except InfeasibleBudget as refusal:
+        smallest = min(refusal.smallest, single.smallest)
+        raise InfeasibleBudget(budget, smallest, proven=refusal.proven) from None
 
 
 def _better(problem: Problem, budget: int, single: Solution | InfeasibleBudget, deadline: float) -> Solution:

@@ -24,7 +24,9 @@ from ds_adacc.planner import (
     Value,
     frontier,
     gradient_error,
+    leanest,
     peak_bytes,
+    recompute_policy,
     retain_all,
     simulate,
     solve_per_block,
@@ -148,6 +150,25 @@ def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monke
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
     found = solve_per_block(problem, budget, max_seconds=60)
     assert (found.policies, found.proven_optimal) == (single.policies, False)
+
+
+def test_a_refusal_names_the_smallest_budget_that_is_known(gpt, monkeypatch):
+    """The rules that stand in for a search that is cut short know less than the search for one policy did."""
+
+    def late(*_, **__):
+        raise NoSolutionInTime("late")
+
+    problem = Problem((gpt,), order=("gpt",) * 12)
+    with pytest.raises(InfeasibleBudget) as of_one_policy:
+        solve_uniform(problem, 1, max_seconds=60)
+    rules = sys.modules["ds_adacc.planner.without_solver"]
+    monkeypatch.setattr(rules, "_candidates", lambda problem: iter([[recompute_policy(gpt.profile)]]))
+    monkeypatch.setattr(rules, "_MOST_TRIES", 0)
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "least_peak", late)
+    with pytest.raises(InfeasibleBudget) as refusal:
+        solve_per_block(problem, 1, max_seconds=60)
+    assert refusal.value.smallest == of_one_policy.value.smallest < leanest(problem, "late").peak
+    assert not refusal.value.proven
 
 
 @st.composite

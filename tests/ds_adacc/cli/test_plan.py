@@ -297,7 +297,7 @@ def refused(said, *arguments):
         ("factories:raises", "raised FileNotFoundError: no weights for micro-batch 2"),
         ("factories:only_a_model", "returned GPT; it must return (model, inputs): an nn.Module, and "),
         ("factories:no_model", "returned (str, Tensor); it must return (model, inputs): "),
-        ("factories:fails", "a forward and backward at micro-batch 2 raised RuntimeError: mat1 and mat2 shapes"),
+        ("factories:fails", "a forward and backward at micro-batch 2 raised RuntimeError: "),
         (
             "factories:no_gradient",
             "raised TypeError: the output, dict, has no floating-point tensor that needs a gradi",
