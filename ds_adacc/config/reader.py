@@ -3,7 +3,9 @@
 import base64
 import binascii
 import difflib
+import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -13,6 +15,14 @@ from pydantic import BaseModel, ValidationError
 from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location, nearest
 
 ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
+
+_NUMBER_OR_BOOLEAN = re.compile(r"true|false|\d+(\.\d+)?(e-?\d+)?")
+_TYPES = {  # by pydantic's name of the error
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+}
 
 
 def load(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> AdaccConfig | None:
@@ -127,8 +137,19 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     elif detail["type"] == "model_type":
         problems = [((), value, "must be an object")]
     else:
-        problems = [((), value, detail["msg"].replace("Input should be", "must be"))]
-    return [f"{_path((*location, *below))} = {what!r}: {message}" for below, what, message in problems]
+        message = _TYPES.get(detail["type"]) or detail["msg"].replace("Input should be", "must be")
+        problems = [((), value, f"{message}{_unquoted(value)}")]
+    return [f"{_path((*location, *below))} = {_shown(what)}: {message}" for below, what, message in problems]
+
+
+def _shown(value: Any) -> str:
+    """The value as the user wrote it: three of JSON's words are others in Python."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def _unquoted(value: Any) -> str:
+    is_quoted = isinstance(value, str) and _NUMBER_OR_BOOLEAN.fullmatch(value)
+    return f"; did you mean {value}, without quotes?" if is_quoted else ""
 
 
 def _keys(location: Location) -> Iterable[str]:

@@ -31,6 +31,7 @@ _UNITS = {
     "ti": 1 << 40,
 }
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
+_FRACTION = re.compile(r"0\.\d+|1\.0")
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, Any, str]
@@ -60,6 +61,12 @@ def _invalid(*problems: Problem) -> PydanticCustomError:
 def _group_size(value: int) -> int:
     if not 2 <= value <= 65536 or value % 2:
         raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte; at most 65536"))
+    return value
+
+
+def _bound(value: float) -> float:
+    if not 1e-9 <= value <= 1e9:
+        raise _invalid(((), value, "must be from 1e-9 to 1e9, or null; to allow no error, set 'codecs' to 'none'"))
     return value
 
 
@@ -100,7 +107,10 @@ def _memory_budget(value: Any) -> MemoryBudget:
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
     )
-    raise _invalid(((), value, f"must be {choices}"))
+    is_quoted = isinstance(value, str) and _FRACTION.fullmatch(value)
+    raise _invalid(
+        ((), value, f"must be {choices}" + (f"; did you mean {value}, without quotes?" if is_quoted else ""))
+    )
 
 
 def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
@@ -258,7 +268,7 @@ class AdaccConfig(_Part):
     blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
     memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "auto"
-    max_gradient_error: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] | None = 0.1
+    max_gradient_error: Annotated[float, AfterValidator(_bound)] | None = 0.1
     offload: bool = True
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
     scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
