@@ -40,7 +40,8 @@ def device_name(device: torch.device) -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def _processor() -> str:

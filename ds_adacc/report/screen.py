@@ -94,7 +94,8 @@ def _rest(policies: Sequence[UsedPolicy]) -> UsedPolicy | None:
     if not policies:
         return None
     held, added = max(p.held_bytes for p in policies), max(p.added_seconds for p in policies)
-    return UsedPolicy(f"{len(policies)} other policies, at most", held, added)
+    others = "1 other policy" if len(policies) == 1 else f"{len(policies)} other policies, at most"
+    return UsedPolicy(others, held, added)
 
 
 def _listed(decisions: Sequence[Decision]) -> RenderableType:
