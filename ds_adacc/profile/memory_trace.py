@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from heapq import merge
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch._C._autograd import _record_function_with_args_enter, _record_function_with_args_exit
 from torch.autograd import (
     ProfilerConfig,
     ProfilerState,
@@ -18,9 +18,14 @@ from torch.autograd import (
     _profiler_enabled,
 )
 
+_MARK = "ds_adacc memory mark "
+
 
 class MemoryTrace:
     """What is allocated and freed on `device` from `start` to `stop`, or in a `with` block, by backward's threads too.
+
+    `mark` notes a moment, as an event among the others. The profiler's clock follows the time of day, which may be set
+    or slowed down: moments of another clock would lie elsewhere among its events.
 
     `peak`: the most bytes above the level at the start; `left`: bytes above it at the end. Both are None if the program
     runs a profiler of its own on this thread, since a thread can have only one (Rule 6), or if the trace began inside a
@@ -32,12 +37,12 @@ class MemoryTrace:
         self._bytes = "cuda_memory_usage" if device.type == "cuda" else "cpu_memory_usage"
         self._runs = False
         self._thread = 0
-        self._times: list[float] = []
+        self._marks: dict[int, int] = {}  # by number: how many entries of the traffic are from before it
+        self._number = 0
         self._traffic: list[int] = []
         self._levels: list[int] = []
         # Allocators round sizes up: CUDA's hands out up to 1 MiB more than it was asked for.
         self._rounding = 1 << 20 if device.type == "cuda" else 0
-        self._began = 0.0
         self.peak: int | None = None
         self.left: int | None = None
 
@@ -45,8 +50,12 @@ class MemoryTrace:
         self._runs, self._thread = not _profiler_enabled() and not is_in_backward(), threading.get_ident()
         if self._runs:
             _enable_profiler_legacy(_memory_only())
-            torch.empty(1)  # the profiler sees this at a time that we know: so its clock is set to ours
-            self._began = time.perf_counter()
+
+    def mark(self) -> int:
+        """Note this moment, and return its number. On a thread that the trace does not see, nothing is noted."""
+        self._number += 1
+        _record_function_with_args_exit(_record_function_with_args_enter(f"{_MARK}{self._number}"))
+        return self._number
 
     def stop(self) -> bool:
         """Stop, unless it does not run. False if it runs on: inside a backward, and on another thread."""
@@ -55,33 +64,30 @@ class MemoryTrace:
         if not self._runs:
             return True
         self._runs = False
-        times, traffic = self._events(_disable_profiler_legacy())
-        self._times, self._traffic = [0.0, *times], [0, *traffic]
-        self._levels = list(accumulate(self._traffic))
+        self._read(_disable_profiler_legacy())
+        self._levels = list(accumulate(self._traffic, initial=0))
         self.peak, self.left = max(self._levels), self._levels[-1]
         return True
 
     def _can_stop(self) -> bool:
         return self._runs and threading.get_ident() == self._thread and not is_in_backward()
 
-    def growth(self, begin: float, end: float) -> int | None:
-        """The most bytes above the level at `begin` until `end`, of `time.perf_counter`; None without a trace."""
-        if not self._levels:
+    def growth(self, begin: int, end: int) -> int | None:
+        """The most bytes above the level at the mark `begin` until the mark `end`; None if one was not noted."""
+        if begin not in self._marks or end not in self._marks:
             return None
-        first, last = (bisect_right(self._times, moment - self._began) for moment in (begin, end))
-        level = self._levels[max(first - 1, 0)]
-        return max([level, *self._levels[first:last]]) - level
+        levels = self._levels[self._marks[begin] : self._marks[end] + 1]
+        return max(levels) - levels[0]
 
-    def transient(self, begin: float, end: float, results: Sequence[int]) -> int | None:
+    def transient(self, begin: int, end: int, results: Sequence[int]) -> int | None:
         """As `growth`, without the memory that is allocated after `begin` and outlives `end`, which is not the work's.
 
         DeepSpeed takes its buckets so, and fetches the parameters of later blocks. `results` are the sizes of what
         the work itself leaves behind; of each, the last allocation of that size counts.
         """
-        if not self._levels:
+        if begin not in self._marks or end not in self._marks:
             return None
-        first, last = (bisect_right(self._times, moment - self._began) for moment in (begin, end))
-        traffic = self._traffic[first:last]
+        traffic = self._traffic[self._marks[begin] : self._marks[end]]
         left = _outliving(traffic)
         for size in results:
             fitting = [place for place in sorted(left) if size <= traffic[place] <= size + self._rounding]
@@ -100,13 +106,15 @@ class MemoryTrace:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _events(self, threads: Sequence[Sequence[Any]]) -> tuple[list[float], list[int]]:
-        """Seconds since `_began` and signed bytes of each allocation and release, in order of time."""
-        # The start may be in any thread's list.
-        start = next(event for event in chain(*threads) if event.name() == "__start_profile")
-        events = sorted(chain(*threads), key=start.cpu_elapsed_us)
-        _, set_at, *memory = (event for event in events if event.kind() == "memory_alloc")
-        return [set_at.cpu_elapsed_us(event) / 1e6 for event in memory], [getattr(e, self._bytes)() for e in memory]
+    def _read(self, threads: Sequence[Sequence[Any]]) -> None:
+        """Take the allocations, releases and marks from what the profiler tells of each thread."""
+        # The start may be in any thread's list. Events of one thread stay in their order, whatever its clock did.
+        start = next(event for events in threads for event in events if event.name() == "__start_profile")
+        for event in merge(*threads, key=start.cpu_elapsed_us):
+            if event.kind() == "memory_alloc":
+                self._traffic.append(getattr(event, self._bytes)())
+            elif event.kind() == "push" and event.name().startswith(_MARK):
+                self._marks[int(event.name().removeprefix(_MARK))] = len(self._traffic)
 
 
 def is_in_backward() -> bool:

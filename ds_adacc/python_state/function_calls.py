@@ -88,8 +88,11 @@ class FunctionCalls:
     @torch._disable_dynamo
     def context_is_seen(self, context: BackwardCFunction) -> None:
         """A Python function has begun whose first argument is this context."""
+        # After `apply` the context is the `grad_fn` of what it has returned, which any function may take: those that
+        # a module's backward hooks call do. Only then does it know its outputs.
+        is_grad_fn = bool(context._input_metadata)
         cls = type(context)._forward_cls
-        if not self._is_following and all(call.cls is not cls for call in self._calls):
+        if not is_grad_fn and not self._is_following and all(call.cls is not cls for call in self._calls):
             self._listener.function_is_hidden(cls)
 
     def ended(self, frame: types.FrameType, event: str, returned: Any) -> None:

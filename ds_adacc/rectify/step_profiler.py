@@ -13,9 +13,13 @@ from ds_adacc.profile.memory_trace import MemoryTrace, is_in_backward
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time: by the host's clock in seconds, and on a CUDA device also as an event of its current stream."""
+    """A point in time: by the host's clock in seconds, and as a mark in the trace of memory.
+
+    On a CUDA device also as an event of its current stream.
+    """
 
     host: float
+    mark: int
     event: torch.cuda.Event | None = None
 
 
@@ -89,11 +93,12 @@ class StepProfiler:
         return self._trace is None
 
     def now(self) -> Moment:
+        mark = 0 if self._trace is None else self._trace.mark()
         event = None
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-        return Moment(time.perf_counter(), event)
+        return Moment(time.perf_counter(), mark, event)
 
     def stop(self) -> list[Measured]:
         """Stop measuring, and return the measurements of the calls with a forward and a backward. Always call this."""
@@ -113,10 +118,10 @@ class StepProfiler:
         return min((at for at in begun if at.host > moment.host), key=lambda at: at.host, default=None)
 
     def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
-        forward = self._trace.growth(call.began.host, call.ended.host)
+        forward = self._trace.growth(call.began.mark, call.ended.mark)
         backward = None
         if end is not None:
-            backward = self._trace.transient(call.backward.host, end.host, call.input_gradients)
+            backward = self._trace.transient(call.backward.mark, end.mark, call.input_gradients)
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
             call.block_type,

@@ -13,7 +13,7 @@ from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.operator_costs import Backward, MemoryTrace, backward_workspace, operator_costs, replay_workspace
+from ds_adacc.profile.operator_costs import Backward, backward_workspace, operator_costs, replay_workspace
 from ds_adacc.profile.timer import Timer
 
 CPU = torch.device("cpu")
@@ -56,24 +56,6 @@ def by_name(function):
     found = captured(Block(function), torch.randn(8, WIDTH, requires_grad=True))
     taken = operator_costs(found.recording, found.tensors, Timer(CPU))
     return {op.short_name: (w.replay_bytes, w.backward_bytes) for op, w in zip(found.recording.ops, taken, strict=True)}
-
-
-def test_the_trace_sees_peak_and_rest():
-    with MemoryTrace(CPU) as trace:
-        kept = torch.empty(1000, dtype=torch.uint8)
-        torch.empty(5000, dtype=torch.uint8)
-        torch.empty(3000, dtype=torch.uint8)
-    assert (trace.peak, trace.left) == (6000, kept.nbytes)
-
-
-def test_the_trace_leaves_a_profiler_of_the_programs_alone():
-    x = torch.randn(100)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        with MemoryTrace(CPU) as trace:
-            kept = x + x
-        x.mul(kept)
-    assert (trace.peak, trace.left) == (None, None)
-    assert {"aten::add", "aten::mul"} <= {event.name for event in profiler.events()}
 
 
 def test_an_operators_own_memory_is_counted_in_replay_and_in_backward():

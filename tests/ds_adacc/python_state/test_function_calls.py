@@ -223,6 +223,18 @@ def test_a_helper_that_takes_the_context_is_no_hidden_function():
     check(Block(SimpleNamespace(apply=lambda x: Helped.apply(x, object()), takes_weight=False)), batch())
 
 
+@pytest.mark.parametrize("cls", [Identity, WithSetUp])
+def test_a_function_that_takes_a_grad_fn_hides_nothing(cls):
+    """As those do which torch calls for a module's backward hooks."""
+    lines = [(cls, (X, 2.0)), (X, 2.0, False)]
+    assert told(lambda: name_of(cls.apply(X, 2.0).grad_fn)) == lines
+    assert told(lambda: name_of(cls.apply(X, 2.0).grad_fn), cls) == lines[:1]
+
+
+def name_of(grad_fn):
+    return grad_fn.name()
+
+
 def helper(ctx, x):
     ctx.save_for_backward(x * 2)
     return x * 3

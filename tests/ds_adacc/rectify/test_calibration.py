@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,95 +16,11 @@ from ds_adacc.plan.consensus import RankReport, merge_corrections
 from ds_adacc.plan.correction import Correction
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.rectify import calibration
 from ds_adacc.rectify.calibration import Pair
 from ds_adacc.runtime.runtime import Runtime
 
 CPU = torch.device("cpu")
-
-
-def moment():
-    """Now, well apart from what comes before and after: the profiler's clock is set to some microseconds."""
-    time.sleep(0.002)
-    now = time.perf_counter()
-    time.sleep(0.002)
-    return now
-
-
-def test_growth_is_the_most_above_the_level_at_the_beginning():
-    trace = MemoryTrace(CPU)
-    trace.start()
-    kept = torch.empty(4096, dtype=torch.uint8)
-    begin = moment()
-    passing = torch.empty(65536, dtype=torch.uint8)
-    del passing
-    later = torch.empty(1024, dtype=torch.uint8)
-    middle = moment()
-    del kept
-    end = moment()
-    trace.stop()
-    assert (trace.growth(begin, middle), trace.growth(middle, end)) == (65536, 0)
-    assert later.numel() == 1024
-
-
-def test_a_transient_leaves_out_what_outlives_the_work():
-    """Of a backward: a bucket that stays, a gradient that comes and goes, the gradient of the input."""
-    trace = MemoryTrace(CPU)
-    trace.start()
-    held = torch.empty(256, dtype=torch.uint8)
-    begin = moment()
-    bucket = torch.empty(1 << 20, dtype=torch.uint8)
-    passing = torch.empty(4096, dtype=torch.uint8)
-    result = torch.empty(4096, dtype=torch.uint8)
-    del passing, held
-    end = moment()
-    trace.stop()
-    assert trace.growth(begin, end) == (1 << 20) + 2 * 4096
-    assert trace.transient(begin, end, ()) == 4096
-    assert trace.transient(begin, end, (4096,)) == 2 * 4096
-    assert trace.transient(begin, end, (512,)) == 4096
-    assert bucket.numel() + result.numel() == (1 << 20) + 4096
-
-
-def test_a_trace_that_would_begin_or_end_inside_a_backward_does_not():
-    """Torch puts back the thread's profiler after each step of a backward."""
-    outer, inner, stopped = MemoryTrace(CPU), MemoryTrace(CPU), []
-    x = torch.ones(4, requires_grad=True)
-    y = x * 1
-
-    def hook(_):
-        inner.start()
-        stopped.extend((inner.stop(), outer.stop()))
-
-    y.register_hook(hook)
-    outer.start()
-    y.sum().backward()
-    assert stopped == [True, False]
-    assert outer.stop()
-    assert (inner.peak, outer.peak > 0) == (None, True)
-    assert not torch.autograd._profiler_enabled()
-
-
-def test_a_trace_of_another_thread_is_left_alone():
-    trace, go, done = MemoryTrace(CPU), threading.Event(), []
-    thread = threading.Thread(target=lambda: (trace.start(), go.set(), over.wait(), done.append(trace.stop())))
-    over = threading.Event()
-    thread.start()
-    go.wait()
-    assert not trace.stop()
-    over.set()
-    thread.join()
-    assert done == [True]
-    assert not torch.autograd._profiler_enabled()
-
-
-def test_nothing_is_known_beside_a_profiler_of_the_programs_own():
-    trace = MemoryTrace(CPU)
-    with torch.profiler.profile():
-        trace.start()
-        trace.stop()
-    assert trace.growth(0.0, time.perf_counter()) is None
 
 
 def test_a_correction_counts_in_forward_and_at_every_event_of_backward():

@@ -17,9 +17,9 @@ class Trace:
 
 
 def call(began, backward=None):
-    moments = CallMoments("block", None, Moment(began))
-    moments.ended = Moment(began + 0.5)
-    moments.backward = None if backward is None else Moment(backward)
+    moments = CallMoments("block", None, Moment(began, began))
+    moments.ended = Moment(began + 0.5, began + 0.5)
+    moments.backward = None if backward is None else Moment(backward, backward)
     return moments
 
 
