@@ -35,15 +35,16 @@ def compress_tile(numbers: np.ndarray, ends: np.ndarray, flags: np.ndarray, pack
     low = high = numbers[0]
     for i in range(len(numbers)):
         one = numbers[i]
-        low, high = one if one < low else low, one if one > high else high
+        low = one if one < low else low
+        high = one if one > high else high
     ends[0], ends[1] = low, high
     for start in range(0, len(numbers), BLOCK):
-        count = min(BLOCK, len(numbers) - start)
-        for i in range(count):
-            flags[i] = numbers[start + i] == high
-        for i in range(count, BLOCK):
+        block = numbers[start : start + BLOCK]
+        for i in range(len(block)):
+            flags[i] = block[i] == high
+        for i in range(len(block), BLOCK):
             flags[i] = 0
-        pack(flags, array_at(packed + start // 8, (count + 7) // 8, np.uint8))
+        pack(flags, array_at(packed + start // 8, (len(block) + 7) // 8, np.uint8))
 
 
 @inner

@@ -3,8 +3,20 @@
 import numpy as np
 
 from .compiling import inner, kernel
-from .memory import array_at, as_bits, load, store
-from .quantize import NEAREST, fit_symmetric, pack, rank, round_randomly, unpack
+from .memory import FLOAT32, array_at, as_bits, loaded, store
+from .quantize import (
+    NEAREST,
+    fit_symmetric,
+    from_byte,
+    from_high,
+    from_low,
+    pack,
+    rank,
+    round_randomly,
+    round_to_nearest,
+    stored_code,
+    unpack,
+)
 
 BLOCK = 1024  # elements at a time, so that they stay in the L1 cache
 STRIP = 512  # channels at a time, so that a run of them stays in the L2 cache from the fit to the rounding
@@ -52,8 +64,8 @@ def compress_channels(
     strips = (channels + strip - 1) // strip
     step = compiled_rows_at_once(strip, channels)
     room = step * strip
-    buffer, words = np.empty(room, np.float32), np.empty(0 if seed == NEAREST else room + 8, np.uint32)
-    spare = np.empty(2 * strip, np.float32)
+    buffer, found = np.empty(room, np.float32), np.empty(room, np.int32)
+    words, spare = np.empty(0 if seed == NEAREST else room + 8, np.uint32), np.empty(2 * strip, np.float32)
     for tile in range(first, last):
         run, left = tile // strips, tile % strips * strip
         width, top, bottom = min(strip, channels - left), run * length, min(run * length + length, rows)
@@ -62,19 +74,22 @@ def compress_channels(
         for i in range(width):
             ranks[i] = 0
         for row in range(top, bottom, step):
-            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
-            load(kind, source, row * channels + left, len(block), block)
+            block = loaded(kind, source, row * channels + left, min(step, bottom - row) * width, buffer)
             greatest(block, ranks)
         fitted = array_at(scales + 4 * (run * channels + left), width, np.float32)
         fit_symmetric(bits, method, ranks, fitted, inverses)
         for row in range(top, bottom, step):
             start = row * channels + left
-            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
-            load(kind, source, start, len(block), block)
-            multiply(block, inverses)
-            if seed != NEAREST:
-                round_randomly(block, start, seed, words)
-            pack(bits, block, codes + start * bits // 8)
+            block = loaded(kind, source, start, min(step, bottom - row) * width, buffer)
+            rounded = array_at(found.ctypes.data, len(block), np.int32)
+            if seed == NEAREST:
+                round_rows(bits, block, inverses, rounded)
+            else:
+                scaled = array_at(buffer.ctypes.data, len(block), np.float32)
+                multiply(block, inverses, scaled)
+                round_randomly(scaled, start, seed, words)
+                round_to_nearest(bits, scaled, rounded)
+            pack(bits, rounded, codes + start * bits // 8)
 
 
 @inner
@@ -89,13 +104,25 @@ def greatest(block: np.ndarray, ranks: np.ndarray) -> None:
 
 
 @inner
-def multiply(block: np.ndarray, factors: np.ndarray) -> None:
+def round_rows(bits: int, block: np.ndarray, inverses: np.ndarray, codes: np.ndarray) -> None:
+    """Write the nearest codes to the numbers of `block`, (rows * channels,), into `codes`, int32."""
+    width = len(inverses)
+    for begin in range(0, len(block), width):
+        row = array_at(block.ctypes.data + 4 * begin, width, np.float32)
+        rounded = array_at(codes.ctypes.data + 4 * begin, width, np.int32)
+        for i in range(width):
+            rounded[i] = stored_code(row[i] * inverses[i], bits)
+
+
+@inner
+def multiply(block: np.ndarray, factors: np.ndarray, products: np.ndarray) -> None:
     """Multiply each row of `block`, (rows * channels,), by `factors`, (channels,)."""
     width = len(factors)
     for begin in range(0, len(block), width):
         row = array_at(block.ctypes.data + 4 * begin, width, np.float32)
+        product = array_at(products.ctypes.data + 4 * begin, width, np.float32)
         for i in range(width):
-            row[i] *= factors[i]
+            product[i] = row[i] * factors[i]
 
 
 @kernel
@@ -122,7 +149,32 @@ def decompress_channels(
         fitted = array_at(scales + 4 * (run * channels + left), width, np.float32)
         for row in range(top, bottom, step):
             start = row * channels + left
-            block = array_at(buffer.ctypes.data, min(step, bottom - row) * width, np.float32)
-            unpack(bits, codes + start * bits // 8, block)
-            multiply(block, fitted)
-            store(kind, target, start, len(block), block)
+            number = min(step, bottom - row) * width
+            block = array_at(target + 4 * start if kind == FLOAT32 else buffer.ctypes.data, number, np.float32)
+            if bits == 4 and width % 2:  # a byte may belong to two rows
+                unpack(bits, codes + start // 2, block)
+                multiply(block, fitted, block)
+            else:
+                restore_rows(bits, codes + start * bits // 8, fitted, block)
+            if kind != FLOAT32:
+                store(kind, target, start, number, block)
+
+
+@inner
+def restore_rows(bits: int, codes: int, scales: np.ndarray, block: np.ndarray) -> None:
+    """Write the numbers that codes at an address stand for into `block`, float32 (rows * channels,).
+
+    In 4 bits, the channels are even in number: no byte belongs to two rows.
+    """
+    width = len(scales)
+    for begin in range(0, len(block), width):
+        row = array_at(block.ctypes.data + 4 * begin, width, np.float32)
+        if bits == 4:
+            packed = array_at(codes + begin // 2, width // 2, np.uint8)
+            for i in range(width // 2):
+                row[2 * i] = from_low(packed[i]) * scales[2 * i]
+                row[2 * i + 1] = from_high(packed[i]) * scales[2 * i + 1]
+        else:
+            packed = array_at(codes + begin, width, np.uint8)
+            for i in range(width):
+                row[i] = from_byte(packed[i]) * scales[i]

@@ -63,7 +63,8 @@ class CompiledQuantized(CompiledCodec):
     def _buffers(self, block: int, others: int) -> int:
         """Return a bound on the bytes of all threads' buffers: in each, `block` elements and `others` bytes."""
         words = 4 * (block + 8) if self.rounding == "stochastic" else 0
-        return torch.get_num_threads() * (4 * block + words + others + SLACK)
+        numbers_and_codes = (4 + 4) * block
+        return torch.get_num_threads() * (numbers_and_codes + words + others + SLACK)
 
 
 class CompiledGroups(CompiledQuantized):
@@ -83,7 +84,9 @@ class CompiledGroups(CompiledQuantized):
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
         length = self._length(shape)
-        return self._buffers(groups.block_elements(length, math.prod(shape)), 12 * groups.block_groups(length))
+        return self._buffers(
+            groups.block_elements(length, math.prod(shape)), groups.BYTES_A_GROUP * groups.block_groups(length)
+        )
 
     def _compress(self, x: Tensor) -> Payload:
         payload = self._room(x)
@@ -136,13 +139,15 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         super().__init__(*args, **kwargs)
         self._check_device(self.channels)
         self.channels = self.channels.contiguous()  # kernels read them by address, without strides
+        self._ends = _ends(self.channels)
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return super().workspace_bytes(shape, dtype) + 8 * self.channels.numel()
 
     def _compress(self, x: Tensor) -> Payload:
         rows, width = rows_and_channels(x.shape)
-        capacity = self._check_channels(self.channels, width)
+        self._check_channels(self.channels, self._ends, width)
+        capacity = self.channels.numel()
         payload, raw = self._room(x), torch.empty((rows, capacity), dtype=x.dtype)
         self._compress_to(x, payload, (self.channels, capacity, raw))
         return *payload, raw, self.channels.to(torch.int32)
@@ -153,15 +158,22 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         self._check_payload(payload, [*self._sizes(shape), rows * capacity * dtype.itemsize, 4 * capacity], shape)
         *groups, raw, indices = payload
         channels = indices.long()
-        self._check_channels(channels, width)
+        self._check_channels(channels, _ends(channels), width)
         x = fresh(shape, dtype)
         self._decompress_to(x, groups, (channels, capacity, raw))
         return x
 
-    def _check_channels(self, channels: Tensor, width: int) -> int:
-        if channels.numel() and not 0 <= int(channels.min()) <= int(channels.max()) < width:
+    def _check_channels(self, channels: Tensor, ends: tuple[int, int] | None, width: int) -> None:
+        if ends is not None and not 0 <= ends[0] <= ends[1] < width:
             raise IndexError(f"outlier channels must be in 0 ... {width - 1}; got {channels.tolist()}")
-        return channels.numel()
+
+
+def _ends(channels: Tensor) -> tuple[int, int] | None:
+    """Return the least and the greatest channel; None if there is none."""
+    if not channels.numel():
+        return None
+    least, greatest = torch.aminmax(channels)
+    return int(least), int(greatest)
 
 
 class ChannelCodec(CompiledQuantized, reference.ChannelCodec):

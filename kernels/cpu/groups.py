@@ -3,7 +3,7 @@
 import numpy as np
 
 from .compiling import inner, kernel
-from .memory import array_at, load, store
+from .memory import FLOAT32, array_at, loaded, store
 from .quantize import (
     ASYMMETRIC,
     NEAREST,
@@ -11,13 +11,19 @@ from .quantize import (
     find_extremes,
     fit_asymmetric,
     fit_symmetric,
+    from_byte,
+    from_high,
+    from_low,
+    length_of,
     pack,
-    part,
     round_randomly,
+    round_to_nearest,
+    stored_code,
     unpack,
 )
 
 BLOCK = 2048  # elements that are in the L1 cache at a time
+BYTES_A_GROUP = 3 * 4 + 8  # of room for what is computed of each group, and for the address of its numbers
 
 
 def block_groups(length: int) -> int:
@@ -59,73 +65,139 @@ def compress_groups(
     """
     step = compiled_block_groups(length)
     room = min(step * length, elements)
-    buffer, words = np.empty(room, np.float32), np.empty(0 if seed == NEAREST else room + 8, np.uint32)
-    spare = np.empty(3 * step, np.float32)
+    buffer, found = np.empty(room, np.float32), np.empty(room, np.int32)
+    words, spare = np.empty(0 if seed == NEAREST else room + 8, np.uint32), np.empty(3 * step, np.float32)
+    where = np.empty(step, np.int64)
     for group in range(first, last, step):
         start, count = group * length, min(step, last - group)
-        block = array_at(buffer.ctypes.data, min(count * length, elements - start), np.float32)
-        load(kind, source, start, len(block), block)
+        number = min(count * length, elements - start)
+        block = loaded(kind, source, start, number, buffer)
+        places = array_at(where.ctypes.data, count, np.int64)  # the addresses of the groups' numbers
+        for i in range(count):
+            places[i] = block.ctypes.data + 4 * i * length
+        copies = array_at(buffer.ctypes.data, number, np.float32)
         if capacity:
-            separate(kind, source, start, block, width, outliers, capacity, raw)
+            separate(kind, source, start, length, places, copies, width, outliers, capacity, raw)
         fitted = array_at(scales + 4 * group, count, np.float32)
-        if method == ASYMMETRIC:
-            ends = array_at(offsets + 4 * group, count, np.float32)
-            scale_asymmetric(block, length, bits, fitted, ends, spare.ctypes.data)
+        inverses = array_at(spare.ctypes.data, count, np.float32)
+        zeros = array_at(offsets + 4 * group if method == ASYMMETRIC else spare.ctypes.data, count, np.float32)
+        fit_groups(bits, method, places, length, number, fitted, zeros, inverses, spare.ctypes.data + 4 * step)
+        rounded = array_at(found.ctypes.data, number, np.int32)
+        if seed == NEAREST:
+            round_groups(bits, method, places, length, zeros, inverses, rounded)
         else:
-            scale_symmetric(block, length, bits, method, fitted, spare.ctypes.data)
-        if seed != NEAREST:
-            round_randomly(block, start, seed, words)
-        pack(bits, block, codes + start * bits // 8)
+            scale_groups(method, places, length, zeros, inverses, copies)
+            round_randomly(copies, start, seed, words)
+            round_to_nearest(bits, copies, rounded)
+        pack(bits, rounded, codes + start * bits // 8)
 
 
 @inner
-def scale_symmetric(block: np.ndarray, length: int, bits: int, method: int, scales: np.ndarray, room: int) -> None:
-    """Write the scales of the groups in a block, and bring its numbers to the scale of codes.
-
-    `room`: the address of float32 (3 * groups,), to compute in.
-    """
-    count = len(scales)
-    ranks = array_at(room, count, np.uint32)
-    inverses = array_at(room + 4 * count, count, np.float32)
-    find_extremes(block, length, ranks)
-    fit_symmetric(bits, method, ranks, scales, inverses)
-    for group in range(len(scales)):
-        numbers, inverse = part(block, group, length), inverses[group]
-        for i in range(len(numbers)):
-            numbers[i] *= inverse
-
-
-@inner
-def scale_asymmetric(
-    block: np.ndarray, length: int, bits: int, scales: np.ndarray, offsets: np.ndarray, room: int
+def fit_groups(
+    bits: int,
+    method: int,
+    places: np.ndarray,
+    length: int,
+    number: int,
+    scales: np.ndarray,
+    offsets: np.ndarray,
+    inverses: np.ndarray,
+    room: int,
 ) -> None:
-    """Write the scales and offsets of the groups in a block, and bring its numbers to the scale of codes.
+    """Write the scales of the groups whose `number` numbers lie at these addresses, and the scales' reciprocals.
 
-    `room`: the address of float32 (3 * groups,), to compute in.
+    `offsets` are written if the method is ASYMMETRIC. `room`: the address of 4-byte numbers (2 * groups,).
     """
-    count = len(scales)
-    lows, highs = array_at(room, count, np.float32), array_at(room + 4 * count, count, np.float32)
-    inverses = array_at(room + 8 * count, count, np.float32)
-    find_ends(block, length, lows, highs)
-    fit_asymmetric(bits, lows, highs, scales, offsets, inverses)
-    for group in range(len(scales)):
-        numbers, offset, inverse = part(block, group, length), offsets[group], inverses[group]
-        for i in range(len(numbers)):
-            numbers[i] = (numbers[i] - offset) * inverse
+    count = len(places)
+    if method == ASYMMETRIC:
+        lows, highs = array_at(room, count, np.float32), array_at(room + 4 * count, count, np.float32)
+        find_ends(places, length, number, lows, highs)
+        fit_asymmetric(bits, lows, highs, scales, offsets, inverses)
+    else:
+        ranks = array_at(room, count, np.uint32)
+        find_extremes(places, length, number, ranks)
+        fit_symmetric(bits, method, ranks, scales, inverses)
+
+
+@inner
+def round_groups(
+    bits: int,
+    method: int,
+    places: np.ndarray,
+    length: int,
+    offsets: np.ndarray,
+    inverses: np.ndarray,
+    codes: np.ndarray,
+) -> None:
+    """Write the nearest codes to the numbers of the groups at these addresses into `codes`, int32."""
+    for group in range(len(places)):
+        count = length_of(group, length, len(codes))
+        numbers, inverse = array_at(places[group], count, np.float32), inverses[group]
+        rounded = array_at(codes.ctypes.data + 4 * group * length, count, np.int32)
+        if method == ASYMMETRIC:
+            offset = offsets[group]
+            for i in range(count):
+                rounded[i] = stored_code((numbers[i] - offset) * inverse, bits)
+        else:
+            for i in range(count):
+                rounded[i] = stored_code(numbers[i] * inverse, bits)
+
+
+@inner
+def scale_groups(
+    method: int, places: np.ndarray, length: int, offsets: np.ndarray, inverses: np.ndarray, scaled: np.ndarray
+) -> None:
+    """Write the numbers of the groups at these addresses into `scaled`, float32, at the scale of codes."""
+    for group in range(len(places)):
+        count = length_of(group, length, len(scaled))
+        numbers, inverse = array_at(places[group], count, np.float32), inverses[group]
+        products = array_at(scaled.ctypes.data + 4 * group * length, count, np.float32)
+        if method == ASYMMETRIC:
+            offset = offsets[group]
+            for i in range(count):
+                products[i] = (numbers[i] - offset) * inverse
+        else:
+            for i in range(count):
+                products[i] = numbers[i] * inverse
 
 
 @inner
 def separate(
-    kind: int, source: int, start: int, block: np.ndarray, width: int, outliers: int, capacity: int, raw: int
+    kind: int,
+    source: int,
+    start: int,
+    length: int,
+    places: np.ndarray,
+    copies: np.ndarray,
+    width: int,
+    outliers: int,
+    capacity: int,
+    raw: int,
 ) -> None:
-    """Copy the outlier channels of the block that begins at element `start` to `raw`, and set them to zero."""
+    """Copy the outlier channels of the block that begins at element `start` to `raw`.
+
+    The groups that have some are then read from `copies`, where these elements are zero.
+    """
     channels = array_at(outliers, capacity, np.int64)
-    for row in range(start // width, (start + len(block) - 1) // width + 1):
+    for row in range(start // width, (start + len(copies) - 1) // width + 1):
         for k in range(capacity):
             element = row * width + channels[k]
-            if start <= element < start + len(block):
+            if start <= element < start + len(copies):
                 copy_element(kind, source, element, raw, row * capacity + k)
-                block[element - start] = 0
+                group = (element - start) // length
+                place = copies.ctypes.data + 4 * group * length
+                if places[group] != place:
+                    copy_floats(places[group], place, length_of(group, length, len(copies)))
+                    places[group] = place
+                copies[element - start] = 0
+
+
+@inner
+def copy_floats(source: int, target: int, count: int) -> None:
+    """Copy so many float32 numbers from one address to another."""
+    numbers, copies = array_at(source, count, np.float32), array_at(target, count, np.float32)
+    for i in range(count):
+        copies[i] = numbers[i]
 
 
 @inner
@@ -162,34 +234,89 @@ def decompress_groups(
     buffer = np.empty(min(step * length, elements), np.float32)
     for group in range(first, last, step):
         start, count = group * length, min(step, last - group)
-        block = array_at(buffer.ctypes.data, min(count * length, elements - start), np.float32)
-        unpack(bits, codes + start * bits // 8, block)
+        number = min(count * length, elements - start)
+        block = array_at(target + 4 * start if kind == FLOAT32 else buffer.ctypes.data, number, np.float32)
         fitted = array_at(scales + 4 * group, count, np.float32)
-        if offsets:
-            restore_asymmetric(block, length, fitted, array_at(offsets + 4 * group, count, np.float32))
+        zeros = array_at(offsets + 4 * group if offsets else scales, count, np.float32)
+        if bits == 4 and length % 2:  # a byte may belong to two groups
+            unpack(bits, codes + start // 2, block)
+            restore(block, length, fitted, zeros, offsets != 0)
         else:
-            restore_symmetric(block, length, fitted)
-        store(kind, target, start, len(block), block)
+            restore_codes(bits, codes + start * bits // 8, block, length, fitted, zeros, offsets != 0)
+        if kind != FLOAT32:
+            store(kind, target, start, number, block)
         if capacity:
-            rejoin(kind, target, start, start + len(block), width, outliers, capacity, raw)
+            rejoin(kind, target, start, start + number, width, outliers, capacity, raw)
 
 
 @inner
-def restore_symmetric(block: np.ndarray, length: int, scales: np.ndarray) -> None:
-    """Turn the codes in a block of groups into the numbers they stand for."""
+def part(block: np.ndarray, group: int, length: int) -> np.ndarray:
+    """Return the numbers of a group in a block; the last may be shorter."""
+    return array_at(block.ctypes.data + 4 * group * length, length_of(group, length, len(block)), np.float32)
+
+
+@inner
+def restore(block: np.ndarray, length: int, scales: np.ndarray, offsets: np.ndarray, has_offsets: bool) -> None:
+    """Turn the codes in a block of groups, float32, into the numbers they stand for; the product is rounded."""
     for group in range(len(scales)):
         numbers, scale = part(block, group, length), scales[group]
-        for i in range(len(numbers)):
-            numbers[i] *= scale
+        if has_offsets:
+            offset = offsets[group]
+            for i in range(len(numbers)):
+                numbers[i] = numbers[i] * scale + offset
+        else:
+            for i in range(len(numbers)):
+                numbers[i] *= scale
 
 
 @inner
-def restore_asymmetric(block: np.ndarray, length: int, scales: np.ndarray, offsets: np.ndarray) -> None:
-    """Turn the codes in a block of groups into the numbers they stand for; the product is rounded."""
+def restore_codes(
+    bits: int,
+    codes: int,
+    block: np.ndarray,
+    length: int,
+    scales: np.ndarray,
+    offsets: np.ndarray,
+    has_offsets: bool,
+) -> None:
+    """As `unpack` and then `restore`, in one pass, for groups that begin with a byte of the codes at an address."""
     for group in range(len(scales)):
-        numbers, scale, offset = part(block, group, length), scales[group], offsets[group]
+        numbers, scale = part(block, group, length), scales[group]
+        packed = codes + group * length * bits // 8
+        if bits == 8:
+            restore_bytes(packed, numbers, scale, offsets[group], has_offsets)
+        else:
+            restore_nibbles(packed, numbers, scale, offsets[group], has_offsets)
+
+
+@inner
+def restore_bytes(codes: int, numbers: np.ndarray, scale: float, offset: float, has_offset: bool) -> None:
+    """See `restore_codes`."""
+    packed = array_at(codes, len(numbers), np.uint8)
+    if has_offset:
         for i in range(len(numbers)):
-            numbers[i] = numbers[i] * scale + offset
+            numbers[i] = from_byte(packed[i]) * scale + offset
+    else:
+        for i in range(len(numbers)):
+            numbers[i] = from_byte(packed[i]) * scale
+
+
+@inner
+def restore_nibbles(codes: int, numbers: np.ndarray, scale: float, offset: float, has_offset: bool) -> None:
+    """See `restore_codes`."""
+    pairs = len(numbers) // 2
+    packed = array_at(codes, (len(numbers) + 1) // 2, np.uint8)
+    if has_offset:
+        for i in range(pairs):
+            numbers[2 * i] = from_low(packed[i]) * scale + offset
+            numbers[2 * i + 1] = from_high(packed[i]) * scale + offset
+    else:
+        for i in range(pairs):
+            numbers[2 * i] = from_low(packed[i]) * scale
+            numbers[2 * i + 1] = from_high(packed[i]) * scale
+    if len(numbers) % 2:
+        last = from_low(packed[pairs]) * scale
+        numbers[2 * pairs] = last + offset if has_offset else last
 
 
 @inner

@@ -114,6 +114,16 @@ def load(kind: int, source: int, start: int, count: int, values: np.ndarray) -> 
 
 
 @inner
+def loaded(kind: int, source: int, start: int, count: int, room: np.ndarray) -> np.ndarray:
+    """Return elements start ... start + count of the tensor at `source` as float32: where they lie, or in `room`."""
+    if kind == FLOAT32:
+        return array_at(source + 4 * start, count, np.float32)
+    values = array_at(room.ctypes.data, count, np.float32)
+    load(kind, source, start, count, values)
+    return values
+
+
+@inner
 def store(kind: int, target: int, start: int, count: int, values: np.ndarray) -> None:
     """Round `values`, float32, to elements start ... start + count of the tensor at `target`: to the nearest, halves
     to even; `kind` as in KINDS."""

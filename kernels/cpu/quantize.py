@@ -40,10 +40,13 @@ def ordered(bits: int) -> int:
 
 
 @inner
-def find_extremes(block: np.ndarray, length: int, ranks: np.ndarray) -> None:
-    """Write the greatest `rank` of each group of `length` float32 numbers into `ranks`, uint32."""
+def find_extremes(places: np.ndarray, length: int, number: int, ranks: np.ndarray) -> None:
+    """Write the greatest `rank` of each group of `length` into `ranks`, uint32.
+
+    `places` are the addresses of the groups' float32 numbers, so many in all.
+    """
     for group in range(len(ranks)):
-        numbers = part(block, group, length)
+        numbers = array_at(places[group], length_of(group, length, number), np.float32)
         greatest = np.uint32(0)
         for i in range(len(numbers)):
             one = rank(as_bits(numbers[i]))
@@ -52,15 +55,24 @@ def find_extremes(block: np.ndarray, length: int, ranks: np.ndarray) -> None:
 
 
 @inner
-def find_ends(block: np.ndarray, length: int, lows: np.ndarray, highs: np.ndarray) -> None:
-    """Write the least and the greatest number of each group into `lows` and `highs`, float32; NaN if there is one."""
+def find_ends(places: np.ndarray, length: int, number: int, lows: np.ndarray, highs: np.ndarray) -> None:
+    """Write the least and the greatest number of each group into `lows` and `highs`, float32; NaN if there is one.
+
+    `places`: as for `find_extremes`.
+    """
     for group in range(len(lows)):
-        numbers = part(block, group, length)
+        numbers = array_at(places[group], length_of(group, length, number), np.float32)
         low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
         for i in range(len(numbers)):
             key = ordered(as_bits(numbers[i]))
             low, high = key if key < low else low, key if key > high else high
         lows[group], highs[group] = as_float(ordered(low)), as_float(ordered(high))
+
+
+@inner
+def length_of(group: int, length: int, number: int) -> int:
+    """Return how many of so many numbers are in this group: the last may be shorter."""
+    return min(length, number - group * length)
 
 
 @inner
@@ -90,12 +102,6 @@ def fit_asymmetric(
         scale = (highs[i] / np.float32(2) - lows[i] / np.float32(2)) * step
         scale = normal(largest if largest < scale < np.float32(np.inf) else scale)
         scales[i], offsets[i], inverses[i] = scale, lows[i] + half * scale, reciprocal(scale)
-
-
-@inner
-def part(block: np.ndarray, group: int, length: int) -> np.ndarray:
-    """Return the numbers of a group; the last may be shorter."""
-    return array_at(block.ctypes.data + 4 * group * length, min(length, len(block) - group * length), np.float32)
 
 
 @inner
@@ -142,11 +148,10 @@ def philox(first: int, last: int, seed: int, words: np.ndarray) -> None:
 
 
 @inner
-def stored_code(number: float, least: int, greatest: int) -> int:
-    """Return the nearest code to a float32, halves to even, clipped and minus the least: int32.
-
-    The bounds are the bits of the codes' sums with ROUNDER.
-    """
+def stored_code(number: float, bits: int) -> int:
+    """Return the nearest code of so many bits to a float32, halves to even, clipped and minus the least: int32."""
+    least = LEAST_4 if bits == 4 else LEAST_8
+    greatest = GREATEST_4 if bits == 4 else GREATEST_8
     code = as_bits(number + ROUNDER)
     code = least if code < least else code
     code = greatest if code > greatest else code
@@ -154,52 +159,62 @@ def stored_code(number: float, least: int, greatest: int) -> int:
 
 
 @inner
-def pack(bits: int, scaled: np.ndarray, codes: int) -> None:
-    """Round float32 numbers to the nearest codes of so many bits, and write them at an address.
-
-    A code is written plus 8 or 128. In 4 bits, the first of two is in the low half of a byte; if they are odd in
-    number, the last byte's high half is zero. The numbers are overwritten.
-    """
-    if bits == 4:
-        pack_nibbles(scaled, codes)
-    else:
-        packed = array_at(codes, len(scaled), np.uint8)
-        for i in range(len(scaled)):
-            packed[i] = np.uint8(stored_code(scaled[i], LEAST_8, GREATEST_8))
+def round_to_nearest(bits: int, scaled: np.ndarray, codes: np.ndarray) -> None:
+    """Write the nearest codes to float32 numbers into `codes`, int32."""
+    for i in range(len(scaled)):
+        codes[i] = stored_code(scaled[i], bits)
 
 
 @inner
-def pack_nibbles(scaled: np.ndarray, codes: int) -> None:
-    """See `pack`."""
-    count = len(scaled)
-    for i in range(count):
-        scaled[i] = as_float(stored_code(scaled[i], LEAST_4, GREATEST_4))
-    pairs = array_at(scaled.ctypes.data, count // 2, np.uint64)
-    packed = array_at(codes, (count + 1) // 2, np.uint8)
-    for i in range(count // 2):
-        packed[i] = np.uint8((pairs[i] | pairs[i] >> np.uint64(28)) & np.uint64(255))
-    if count % 2:
-        packed[count // 2] = np.uint8(as_bits(scaled[count - 1]))
+def pack(bits: int, codes: np.ndarray, target: int) -> None:
+    """Write stored codes, int32, in so many bits each at an address.
+
+    In 4 bits, the first of two is in the low half of a byte; if they are odd in number, the last byte's high half is
+    zero.
+    """
+    count = len(codes)
+    if bits == 4:
+        pairs = array_at(codes.ctypes.data, count // 2, np.uint64)
+        packed = array_at(target, (count + 1) // 2, np.uint8)
+        for i in range(count // 2):
+            packed[i] = np.uint8((pairs[i] | pairs[i] >> np.uint64(28)) & np.uint64(255))
+        if count % 2:
+            packed[count // 2] = np.uint8(codes[count - 1])
+    else:
+        packed = array_at(target, count, np.uint8)
+        for i in range(count):
+            packed[i] = np.uint8(codes[i])
 
 
 @inner
 def unpack(bits: int, codes: int, values: np.ndarray) -> None:
     """Write the codes of so many bits at an address into `values`, float32."""
+    count = len(values)
     if bits == 4:
-        unpack_nibbles(codes, values)
+        packed = array_at(codes, (count + 1) // 2, np.uint8)
+        for i in range(count // 2):
+            values[2 * i], values[2 * i + 1] = from_low(packed[i]), from_high(packed[i])
+        if count % 2:
+            values[count - 1] = from_low(packed[count // 2])
     else:
-        packed = array_at(codes, len(values), np.uint8)
-        for i in range(len(values)):
-            values[i] = np.float32(packed[i]) - np.float32(128)
+        packed = array_at(codes, count, np.uint8)
+        for i in range(count):
+            values[i] = from_byte(packed[i])
 
 
 @inner
-def unpack_nibbles(codes: int, values: np.ndarray) -> None:
-    """See `unpack`."""
-    count = len(values)
-    packed = array_at(codes, (count + 1) // 2, np.uint8)
-    for i in range(count // 2):
-        values[2 * i] = np.float32(np.uint8(packed[i] & np.uint8(15))) - np.float32(8)
-        values[2 * i + 1] = np.float32(np.uint8(packed[i] >> np.uint8(4))) - np.float32(8)
-    if count % 2:
-        values[count - 1] = np.float32(np.uint8(packed[count // 2] & np.uint8(15))) - np.float32(8)
+def from_low(byte: int) -> float:
+    """Return the code in the low half of a byte, as float32."""
+    return np.float32(np.uint8(byte & np.uint8(15))) - np.float32(8)
+
+
+@inner
+def from_high(byte: int) -> float:
+    """Return the code in the high half of a byte, as float32."""
+    return np.float32(np.uint8(byte >> np.uint8(4))) - np.float32(8)
+
+
+@inner
+def from_byte(byte: int) -> float:
+    """Return the code of 8 bits in a byte, as float32."""
+    return np.float32(byte) - np.float32(128)
