@@ -9,13 +9,14 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch._C._autograd import _record_function_with_args_enter, _record_function_with_args_exit
 from torch.autograd import (
     ProfilerConfig,
     ProfilerState,
     _disable_profiler_legacy,
     _enable_profiler_legacy,
     _profiler_enabled,
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
 )
 
 _MARK = "ds_adacc memory mark "
