@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from heapq import merge
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -39,9 +39,8 @@ class MemoryTrace:
         self._runs = False
         self._thread = 0
         self._marks: dict[int, int] = {}  # by number: how many entries of the traffic are from before it
-        self._number = 0
+        self._numbers = count(1)
         self._traffic: list[int] = []
-        self._levels: list[int] = []
         # Allocators round sizes up: CUDA's hands out up to 1 MiB more than it was asked for.
         self._rounding = 1 << 20 if device.type == "cuda" else 0
         self.peak: int | None = None
@@ -53,10 +52,15 @@ class MemoryTrace:
             _enable_profiler_legacy(_memory_only())
 
     def mark(self) -> int:
-        """Note this moment, and return its number. On a thread that the trace does not see, nothing is noted."""
-        self._number += 1
-        _record_function_with_args_exit(_record_function_with_args_enter(f"{_MARK}{self._number}"))
-        return self._number
+        """Note this moment, and return its number; 0 if the trace does not run.
+
+        On a thread that the trace does not see, nothing is noted.
+        """
+        if not self._runs:  # a profiler of the program's own would show it
+            return 0
+        number = next(self._numbers)  # unlike a sum, the same for no two threads
+        _record_function_with_args_exit(_record_function_with_args_enter(f"{_MARK}{number}"))
+        return number
 
     def stop(self) -> bool:
         """Stop, unless it does not run. False if it runs on: inside a backward, and on another thread."""
@@ -66,8 +70,7 @@ class MemoryTrace:
             return True
         self._runs = False
         self._read(_disable_profiler_legacy())
-        self._levels = list(accumulate(self._traffic, initial=0))
-        self.peak, self.left = max(self._levels), self._levels[-1]
+        self.peak, self.left = max(accumulate(self._traffic, initial=0)), sum(self._traffic)
         return True
 
     def _can_stop(self) -> bool:
@@ -75,10 +78,8 @@ class MemoryTrace:
 
     def growth(self, begin: int, end: int) -> int | None:
         """The most bytes above the level at the mark `begin` until the mark `end`; None if one was not noted."""
-        if begin not in self._marks or end not in self._marks:
-            return None
-        levels = self._levels[self._marks[begin] : self._marks[end] + 1]
-        return max(levels) - levels[0]
+        between = self._between(begin, end)
+        return None if between is None else max(accumulate(between, initial=0))
 
     def transient(self, begin: int, end: int, results: Sequence[int]) -> int | None:
         """As `growth`, without the memory that is allocated after `begin` and outlives `end`, which is not the work's.
@@ -86,14 +87,20 @@ class MemoryTrace:
         DeepSpeed takes its buckets so, and fetches the parameters of later blocks. `results` are the sizes of what
         the work itself leaves behind; of each, the last allocation of that size counts.
         """
+        between = self._between(begin, end)
+        if between is None:
+            return None
+        left = _outliving(between)
+        for size in results:
+            fitting = [place for place in sorted(left) if size <= between[place] <= size + self._rounding]
+            left -= set(fitting[-1:])
+        return max(accumulate((0 if n in left else nbytes for n, nbytes in enumerate(between)), initial=0))
+
+    def _between(self, begin: int, end: int) -> Sequence[int] | None:
+        """What was allocated and freed between two marks; None if one was not noted."""
         if begin not in self._marks or end not in self._marks:
             return None
-        traffic = self._traffic[self._marks[begin] : self._marks[end]]
-        left = _outliving(traffic)
-        for size in results:
-            fitting = [place for place in sorted(left) if size <= traffic[place] <= size + self._rounding]
-            left -= set(fitting[-1:])
-        return max(accumulate((0 if n in left else nbytes for n, nbytes in enumerate(traffic)), initial=0))
+        return self._traffic[self._marks[begin] : self._marks[end]]
 
     def __del__(self) -> None:
         # A trace that was never stopped must not keep the program from a profiler of its own.

@@ -86,8 +86,10 @@ class FunctionCalls:
         call.forward, self._awaited = frame, call.cls.setup_context.__code__ if self._is_following else None
 
     @torch._disable_dynamo
-    def context_is_seen(self, context: BackwardCFunction) -> None:
-        """A Python function has begun whose first argument is this context."""
+    def context_is_seen(self, context: Any) -> None:
+        """A Python function has begun whose first argument is this, and was a Function's context in an earlier call."""
+        if not isinstance(context, BackwardCFunction):
+            return
         # After `apply` the context is the `grad_fn` of what it has returned, which any function may take: those that
         # a module's backward hooks call do. Only then does it know its outputs.
         is_grad_fn = bool(context._input_metadata)

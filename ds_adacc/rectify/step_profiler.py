@@ -13,7 +13,7 @@ from ds_adacc.profile.memory_trace import MemoryTrace, is_in_backward
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time: by the host's clock in seconds, and as a mark in the trace of memory.
+    """A point in time: by the host's clock in seconds, and as a mark in the trace of memory (0: nothing is traced).
 
     On a CUDA device also as an event of its current stream.
     """

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .compiling import inner, kernel
-from .memory import FLOAT32, array_at, as_bits, loaded, store
+from .memory import array_at, as_bits, loaded, storable, store
 from .quantize import (
     NEAREST,
     fit_symmetric,
@@ -35,7 +35,7 @@ def block_elements(channels: int) -> int:
 
 def rows_at_once(strip: int, channels: int) -> int:
     """Return how many rows make a block: an even number of neighbours, or one row of a strip."""
-    return max(2, BLOCK // strip // 2 * 2) if strip == channels else 1
+    return max(2, BLOCK // max(strip, 1) // 2 * 2) if strip == channels else 1
 
 
 compiled_rows_at_once = inner(rows_at_once)
@@ -150,14 +150,13 @@ def decompress_channels(
         for row in range(top, bottom, step):
             start = row * channels + left
             number = min(step, bottom - row) * width
-            block = array_at(target + 4 * start if kind == FLOAT32 else buffer.ctypes.data, number, np.float32)
+            block = storable(kind, target, start, number, buffer)
             if bits == 4 and width % 2:  # a byte may belong to two rows
                 unpack(bits, codes + start // 2, block)
                 multiply(block, fitted, block)
             else:
                 restore_rows(bits, codes + start * bits // 8, fitted, block)
-            if kind != FLOAT32:
-                store(kind, target, start, number, block)
+            store(kind, target, start, number, block)
 
 
 @inner

@@ -16,7 +16,7 @@ from .openmp import OPENMP
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
-SLACK = 512  # bytes that the allocator may add to the buffers of a thread
+SLACK = 1024  # bytes that the allocators may add to the buffers of a thread: about 128 for each of up to five
 
 
 class CompiledCodec(Codec):
@@ -138,7 +138,8 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._check_device(self.channels)
-        self.channels = self.channels.contiguous()  # kernels read them by address, without strides
+        # A copy, since kernels read it by address, without strides, and its ends are looked at only here.
+        self.channels = self.channels.clone(memory_format=torch.contiguous_format)
         self._ends = _ends(self.channels)
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:

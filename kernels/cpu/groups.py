@@ -3,7 +3,7 @@
 import numpy as np
 
 from .compiling import inner, kernel
-from .memory import FLOAT32, array_at, loaded, store
+from .memory import array_at, loaded, storable, store
 from .quantize import (
     ASYMMETRIC,
     NEAREST,
@@ -75,12 +75,12 @@ def compress_groups(
         places = array_at(where.ctypes.data, count, np.int64)  # the addresses of the groups' numbers
         for i in range(count):
             places[i] = block.ctypes.data + 4 * i * length
-        copies = array_at(buffer.ctypes.data, number, np.float32)
+        copies = array_at(buffer.ctypes.data, number, np.float32)  # the block itself, but for float32
         if capacity:
             separate(kind, source, start, length, places, copies, width, outliers, capacity, raw)
         fitted = array_at(scales + 4 * group, count, np.float32)
         inverses = array_at(spare.ctypes.data, count, np.float32)
-        zeros = array_at(offsets + 4 * group if method == ASYMMETRIC else spare.ctypes.data, count, np.float32)
+        zeros = array_at(offsets + 4 * group if offsets else 0, count, np.float32)  # not read if there are none
         fit_groups(bits, method, places, length, number, fitted, zeros, inverses, spare.ctypes.data + 4 * step)
         rounded = array_at(found.ctypes.data, number, np.int32)
         if seed == NEAREST:
@@ -235,16 +235,15 @@ def decompress_groups(
     for group in range(first, last, step):
         start, count = group * length, min(step, last - group)
         number = min(count * length, elements - start)
-        block = array_at(target + 4 * start if kind == FLOAT32 else buffer.ctypes.data, number, np.float32)
+        block = storable(kind, target, start, number, buffer)
         fitted = array_at(scales + 4 * group, count, np.float32)
-        zeros = array_at(offsets + 4 * group if offsets else scales, count, np.float32)
-        if bits == 4 and length % 2:  # a byte may belong to two groups
+        zeros = array_at(offsets + 4 * group if offsets else 0, count, np.float32)  # not read if there are none
+        if bits == 4 and length % 2:  # a byte may belong to two groups, which are rows: they have no offsets
             unpack(bits, codes + start // 2, block)
-            restore(block, length, fitted, zeros, offsets != 0)
+            restore(block, length, fitted)
         else:
             restore_codes(bits, codes + start * bits // 8, block, length, fitted, zeros, offsets != 0)
-        if kind != FLOAT32:
-            store(kind, target, start, number, block)
+        store(kind, target, start, number, block)
         if capacity:
             rejoin(kind, target, start, start + number, width, outliers, capacity, raw)
 
@@ -256,17 +255,12 @@ def part(block: np.ndarray, group: int, length: int) -> np.ndarray:
 
 
 @inner
-def restore(block: np.ndarray, length: int, scales: np.ndarray, offsets: np.ndarray, has_offsets: bool) -> None:
-    """Turn the codes in a block of groups, float32, into the numbers they stand for; the product is rounded."""
+def restore(block: np.ndarray, length: int, scales: np.ndarray) -> None:
+    """Turn the codes in a block of groups, float32, into the numbers they stand for."""
     for group in range(len(scales)):
         numbers, scale = part(block, group, length), scales[group]
-        if has_offsets:
-            offset = offsets[group]
-            for i in range(len(numbers)):
-                numbers[i] = numbers[i] * scale + offset
-        else:
-            for i in range(len(numbers)):
-                numbers[i] *= scale
+        for i in range(len(numbers)):
+            numbers[i] *= scale
 
 
 @inner
@@ -279,14 +273,19 @@ def restore_codes(
     offsets: np.ndarray,
     has_offsets: bool,
 ) -> None:
-    """As `unpack` and then `restore`, in one pass, for groups that begin with a byte of the codes at an address."""
+    """Write the numbers that codes at an address stand for into a block; each group begins with a byte.
+
+    The product of code and scale is rounded before an offset is added.
+    """
     for group in range(len(scales)):
-        numbers, scale = part(block, group, length), scales[group]
+        numbers, scale, offset = part(block, group, length), scales[group], np.float32(0)
+        if has_offsets:
+            offset = offsets[group]
         packed = codes + group * length * bits // 8
         if bits == 8:
-            restore_bytes(packed, numbers, scale, offsets[group], has_offsets)
+            restore_bytes(packed, numbers, scale, offset, has_offsets)
         else:
-            restore_nibbles(packed, numbers, scale, offsets[group], has_offsets)
+            restore_nibbles(packed, numbers, scale, offset, has_offsets)
 
 
 @inner

@@ -124,18 +124,25 @@ def loaded(kind: int, source: int, start: int, count: int, room: np.ndarray) -> 
 
 
 @inner
+def storable(kind: int, target: int, start: int, count: int, room: np.ndarray) -> np.ndarray:
+    """Return where to write float32 elements start ... start + count of the tensor at `target`.
+
+    It is where they lie, or `room`; `store` then takes them there.
+    """
+    if kind == FLOAT32:
+        return array_at(target + 4 * start, count, np.float32)
+    return array_at(room.ctypes.data, count, np.float32)
+
+
+@inner
 def store(kind: int, target: int, start: int, count: int, values: np.ndarray) -> None:
     """Round `values`, float32, to elements start ... start + count of the tensor at `target`: to the nearest, halves
-    to even; `kind` as in KINDS."""
-    if kind == FLOAT32:
-        singles = array_at(target + 4 * start, count, np.float32)
-        for i in range(count):
-            singles[i] = values[i]
-    elif kind == FLOAT16:
+    to even; `kind` as in KINDS. Those of a float32 tensor are there already: see `storable`."""
+    if kind == FLOAT16:
         halves = array_at(target + 2 * start, count, np.uint16)
         for i in range(count):
             halves[i] = float_to_half(values[i])
-    else:
+    elif kind != FLOAT32:
         halves, bits = array_at(target + 2 * start, count, np.uint16), array_at(values.ctypes.data, count, np.uint32)
         for i in range(count):
             rounded = (bits[i] + np.uint32(0x7FFF) + (bits[i] >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)

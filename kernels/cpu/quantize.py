@@ -43,7 +43,7 @@ def ordered(bits: int) -> int:
 def find_extremes(places: np.ndarray, length: int, number: int, ranks: np.ndarray) -> None:
     """Write the greatest `rank` of each group of `length` into `ranks`, uint32.
 
-    `places` are the addresses of the groups' float32 numbers, so many in all.
+    `places` are the addresses of the groups' float32 numbers, of which there are `number` in all.
     """
     for group in range(len(ranks)):
         numbers = array_at(places[group], length_of(group, length, number), np.float32)

@@ -107,8 +107,9 @@ def test_a_moment_of_a_thread_that_is_not_seen_is_unknown():
 
 def test_nothing_is_known_beside_a_profiler_of_the_programs_own():
     trace = MemoryTrace(CPU)
-    with torch.profiler.profile():
+    with torch.profiler.profile() as profiler:
         trace.start()
         begin, end = trace.mark(), trace.mark()
         trace.stop()
     assert trace.growth(begin, end) is None
+    assert not any("mark" in event.name for event in profiler.events())

@@ -231,8 +231,21 @@ def test_a_function_that_takes_a_grad_fn_hides_nothing(cls):
     assert told(lambda: name_of(cls.apply(X, 2.0).grad_fn), cls) == lines[:1]
 
 
+def test_a_function_that_takes_contexts_may_take_anything_else():
+    def call():
+        text_of(Identity.apply(X).grad_fn)
+        text_of((X + 1).grad_fn)
+        text_of(1)
+
+    assert told(call) == [(Identity, (X,)), (X, 2.0, False)]
+
+
 def name_of(grad_fn):
     return grad_fn.name()
+
+
+def text_of(thing):
+    return str(thing)
 
 
 def helper(ctx, x):
