@@ -190,7 +190,10 @@ def plot(rows, title, path):
     from matplotlib import pyplot
 
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    figure, panels = pyplot.subplots(len(dtypes), 2, figsize=(11, 3.2 * len(dtypes)), squeeze=False, sharex=True)
+    figure, panels = pyplot.subplots(
+        len(dtypes), 2, figsize=(11, 3.2 * len(dtypes)), squeeze=False, sharex=True, layout="constrained"
+    )
+    shown = {}
     for dtype, pair in zip(dtypes, panels, strict=True):
         for call, panel in zip(("compress", "decompress"), pair, strict=True):
             lines = {}
@@ -201,16 +204,13 @@ def plot(rows, title, path):
                 color = pyplot.get_cmap("tab20")(CODECS.index(codec))
                 style = {"color": color, "linestyle": ":" if backend == "reference" else "-"}
                 ratios = [point[f"{call}_of_copy"] for point in points]
-                panel.plot(
-                    [point["mebibytes"] for point in points], ratios, marker=".", label=f"{codec}, {backend}", **style
-                )
+                sizes = [point["mebibytes"] for point in points]
+                (shown[f"{codec}, {backend}"],) = panel.plot(sizes, ratios, marker=".", **style)
             panel.set(title=f"{call}, {dtype}", xlabel="MiB", ylabel="throughput / copy's", xscale="log")
             panel.set_ylim(bottom=0)
             panel.grid(alpha=0.3)
-        if lines:
-            pair[1].legend(fontsize=7, bbox_to_anchor=(1, 1), loc="upper left")
+    figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right upper")
     figure.suptitle(title)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
