@@ -78,15 +78,19 @@ def compress_groups(
         copies = array_at(buffer.ctypes.data, number, np.float32)  # the block itself, but for float32
         if capacity:
             separate(kind, source, start, length, places, copies, width, outliers, capacity, raw)
-        fitted = array_at(scales + 4 * group, count, np.float32)
+        fitted_scales = array_at(scales + 4 * group, count, np.float32)
         inverses = array_at(spare.ctypes.data, count, np.float32)
-        zeros = array_at(offsets + 4 * group if offsets else 0, count, np.float32)  # not read if there are none
-        fit_groups(bits, method, places, length, number, fitted, zeros, inverses, spare.ctypes.data + 4 * step)
+        fitted_offsets = array_at(
+            offsets + 4 * group if offsets else 0, count, np.float32
+        )  # not read if there are none
+        fit_groups(
+            bits, method, places, length, number, fitted_scales, fitted_offsets, inverses, spare.ctypes.data + 4 * step
+        )
         rounded = array_at(found.ctypes.data, number, np.int32)
         if seed == NEAREST:
-            round_groups(bits, method, places, length, zeros, inverses, rounded)
+            round_groups(bits, method, places, length, fitted_offsets, inverses, rounded)
         else:
-            scale_groups(method, places, length, zeros, inverses, copies)
+            scale_groups(method, places, length, fitted_offsets, inverses, copies)
             round_randomly(copies, start, seed, words)
             round_to_nearest(bits, copies, rounded)
         pack(bits, rounded, codes + start * bits // 8)
@@ -236,13 +240,15 @@ def decompress_groups(
         start, count = group * length, min(step, last - group)
         number = min(count * length, elements - start)
         block = storable(kind, target, start, number, buffer)
-        fitted = array_at(scales + 4 * group, count, np.float32)
-        zeros = array_at(offsets + 4 * group if offsets else 0, count, np.float32)  # not read if there are none
+        fitted_scales = array_at(scales + 4 * group, count, np.float32)
+        fitted_offsets = array_at(
+            offsets + 4 * group if offsets else 0, count, np.float32
+        )  # not read if there are none
         if bits == 4 and length % 2:  # a byte may belong to two groups, which are rows: they have no offsets
             unpack(bits, codes + start // 2, block)
-            restore(block, length, fitted)
+            restore(block, length, fitted_scales)
         else:
-            restore_codes(bits, codes + start * bits // 8, block, length, fitted, zeros, offsets != 0)
+            restore_codes(bits, codes + start * bits // 8, block, length, fitted_scales, fitted_offsets, offsets != 0)
         store(kind, target, start, number, block)
         if capacity:
             rejoin(kind, target, start, start + number, width, outliers, capacity, raw)
