@@ -100,12 +100,12 @@ class Coordinator:
                 get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:
                 text = (
-                    "no plan is known that fits the budget. %s, with a peak of %s. Blocks without a plan recompute all "
-                    "that they can. %s"
+                    "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. Blocks "
+                    "without a plan recompute all that they can"
                 )
                 stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
-                which = "The old plan stays in force" if stays else "A plan that takes less is in force"
-                get_logger().warning(text, which, planner.human_bytes(group.solution.peak), group.shortfall)
+                which = "The old plan stays in force" if stays else "The leanest plan known is in force"
+                get_logger().warning(text, group.shortfall, which, planner.human_bytes(group.solution.peak))
         budget.limit = max(plan.budget, budget.limit or 0)
         self.agreement.put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)

@@ -246,7 +246,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
             )
         if is_function and has_main_grad:
             return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
-    return None
+    return "a hook on a tensor in it would run more than once" if recording.has_hooks else None
 
 
 def _computes_only(node: torch.autograd.graph.Node) -> bool:

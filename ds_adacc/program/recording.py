@@ -181,7 +181,7 @@ class Recording:
     """One block's program. Its only tensors are parameters (Rule 12).
 
     `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
-    know of its Functions, and of data that Python reads.
+    know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of its tensors.
     """
 
     name: str
@@ -191,6 +191,7 @@ class Recording:
     parameters: Sequence[torch.Tensor] = field(repr=False)
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
     remarks: tuple[str, ...] = ()
+    has_hooks: bool = False
 
     @functools.cached_property
     def digest(self) -> str:
@@ -203,7 +204,7 @@ class Recording:
         values = [_structure(value) for value in self.values]
         ops = [without_data(_portable(op), dynamic) for op in self.ops]
         positions = [(without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
-        text = repr((values, ops, positions))
+        text = repr((values, ops, positions, *(["hooks"] if self.has_hooks else [])))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 

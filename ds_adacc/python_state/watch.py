@@ -22,6 +22,8 @@ from ds_adacc.python_state.function_calls import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
+# The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
+_HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
@@ -45,6 +47,9 @@ class Listener(FunctionListener):
 
     def note_collective(self) -> None:
         """Python calls a collective, perhaps inside an operator of the user's."""
+
+    def note_hook(self) -> None:
+        """Python registers a hook for the gradient of a tensor."""
 
     def note_places(self, places: Mapping[str, Place]) -> None:
         """A function begins, perhaps inside an operator of the user's, which reads these places."""
@@ -137,6 +142,9 @@ class Watch:
         if called.__name__ in _READS and (isinstance(owner, torch.Tensor) or owner is torch._C):
             if not _is_ours(frame):
                 self._data_is_read()
+        elif called.__name__ in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
+            if self._listener is not None:
+                self._listener.note_hook()
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source

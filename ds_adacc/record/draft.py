@@ -44,6 +44,7 @@ class Draft:
         self._remarks: dict[str, None] = {}
         self._turn: int | None = None  # the first position that another call may not have
         self._masks: set[int] = set()
+        self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether an operator has run since a tensor was saved
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
@@ -71,6 +72,7 @@ class Draft:
             Parameters((*known.parameters, *others), self._closure.tensors),
             tuple(known.buffers),
             tuple(self._remarks),
+            self.has_hooks,
         )
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self.draws.refusals()})
 

@@ -123,6 +123,10 @@ class Recorder(TorchDispatchMode):
         """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""
         self._has_collective = True
 
+    def note_hook(self) -> None:
+        """Note that a hook waits for the gradient of a tensor."""
+        self.draft.has_hooks = True
+
     def note_places(self, places: Mapping[str, Place]) -> None:
         """Note what a function reads that begins inside a Function, or in the kernel of an operator."""
         reads = self._python_reads if self._running is None else self._running.python_reads

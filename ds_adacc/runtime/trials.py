@@ -40,6 +40,7 @@ class Trials:
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
         self._late: set[str] = set()
+        self._told: set[tuple[str, str]] = set()  # blocks, and why their errors cannot be measured
 
     @property
     def bound(self) -> float | None:
@@ -56,6 +57,9 @@ class Trials:
         reason = why_unmeasurable(captured.output, captured.inputs, recording)
         if reason is not None:
             known.errors_are_measured = True
+            if (known.recording.name, reason) in self._told:
+                return
+            self._told.add((known.recording.name, reason))
             get_logger().warning(
                 "block %s: no lossy codec is used, since its gradient error cannot be measured (%s). To use lossy "
                 'codecs without a bound on the error, set "max_gradient_error" to null',

@@ -29,8 +29,8 @@ class Warnings:
         """The block depends on what no guard watches."""
         self._tell(
             (block.name.split(" ")[-1], unwatched),
-            "block %s depends on %s, which ds_adacc cannot watch. What its backward needs is retained or compressed, "
-            "never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained or "
+            "compressed, never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
             block.name,
             unwatched,
         )

@@ -161,7 +161,10 @@ def resumed(saved, caplog, engine, **options):
 
 def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog):
     (said,) = resumed(saved, caplog, engine := Engine())
-    assert said == f"the plan of the checkpoint {saved.folder / 'global_step3'} is in force again"
+    assert (
+        said
+        == f"the plan of the checkpoint {saved.folder / 'global_step3'} is restored, for the sizes that it was made for"
+    )
     assert engine.adacc.runtime.controller.plan == saved.engine.adacc.runtime.controller.plan
     assert engine.adacc.observed_held_bytes == saved.engine.adacc.observed_held_bytes > 0
     assert engine.adacc.runtime.controller.schedule == saved.engine.adacc.runtime.controller.schedule

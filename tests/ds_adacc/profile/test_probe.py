@@ -224,6 +224,27 @@ def test_what_must_not_run_ahead_of_training_is_refused():
         assert refused(block, args, kwargs) == "a module in it has a backward hook, which would run more than once"
 
 
+def of_tensor(y):
+    y.register_hook(lambda gradient: None)
+
+
+def of_node(y):
+    y.grad_fn.register_hook(lambda *gradients: None)
+
+
+def before_node(y):
+    y.grad_fn.register_prehook(lambda *gradients: None)
+
+
+@pytest.mark.parametrize("register", [of_tensor, of_node, before_node, torch.Tensor.retain_grad])
+def test_a_hook_on_a_tensor_must_not_run_ahead_of_training(register):
+    block, args, kwargs = zoo.example("gpt")
+    plain = captured(block, args, kwargs).recording.digest
+    block.fc1.register_forward_hook(lambda module, given, y: register(y))
+    assert refused(block, args, kwargs) == "a hook on a tensor in it would run more than once"
+    assert captured(block, args, kwargs).recording.digest != plain  # in another block of its type, it must not either
+
+
 class Overwriting(torch.autograd.Function):
     """A SiLU whose backward writes to what it has saved and to its gradient, as Liger-Kernel's do."""
 

@@ -137,7 +137,7 @@ def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(cap
     with pytest.raises(planner.InfeasibleBudget) as error:
         planner.solve_per_block(group.problem, runtime.controller.plan.budget, max_seconds=30.0)
     assert error.value.smallest >= group.solution.peak > runtime.controller.plan.budget
-    assert "no plan is known that fits the budget. " in caplog.text
+    assert "no plan is known that fits the budget: " in caplog.text
 
 
 def hooked(model, hook):
