@@ -64,7 +64,7 @@ def compress_channels(
     strips = (channels + strip - 1) // strip
     step = compiled_rows_at_once(strip, channels)
     room = step * strip
-    buffer, found = np.empty(room, np.float32), np.empty(room, np.int32)
+    buffer = np.empty(2 * room, np.float32)  # the numbers, and then their codes
     words, spare = np.empty(0 if seed == NEAREST else room + 8, np.uint32), np.empty(2 * strip, np.float32)
     for tile in range(first, last):
         run, left = tile // strips, tile % strips * strip
@@ -81,7 +81,7 @@ def compress_channels(
         for row in range(top, bottom, step):
             start = row * channels + left
             block = loaded(kind, source, start, min(step, bottom - row) * width, buffer)
-            rounded = array_at(found.ctypes.data, len(block), np.int32)
+            rounded = array_at(buffer.ctypes.data + 4 * room, len(block), np.int32)
             if seed == NEAREST:
                 round_rows(bits, block, inverses, rounded)
             else:

@@ -16,7 +16,7 @@ from .openmp import OPENMP
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
-SLACK = 1024  # bytes that the allocators may add to the buffers of a thread: about 128 for each of up to five
+SLACK = 512  # bytes that the allocators may add to the buffers of a thread: about 128 for each of up to three
 
 
 class CompiledCodec(Codec):

@@ -22,7 +22,7 @@ from .quantize import (
     unpack,
 )
 
-BLOCK = 2048  # elements that are in the L1 cache at a time
+BLOCK = 1024  # elements that are in the L1 cache at a time, as numbers and as codes
 BYTES_A_GROUP = 3 * 4 + 8  # of room for what is computed of each group, and for the address of its numbers
 
 
@@ -65,14 +65,14 @@ def compress_groups(
     """
     step = compiled_block_groups(length)
     room = min(step * length, elements)
-    buffer, found = np.empty(room, np.float32), np.empty(room, np.int32)
-    words, spare = np.empty(0 if seed == NEAREST else room + 8, np.uint32), np.empty(3 * step, np.float32)
-    where = np.empty(step, np.int64)
+    buffer = np.empty(2 * room, np.float32)  # the numbers, and then their codes
+    words = np.empty(0 if seed == NEAREST else room + 8, np.uint32)
+    spare = np.empty(BYTES_A_GROUP * step, np.uint8)
     for group in range(first, last, step):
         start, count = group * length, min(step, last - group)
         number = min(count * length, elements - start)
         block = loaded(kind, source, start, number, buffer)
-        places = array_at(where.ctypes.data, count, np.int64)  # the addresses of the groups' numbers
+        places = array_at(spare.ctypes.data + 12 * step, count, np.int64)  # the addresses of the groups' numbers
         for i in range(count):
             places[i] = block.ctypes.data + 4 * i * length
         copies = array_at(buffer.ctypes.data, number, np.float32)  # the block itself, but for float32
@@ -86,7 +86,7 @@ def compress_groups(
         fit_groups(
             bits, method, places, length, number, fitted_scales, fitted_offsets, inverses, spare.ctypes.data + 4 * step
         )
-        rounded = array_at(found.ctypes.data, number, np.int32)
+        rounded = array_at(buffer.ctypes.data + 4 * room, number, np.int32)
         if seed == NEAREST:
             round_groups(bits, method, places, length, fitted_offsets, inverses, rounded)
         else:
