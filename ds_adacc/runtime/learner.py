@@ -56,7 +56,9 @@ class Learner:
             symbolic_types.learn(digest, like, sizes, recording, profile)
             if like is not None and symbolic_types.of(like) is symbolic_types.of(digest):
                 self._controller.new_sizes.adopt(known, like)
-            self._controller.trials.admit(known, recording, captured)
+            reason = self._controller.trials.admit(known, recording, captured)
+            if reason is not None:
+                self._warnings.unmeasurable(known.recording.name, reason)
         if is_like:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.block_types[digest]

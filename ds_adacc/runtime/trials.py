@@ -17,7 +17,6 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
@@ -40,32 +39,23 @@ class Trials:
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
         self._late: set[str] = set()
-        self._told: set[tuple[str, str]] = set()  # blocks, and why their errors cannot be measured
 
     @property
     def bound(self) -> float | None:
         return self._agreement.approvals.bound
 
-    def admit(self, known: KnownType, recording: Recording, captured: Capture) -> None:
-        """Find out whether errors of a new block type can be measured; if not, say so once (Rule 5 of profile/)."""
+    def admit(self, known: KnownType, recording: Recording, captured: Capture) -> str | None:
+        """Find out whether errors of a new block type can be measured. If not, return why (Rule 5 of profile/)."""
         if self.bound is None or not _lossy(known.profile):
-            return
+            return None
         errors = self.remembered.get(known.recording.digest)
         if errors is not None:
             known.errors, known.errors_are_measured = errors, True
-            return
+            return None
         reason = why_unmeasurable(captured.output, captured.inputs, recording)
         if reason is not None:
             known.errors_are_measured = True
-            if (known.recording.name, reason) in self._told:
-                return
-            self._told.add((known.recording.name, reason))
-            get_logger().warning(
-                "block %s: no lossy codec is used, since its gradient error cannot be measured (%s). To use lossy "
-                'codecs without a bound on the error, set "max_gradient_error" to null',
-                known.recording.name,
-                reason,
-            )
+        return reason
 
     def probe(
         self,

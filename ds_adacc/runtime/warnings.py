@@ -35,6 +35,16 @@ class Warnings:
             unwatched,
         )
 
+    def unmeasurable(self, name: str, reason: str) -> None:
+        """The gradient errors of a block type cannot be measured; `name`: of the block that was recorded."""
+        self._tell(
+            (name, reason),
+            "block %s: no lossy codec is used, since its gradient error cannot be measured (%s). To use lossy "
+            'codecs without a bound on the error, set "max_gradient_error" to null',
+            name,
+            reason,
+        )
+
     def recorded_again(self, block: Block, numbers: Mapping[str, int]) -> None:
         """The block is recorded since a number among its arguments has a new value; by name, how many it has had."""
         for name, count in numbers.items():

@@ -80,9 +80,8 @@ def compress_groups(
             separate(kind, source, start, length, places, copies, width, outliers, capacity, raw)
         fitted_scales = array_at(scales + 4 * group, count, np.float32)
         inverses = array_at(spare.ctypes.data, count, np.float32)
-        fitted_offsets = array_at(
-            offsets + 4 * group if offsets else 0, count, np.float32
-        )  # not read if there are none
+        # If there are no offsets, this is not read.
+        fitted_offsets = array_at(offsets + 4 * group if offsets else 0, count, np.float32)
         fit_groups(
             bits, method, places, length, number, fitted_scales, fitted_offsets, inverses, spare.ctypes.data + 4 * step
         )
@@ -241,9 +240,8 @@ def decompress_groups(
         number = min(count * length, elements - start)
         block = storable(kind, target, start, number, buffer)
         fitted_scales = array_at(scales + 4 * group, count, np.float32)
-        fitted_offsets = array_at(
-            offsets + 4 * group if offsets else 0, count, np.float32
-        )  # not read if there are none
+        # If there are no offsets, this is not read.
+        fitted_offsets = array_at(offsets + 4 * group if offsets else 0, count, np.float32)
         if bits == 4 and length % 2:  # a byte may belong to two groups, which are rows: they have no offsets
             unpack(bits, codes + start // 2, block)
             restore(block, length, fitted_scales)
