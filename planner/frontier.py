@@ -57,7 +57,7 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
         for policy in _Search(profile, max_gradient_error).policies(deadline):
             points.append(Point.of(profile, policy))
     if not points:
-        raise NoSolutionInTime(f"no point of the frontier was found in {max_seconds:.3g} seconds; allow more")
+        raise NoSolutionInTime(f"the solver found no point of the frontier in {max_seconds:.3g} seconds")
     return tuple(points)
 
 

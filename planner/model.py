@@ -159,7 +159,7 @@ def optimise(model: mip.Model, watched: Sequence[Tightens], max_seconds: float) 
         if status in _INFEASIBLE:
             return None
         if status == mip.OptimizationStatus.NO_SOLUTION_FOUND:
-            raise NoSolutionInTime(f"no policy was found in {max_seconds:.3g} seconds; allow more")
+            raise NoSolutionInTime(f"the solver found no policy in {max_seconds:.3g} seconds")
         if status not in _FOUND:
             raise RuntimeError(f"CBC ended with status {status.name}")
         if not sum(block.tighten() for block in watched):

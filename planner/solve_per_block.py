@@ -90,7 +90,7 @@ def _better(problem: Problem, budget: int, single: Solution | InfeasibleBudget, 
     if optimal is None and isinstance(single, Solution):
         return single
     if optimal is None and not (are_whole and guess.proven_optimal):
-        raise NoSolutionInTime("the search for a policy per block was cut short; allow more seconds")
+        raise NoSolutionInTime("the solver's time was over before it had compared policies per block")
     if optimal is None:
         raise _refusal(problem, frontiers, guess, single, left)
     per_block = replace(evaluate_per_block(problem, model.policies()), proven_optimal=optimal)
@@ -105,7 +105,7 @@ def _better(problem: Problem, budget: int, single: Solution | InfeasibleBudget, 
 def _left(deadline: float) -> float:
     left = deadline - time.perf_counter()
     if left <= 0:
-        raise NoSolutionInTime("the search for a policy per block was cut short; allow more seconds")
+        raise NoSolutionInTime("the solver's time was over before it had compared policies per block")
     return left
 
 

@@ -203,7 +203,7 @@ def _plan(planned: Planned) -> list[RenderableType]:
         f"solved in {solution.solve_seconds:.3f} s, {optimal}",
     )
     if solution.fallback:
-        lines = (*lines, f"the solver gave no plan ({solution.fallback}): this one is of simple rules")
+        lines = (*lines, f"this plan is one of simple rules, since {solution.fallback}")
     return [*parts, *map(Text, lines)]
 
 

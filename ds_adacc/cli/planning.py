@@ -74,7 +74,7 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
         stage("estimating the largest micro-batch")
         estimate = _estimate(recorded, budget, seconds)
     except (planner.NoSolutionInTime, planner.NoAnswer) as error:
-        raise BadInput(f"adacc.solver.max_seconds = {seconds!r}: {error}") from error
+        raise BadInput(f"adacc.solver.max_seconds = {seconds!r} is not enough: {error}") from error
     return Planned(first, budget, without, frontiers, solution, refusal, baselines, policies, estimate)
 
 

@@ -54,6 +54,11 @@ def explained(
     largest = _held_up_by(problem, solution, recordings)
     if largest:
         text += f" The largest tensors that even then are held, over all blocks: {'; '.join(largest)}."
+    met = (recordings[each.name] for each in problem.block_types if each.name in recordings)
+    reasons = {recording.name: recording.remarks_on_replays for recording in met}
+    for name, remarks in reasons.items():
+        if remarks:
+            text += f" Why no more of {name} is recomputed: {'; '.join(remarks)}."
     return BudgetTooSmall(refusal, text)
 
 

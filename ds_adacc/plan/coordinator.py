@@ -94,8 +94,8 @@ class Coordinator:
         for group in plan.groups:
             if group.solution.fallback:
                 text = (
-                    "the solver gave no plan (%s; adacc.solver.max_seconds = %s). A plan of simple rules is in force: "
-                    "it keeps the budget, but may be slower; more seconds may help"
+                    "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. "
+                    "The reason: %s. More time (adacc.solver.max_seconds, now %s) may help"
                 )
                 get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:

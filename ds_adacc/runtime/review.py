@@ -124,7 +124,8 @@ def _replan(
             raise
         return _stay(step, reason, error, rejected)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
-    get_logger().info("step %d: %s: re-planned, %d values changed", step, reason, changed)
+    outcome = f"{changed} of its values are now stored in another way" if changed else "it is the same as before"
+    get_logger().info("step %d: the plan was made anew: %s; %s", step, reason, outcome)
     return Review(True, changed)
 
 

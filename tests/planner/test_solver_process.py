@@ -128,7 +128,7 @@ def test_an_infeasible_budget_is_infeasible_without_an_answer(problem, broken):
 def test_out_of_time_at_once(problem):
     budget = 3 * retain_all(problem, 2**50, max_seconds=1).peak // 4
     solution = solve_in_process(problem, budget, max_seconds=1e-9)
-    assert "allow more" in solution.fallback
+    assert solution.fallback.startswith("the solver found no ")
     assert solution.peak <= budget
     with pytest.raises(InfeasibleBudget):
         solve_in_process(problem, 1, max_seconds=1e-9)

@@ -61,7 +61,7 @@ def test_of_the_policies_that_fit_the_quickest_come_into_force(gpt):
     problem = Problem((gpt,), order=("gpt",) * 12)
     budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
     found = solve_per_block(problem, budget, max_seconds=1e-9)
-    assert "allow more" in found.fallback
+    assert found.fallback.startswith("the solver found no ")
     assert found.added_seconds <= greedy(problem, budget, max_seconds=1).added_seconds
     assert found.peak <= budget
 

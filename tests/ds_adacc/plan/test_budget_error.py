@@ -50,6 +50,21 @@ def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
     assert "single block" not in text(30)
 
 
+class ReadsData(zoo.GPTBlock):
+    def forward(self, x):
+        return super().forward(x if x.sum().item() > 0 else x + 1)
+
+
+def test_it_tells_why_no_more_is_recomputed():
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
+    Model(lambda: ReadsData(WIDTH, 4, 0.0)).step(runtime.checkpoint)
+    with pytest.raises(BudgetTooSmall) as caught:
+        Adacc(runtime.config, runtime).end_step()
+    line = ReadsData.forward.__code__.co_firstlineno + 1
+    why = f" Why no more of ReadsData is recomputed: test_budget_error.py:{line} (forward) reads data into Python"
+    assert str(caught.value).count(why) == 1
+
+
 def test_what_it_says_to_set_does():
     with pytest.raises(planner.InfeasibleBudget) as caught:
         refused("1KiB").end_step()
