@@ -89,6 +89,9 @@ for stage in "${stages[@]}"; do
     run "$stage" "$ends" || { status=1; echo "a row has an error, or the stage was stopped; the end of $log:"; tail -n 15 "$log"; }
     [[ -e $out/$stage.running ]] && echo "it was stopped in the row $(cat "$out/$stage.running")"
     rm -f "$out/$stage.running"
-    [[ -e $out/$stage.jsonl ]] && echo "$(wc -l <"$out/$stage.jsonl") rows, $(grep -c '"error": ' "$out/$stage.jsonl") with an error"
+    if [[ -e $out/$stage.jsonl ]]; then
+        echo "$(wc -l <"$out/$stage.jsonl") rows: $(grep -c '"error": ' "$out/$stage.jsonl") with an error," \
+            "$(grep -c '"out_of_memory": ' "$out/$stage.jsonl") out of memory, $(grep -c '"skipped": ' "$out/$stage.jsonl") skipped"
+    fi
 done
 exit $status

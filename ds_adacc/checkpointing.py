@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +59,26 @@ __all__ = [
 class _Checkpointing:
     """The configuration of this module. It belongs to the process, as that of `deepspeed.checkpointing` does.
 
-    `runtime` runs the calls of `checkpoint`. If `is_lent` is true, it is the runtime of an engine. Otherwise it was
-    made here for `section`. `section` is None before that, and if "enabled" is false.
+    `runtime` runs the calls of `checkpoint`. If `is_lent` is true, it is the runtime of an engine, which alone keeps it
+    alive: under ZeRO-3 it leads to the whole engine. Otherwise it was made here for `section`. `section` is None before
+    that, and if "enabled" is false.
     """
 
     def __init__(self) -> None:
-        self.runtime: Runtime | None = None
-        self.is_lent = False
+        self._own: Runtime | None = None
+        self._lent: weakref.ref[Runtime] | None = None
         self.section: AdaccConfig | None = None
         self.is_configured = False
         self.options = Options()
         self.mpu: Any = None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        return self._own if self._lent is None else self._lent()
+
+    @property
+    def is_lent(self) -> bool:
+        return self._lent is not None
 
     def serve_by(self, section: AdaccConfig | None) -> None:
         """Make a runtime for the section, without an engine.
@@ -80,27 +90,27 @@ class _Checkpointing:
             placement = self._placement()
             runtime = Runtime(section, Ranks(placement.group))
             runtime.controller.hold_inputs(placement)
-        self._replace(runtime)
-        self.is_lent, self.section = False, section
+        self._abandon()
+        self._own, self._lent, self.section = runtime, None, section
 
     def borrow(self, runtime: Runtime | None) -> None:
         """Use the runtime of an engine. None resets everything to the state before `configure`."""
-        self._replace(runtime)
-        self.is_lent, self.section = runtime is not None, None
+        self._abandon()
+        self._own, self._lent, self.section = None, None, None
         self.is_configured = runtime is not None
         if runtime is None:
             self.options, self.mpu = Options(), None
         else:
+            self._lent = weakref.ref(runtime, lambda _: self.borrow(None))
             self.place_inputs()
 
     def place_inputs(self) -> None:
         """Make the engine's runtime hold block inputs as the options say."""
         self.runtime.controller.hold_inputs(self._placement())
 
-    def _replace(self, runtime: Runtime | None) -> None:
+    def _abandon(self) -> None:
         if self.runtime is not None:
             self.runtime.controller.abandon()
-        self.runtime = runtime
 
     def _placement(self) -> InputPlacement:
         group = tensor_parallel_group(self.mpu) if self.options.partition_activations else None
@@ -221,7 +231,10 @@ class CheckpointFunction:
 
 
 def use(runtime: Runtime | None) -> None:
-    """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`."""
+    """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`.
+
+    It is reset as well when the runtime's engine is gone.
+    """
     _default.borrow(runtime)
 
 

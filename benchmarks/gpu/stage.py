@@ -7,7 +7,8 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,10 +34,17 @@ def run(name: str, measure: Measure) -> None:
     device = torch.device("cpu") if args.rehearse else torch.device("cuda", 0)
     rows = Rows(args.folder / f"{name}.jsonl", args.until - time.time(), args.resume)
     gc.freeze()  # peaks are measured after a garbage collection: it need not look at all that has been imported
+    with one_rank():
+        measure(rows, device, args.folder, args.rehearse)
+    sys.exit(1 if rows.has_failed else 0)
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Within, DeepSpeed makes engines of a single rank, this process."""
     with free_port() as port:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ["MASTER_PORT"] = port
-        measure(rows, device, args.folder, args.rehearse)
+        yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # NCCL's threads may keep a process from ending
-    sys.exit(1 if rows.has_failed else 0)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from deepspeed.runtime.zero import parameter_offload
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import safe_get_full_grad
 from measure import PATIENCE, never_steady
 from memory import PeakMemory
@@ -161,7 +163,17 @@ class Trainer:
         """Let go of the engine, so that another one has its memory."""
         self.engine.destroy()
         self.engine = self._strategy = self.batch = None
+        _forget_zero3_models()
         release(self.device)
+
+
+def _forget_zero3_models() -> None:
+    """Empty the two places where DeepSpeed 0.19 keeps every model of ZeRO-3, with its optimizer, as long as it runs."""
+    parameter_offload.FWD_MODULE_STACK.clear()  # the whole model is put there, and never taken away
+    # A method with an lru_cache, which holds the object that it is called on. The cache is inside of a wrapper.
+    wrapper = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
+    (cell,) = wrapper.__closure__
+    cell.cell_contents.cache_clear()
 
 
 def release(device: torch.device) -> None:

@@ -58,10 +58,12 @@ class DeviceKernels:
 
     def load(self, source: str) -> "cupy.cuda.function.Module":  # noqa: F821
         """Return the module of sources/`source`, compiled and loaded at the first call."""
+        from cupy.cuda import runtime
         from cupy.cuda.function import Module
 
         with self._lock, torch.cuda.device(self._index):
             if source not in self._modules:
+                runtime.setDevice(self._index)  # CuPy loads to the device that its own runtime has, not torch's
                 module = Module()
                 module.load(cached_cubin(source, *torch.cuda.get_device_capability(self._index)))
                 self._modules[source] = module

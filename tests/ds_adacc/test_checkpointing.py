@@ -2,10 +2,12 @@
 
 import copy
 import functools
+import gc
 import inspect
 import json
 import subprocess
 import sys
+import weakref
 
 import deepspeed
 import pytest
@@ -377,6 +379,21 @@ def test_an_engine_goes_on_serving():
     assert checkpointing.is_configured() and runtime.agreement.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
     assert checkpointing._default.runtime is runtime and runtime.agreement.inputs == InputPlacement()
+
+
+def test_an_engine_that_is_gone_leaves_everything_as_before():
+    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    checkpointing.use(runtime)
+    block, args, kwargs = zoo.example("llama")
+    checkpointing.checkpoint(block, *args, **kwargs).sum().backward()
+    its, parameter = weakref.ref(runtime), weakref.ref(block.q.weight)
+    assert checkpointing.is_configured()
+    del runtime, block, args, kwargs
+    gc.collect()
+    assert its() is None and parameter() is None
+    assert not checkpointing.is_configured() and checkpointing._default.runtime is None
+    checkpointing.configure(None, {"adacc": LOSSLESS})
+    assert checkpointing._default.runtime is not None
 
 
 def test_inputs_are_placed_by_what_they_are(monkeypatch):

@@ -262,7 +262,8 @@ NAMES = ("gpt", "llama", "eager", "bert", "opaque", "inplace", "router", "many")
 def loss_of(output):
     """A scalar that depends on every differentiable output."""
     if isinstance(output, torch.Tensor):
-        return (output.float() * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
+        weights = torch.linspace(-1, 1, output.numel(), device=output.device)
+        return (output.float() * weights.view_as(output)).sum()
     items = output.values() if isinstance(output, dict) else output
     return sum(loss_of(o) for o in items if isinstance(o, torch.Tensor | dict | tuple))
 

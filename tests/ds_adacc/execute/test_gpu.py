@@ -1,4 +1,4 @@
-"""On a CUDA device: unpack returns the bits that were saved; gradients stay within plain autograd's own spread."""
+"""On each device: unpack returns the bits that were saved; gradients stay within plain autograd's own spread."""
 
 import pytest
 import torch
@@ -10,29 +10,32 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.program.saved import unpack
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]
 NAMES = ("gpt", "llama", "eager", "bert", "inplace", "router", "many")
 
 
-def on_device(name, dtype=torch.float32):
+def test_the_loss_of_the_tests_is_made_where_the_output_is():
+    assert zoo.loss_of((torch.empty(2, 3, device="meta"),)).device.type == "meta"
+
+
+def on_device(device, name, dtype=torch.float32):
     block, args, kwargs = zoo.example(name)
 
     def move(thing):
         if not isinstance(thing, torch.Tensor):
             return thing
-        moved = thing.detach().to("cuda", dtype if thing.is_floating_point() else None)
+        moved = thing.detach().to(device, dtype if thing.is_floating_point() else None)
         return moved.requires_grad_(thing.requires_grad)
 
     args, kwargs = torch.utils._pytree.tree_map(move, (args, kwargs))
-    return block.to("cuda", dtype), args, kwargs
+    return block.to(device, dtype), args, kwargs
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unpacked_tensors_have_the_saved_bits(name):
-    block, args, kwargs = on_device(name)
+@pytest.mark.parametrize("device", DEVICES)
+def test_unpacked_tensors_have_the_saved_bits(device, name):
+    block, args, kwargs = on_device(device, name)
     recording = record(block, args, kwargs)
     bound = bind(recording, planner.recompute_policy(profile_of(recording)), {})
     call = Call(bound, tensors_of(args, kwargs))
@@ -54,12 +57,15 @@ def test_unpacked_tensors_have_the_saved_bits(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gpt", "llama", "eager", "bert"])
-def test_gradients_within_the_spread_of_plain_autograd(name, dtype):
-    block, args, kwargs = on_device(name, dtype)
-    plain = [zoo.gradients(block, args, kwargs)[1] for _ in range(3)]
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_within_the_spread_of_plain_autograd(device, name, dtype):
+    block, args, kwargs = on_device(device, name, dtype)
+    plain = [zoo.gradients(block, args, kwargs)[1] for _ in range(5)]
     recording = record(block, args, kwargs)
     run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
     ours = zoo.gradients(block, args, kwargs, run)[1]
     for key, gradient in plain[0].items():
+        # Atomic additions differ now and then only: five runs may happen to be equal where a sixth is not.
         spread = max((gradient - other[key]).abs().max() for other in plain[1:])
-        assert (gradient - ours[key]).abs().max() <= 2 * spread
+        one_rounding = torch.finfo(dtype).eps * gradient.abs().max() if device == "cuda" else 0
+        assert (gradient - ours[key]).abs().max() <= 2 * spread + one_rounding

@@ -285,6 +285,18 @@ class Driver:
         return kernel
 
 
+def test_a_module_is_loaded_once_on_its_device_whichever_is_current(monkeypatch):
+    driver, asked = Driver(monkeypatch), []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
+    monkeypatch.setattr(modules, "cached_cubin", lambda *of: of)
+    monkeypatch.setattr("cupy.cuda.runtime.setDevice", lambda index: asked.append(("set", index)))
+    load = SimpleNamespace(load=lambda cubin: asked.append((cubin, driver.current)))
+    monkeypatch.setattr("cupy.cuda.function.Module", lambda: load)
+    kernels = modules.DeviceKernels(1)
+    assert kernels.load("bits.cu") is kernels.load("bits.cu") is load
+    assert asked == [("set", 1), (("bits.cu", 9, 1), 1)] and driver.current == 0
+
+
 def test_a_launch_passes_64_bit_arguments_on_torchs_stream(monkeypatch):
     driver = Driver(monkeypatch)
     driver.kernel(0)(5, 256, (1 << 62, -3, 0))
