@@ -43,7 +43,8 @@ BACKENDS = {
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MASKS = ("none", "causal", "bool", "additive")
 DROPOUTS = (0.0, 0.1)
-REFUSED = ("No available kernel", "No viable backend")  # what torch says if a backend cannot run the case
+# What torch says if a backend cannot run the case, or cuDNN itself refuses it.
+REFUSED = ("No available kernel", "No viable backend", "cuDNN Frontend error", "CUDNN_STATUS")
 
 
 def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> None:

@@ -34,6 +34,8 @@ class PinnedPool:
     def reserve(self, sizes: Iterable[int]) -> None:
         """Have room for tensors of these bytes at once; give up what is free beyond that.
 
+        Torch's cache keeps what is given up, for buffers of the same size.
+
         Raises RuntimeError with the bytes if there is no room.
         """
         wanted = Counter(map(_rounded, sizes))
