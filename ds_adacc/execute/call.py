@@ -34,8 +34,8 @@ class Call:
     ) -> None:
         """`on_divergence` is told the bound policy and the number of the first saved tensor that is not as recorded.
 
-        `noted`: by value, the states that random generators had in the forward, for a call whose tensors are packed
-        after its forward. None: they are read off the generators.
+        `noted`: by value, the buffers before the forward, and the states that random generators had in it, for a call
+        whose tensors are packed after its forward. None: the buffers and the generators have them now.
         """
         self._on_divergence = on_divergence
         self.bound = bound
@@ -50,7 +50,7 @@ class Call:
             if value.origin == "input":
                 tensor = inputs[value.source]
             else:
-                tensor = _buffer(bound, value.source)
+                tensor = _buffer(bound, value.source) if noted is None else noted[index]
                 if not _looks_like(tensor, value.geometry):
                     self._diverge()
                     return

@@ -59,6 +59,12 @@ class Capture:
         draws = () if self.recording is None else self.recording.draws
         return {ref.index: self.tensors[ref.index] for draw in draws for ref in (draw.before, draw.after)}
 
+    @property
+    def buffers(self) -> dict[int, torch.Tensor]:
+        """The buffers that the block has read, by value. Meanwhile it may have put others in their place."""
+        values = () if self.recording is None else self.recording.values
+        return {value.index: self.tensors[value.index] for value in values if value.origin == "buffer"}
+
     def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""
         for slot, tensor in zip(self.slots, self.saved, strict=True):

@@ -29,6 +29,9 @@ class Known:
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[weakref.ref[Any], str]] = []
         self._closure = closure
+        # As they are before the forward, since a later call reads them then: what the forward itself puts in their
+        # place may come from anywhere.
+        self._buffers = [(owner, name, tensor) for owner, name, tensor in closure.buffers()]
         self._roots: dict[int, list[int]] = {}
         for position, tensor in enumerate(inputs):
             self.external(tensor, "input", position)
@@ -136,7 +139,7 @@ class Known:
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
         storage = storage_of(tensor)
-        for owner, name, buffer in self._closure.buffers():
+        for owner, name, buffer in self._buffers:
             if buffer.layout == torch.strided and storage_of(buffer) == storage:
                 self.buffers.append((weakref.ref(owner), name))
                 return self.external(buffer, "buffer", len(self.buffers) - 1)

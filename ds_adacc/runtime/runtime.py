@@ -221,7 +221,7 @@ class Runtime:
     ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
         """A call that is about to begin, its pack hook, and a function to call after its forward.
 
-        `noted`: the states of random generators, if the tensors are packed only after the forward.
+        `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         """
         bound = record.bound
         assert bound is not None
@@ -279,7 +279,7 @@ class Runtime:
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         states = captured.states
-        call, pack, done = self._begin_call(block, record, tensors, tracking, states)
+        call, pack, done = self._begin_call(block, record, tensors, tracking, {**captured.buffers, **states})
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:
