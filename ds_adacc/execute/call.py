@@ -52,13 +52,13 @@ class Call:
             else:
                 tensor = _buffer(bound, value.source) if noted is None else noted[index]
                 if not _looks_like(tensor, value.geometry):
-                    self._diverge()
+                    self.diverge()
                     return
             self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             tensor = tensor.detach()
             self.holders[index].fill(tensor if taken is None else taken.view(tensor))
         if not self._note(bound.first_states):
-            self._diverge()
+            self.diverge()
 
     def pack(self, tensor: torch.Tensor) -> Slot:
         """The pack hook."""
@@ -139,7 +139,7 @@ class Call:
         return holder if instruction.view is None else ValueSlot(holder, instruction.view)
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
-        self._diverge()
+        self.diverge()
         return self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> Slot:
@@ -152,7 +152,10 @@ class Call:
                     return ParameterSlot(parameter, Geometry.of(tensor, low))
         return keep(tensor)
 
-    def _diverge(self) -> None:
+    def diverge(self) -> None:
+        """Retain all that is saved from now on."""
+        if self.diverged:
+            return
         self.diverged = True
         if self._on_divergence is not None:
             self._on_divergence(self.bound, self._position)

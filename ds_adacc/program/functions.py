@@ -30,7 +30,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; the operator inside is recorded
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class FunctionCall:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 

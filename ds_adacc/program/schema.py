@@ -5,8 +5,9 @@ These are the first of the checks; `record/verify.py` replays what they let pass
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,18 +48,48 @@ def _instances(kind: type, tree: Any) -> Iterator[Any]:
 def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
     """The argument tensors that `func` writes to, by its schema. The schemas of c10d do not say so: its names do."""
     args, kwargs = given
-    schema = getattr(func, "_schema", None)
-    if schema is not None and schema.name.startswith("c10d::") and schema.name.endswith("_"):
-        return list(tensors_in(args[0]))
-    if schema is None or not schema.is_mutable:
+    if getattr(func, "_schema", None) is None:
         return []
+    arguments = _arguments_of(func)
+    if arguments.are_written_by_name:
+        return list(tensors_in(args[0]))
     written = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            items = value if isinstance(value, tuple | list) else (value,)
-            written.extend(item for item in items if isinstance(item, torch.Tensor))
+    for position, name in arguments.written:
+        value = args[position] if position < len(args) else kwargs.get(name)
+        items = value if isinstance(value, tuple | list) else (value,)
+        written.extend(item for item in items if isinstance(item, torch.Tensor))
     return written
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What a schema says of an operator's arguments. Torch takes long to tell.
+
+    `written`: position and name of those that it writes to. `are_written_by_name`: it writes to the first, as its name
+    says, though not its schema. `computed`: the names of those that it computes with. `defaults`: of those that have
+    a whole number as a default, and are given by name only.
+    """
+
+    names: tuple[str, ...]
+    written: tuple[tuple[int, str], ...]
+    are_written_by_name: bool
+    computed: frozenset[str]
+    defaults: tuple[tuple[str, int], ...]
+
+
+@functools.cache
+def _arguments_of(func: Any) -> _Arguments:
+    schema = func._schema
+    arguments = list(schema.arguments)
+    infos = [argument.alias_info for argument in arguments] if schema.is_mutable else []
+    computed = [argument for argument in arguments if _is_computed_with(argument.type)]
+    return _Arguments(
+        tuple(argument.name for argument in arguments),
+        tuple((i, arguments[i].name) for i, info in enumerate(infos) if info is not None and info.is_write),
+        schema.name.startswith("c10d::") and schema.name.endswith("_"),
+        frozenset(argument.name for argument in computed),
+        tuple((a.name, a.default_value) for a in computed if a.kwarg_only and type(a.default_value) is int),
+    )
 
 
 def with_constants(func: Any, encoded: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -70,15 +101,13 @@ def with_constants(func: Any, encoded: tuple[Any, Any]) -> tuple[Any, Any]:
     schema = getattr(func, "_schema", None)
     if schema is None or schema.name in _COUNTING:
         return encoded
-    computed = [argument for argument in schema.arguments if _is_computed_with(argument.type)]
-    names = {argument.name for argument in computed}
-    positional = [argument.name for argument in schema.arguments[: len(args)]]
+    arguments = _arguments_of(func)
+    positional = arguments.names[: len(args)]
     given = {*positional, *(name for name, _ in kwargs)}
     # torch leaves out what equals the default, such as an alpha of 1
-    left_out = ((arg.name, arg.default_value) for arg in computed if arg.kwarg_only and arg.name not in given)
-    named = (*kwargs, *((name, value) for name, value in left_out if type(value) is int))
+    named = (*kwargs, *(default for default in arguments.defaults if default[0] not in given))
     marked = [
-        (name, Constant(value) if type(value) is int and name in names else value)
+        (name, Constant(value) if type(value) is int and name in arguments.computed else value)
         for name, value in (*zip(positional, args, strict=True), *named)
     ]
     return tuple(value for _, value in marked[: len(args)]), tuple(marked[len(args) :])

@@ -9,6 +9,7 @@ The files, in the order in which a call meets them:
 
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
+* `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
 * `application`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.

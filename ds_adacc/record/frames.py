@@ -8,7 +8,8 @@ from pathlib import Path
 from types import FrameType
 
 _NOT_THE_USERS = ("torch", "ds_adacc")  # packages in which no read of data is the user's own
-_RECORDER = ("ds_adacc.record.capture", "capture")  # what called it is not the block's
+# What called these is not the block's.
+_RECORDERS = (("ds_adacc.record.capture", "capture"), ("ds_adacc.record.follower", "follow"))
 
 
 def place_of(frame: FrameType) -> tuple[str | None, str]:
@@ -19,7 +20,7 @@ def place_of(frame: FrameType) -> tuple[str | None, str]:
 def frames_of_block() -> Iterator[FrameType]:
     """The calls under way within the block that is being recorded, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and place_of(frame) != _RECORDER:
+    while frame is not None and place_of(frame) not in _RECORDERS:
         yield frame
         frame = frame.f_back
 

@@ -4,6 +4,7 @@ Its input is a call of a block. Its output is what the block returns, with the s
 Plans are made and changed between two steps.
 
 * `runtime`: records a call that is new, and runs any other call under its policy; `warnings`: what users are told;
+* `seen_programs`: which programs, predicted for an input size, a block was seen to run;
 * `checkpointed`: refuses a block that already runs inside another checkpoint;
 * `learner`: what is learnt from a recorded call;
 * `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;

@@ -33,12 +33,14 @@ from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import Watch, marks_of
 from ds_adacc.record.capture import capture
+from ds_adacc.record.follower import follow
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.learner import Learner
+from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import ControllerState, StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -87,6 +89,7 @@ class Runtime:
         self.recordings = 0
         self._inside = False
         self.warnings = Warnings()
+        self._seen = SeenPrograms()
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
@@ -146,7 +149,7 @@ class Runtime:
                     self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
                 return self._record(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
-            return self._run_under_policy(block, record, tensors, function, args, kwargs)
+            return self._run_under_policy(block, record, signature, found, tensors, lambda: function(*args, **kwargs))
         except BaseException:
             self.controller.step.drop_pass()
             raise
@@ -176,10 +179,10 @@ class Runtime:
         self,
         block: Block,
         record: Record,
+        signature: Hashable,
+        found: Closure,
         tensors: Sequence[torch.Tensor],
-        function: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        run: Callable[[], Any],
     ) -> Any:
         bound = record.bound
         if bound is not None:
@@ -190,7 +193,7 @@ class Runtime:
         # Where everything is retained and nobody looks on, no hooks are needed (Rule 4).
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         if bound is None or (bound.is_trivial and not is_watched):
-            return function(*args, **kwargs)
+            return run()
         probe = self._probe(record, tensors)
         call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
         if probe is not None:
@@ -198,14 +201,23 @@ class Runtime:
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                output = function(*args, **kwargs)
+            program = self._key(block, record, signature) if record.is_predicted and bound.replays else None
+            if program is not None and program not in self._seen:
+                output, is_as_predicted = follow(bound.recording, tensors, found, run, pack, call.diverge)
+                if is_as_predicted:
+                    self._seen.add(program)
+            else:
+                with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                    output = run()
             if probe is not None:
                 output = probe.watch(output)
             done()
         finally:
             call.close()
         return output
+
+    def _key(self, block: Block, record: Record, signature: Hashable) -> Hashable:
+        return self._seen.key(record.block_type, signature, block, self.blocks.all())
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller = self.controller
@@ -276,6 +288,7 @@ class Runtime:
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
         self.controller.admit(block, record, recording)
         block.add(signature, record)
+        self._seen.add(self._key(block, record, signature))
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         states = captured.states

@@ -1,0 +1,116 @@
+"""Follow a call whose program was predicted: the plan holds for it as long as each operator is the predicted one.
+
+A prediction knows a program at a few sizes. What Python decides by a size shows at others only: a branch at a length, a
+factor that follows it. So the first call at a predicted size is recorded beside its plan, without verifying anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.saved import unpack
+from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.watch import Watch
+from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.ran import Ran
+from ds_adacc.record.recorder import Recorder
+
+
+def follow(
+    predicted: Recording,
+    inputs: Sequence[torch.Tensor],
+    found: Closure,
+    run: Callable[[], Any],
+    pack: Callable[[torch.Tensor], Any],
+    diverge: Callable[[], None],
+) -> tuple[Any, bool]:
+    """What `run()` returns, and whether it ran the predicted program. What it raises passes through.
+
+    `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on.
+    """
+    follower = Follower(predicted, inputs, found, pack, diverge)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
+            output = run()
+    finally:
+        is_as_predicted = follower.close()
+    return output, is_as_predicted
+
+
+class Follower(Recorder):
+    """The dispatch mode and the pack hook of one call. `failure` says from where on it is not as predicted.
+
+    An operator runs before autograd saves what it has made. So whatever was saved before `failure` was set is rebuilt
+    by operators that were as predicted; and `pack` calls `diverge` before anything else is saved.
+    """
+
+    def __init__(
+        self,
+        predicted: Recording,
+        inputs: Sequence[torch.Tensor],
+        found: Closure,
+        pack: Callable[[torch.Tensor], Any],
+        diverge: Callable[[], None],
+    ) -> None:
+        super().__init__(predicted.name, inputs, found)
+        self._predicted, self._pack, self._diverge = predicted, pack, diverge
+        self._compared = 0  # how many values
+        self._has_functions = any(op.is_function for op in predicted.ops)
+
+    def __enter__(self) -> Follower:
+        if self._has_functions and Watch.is_possible():  # without it their operators come one by one, not as predicted
+            self.watch.start()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self._has_functions:
+            self.watch.stop()
+
+    @torch._disable_dynamo
+    def pack(self, tensor: torch.Tensor) -> Any:
+        super().pack(tensor)
+        if self.failure is not None:
+            self._diverge()
+        with self.aside():
+            return self._pack(tensor)
+
+    def close(self) -> bool:
+        """Let go of all tensors, as autograd keeps the pack hook. Returns whether the call was as predicted."""
+        if self.failure is not None:
+            self._diverge()
+        self.saved, self.draft, self._closure, self._pack, self._diverge = [], None, None, None, None
+        return self.failure is None
+
+    def _note(self, ran: Ran) -> RecordedOp | None:
+        op = self.draft.note(ran)
+        if op is not None:
+            self._compare(op)
+            self.draft.known.tensors.release(op.outputs)  # they die as they do without a follower
+        return op
+
+    def _compare(self, op: RecordedOp) -> None:
+        """Raises Unrecordable if the operator, what it reads or what it makes is not as predicted."""
+        known, predicted = self.draft.known, self._predicted
+        if op.index >= len(predicted.ops) or _call(op) != _call(predicted.ops[op.index]):
+            raise Unrecordable(f"{op.name} is not predicted")
+        new = known.values[self._compared :]
+        if list(map(_looks, new)) != list(map(_looks, predicted.values[self._compared : len(known.values)])):
+            raise Unrecordable(f"{op.name} reads or makes other tensors than predicted")
+        self._compared = len(known.values)
+        parameters = zip(known.parameters, predicted.parameters, strict=False)
+        if known.buffers != list(predicted.buffers[: len(known.buffers)]) or any(a is not b for a, b in parameters):
+            raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
+
+
+def _call(op: RecordedOp) -> tuple[Any, ...]:
+    """What is called with which arguments. As text, NaN is equal to itself, and 0.0 is not to -0.0."""
+    return op.func, repr((op.args, op.kwargs)), op.outputs, op.written
+
+
+def _looks(value: RecordedValue) -> tuple[Any, ...]:
+    return value.index, value.origin, value.source, value.producer, value.output, value.geometry

@@ -1,0 +1,137 @@
+"""Blocks whose Python decides by an input size that was never recorded: the first call there shows it, and is exact."""
+
+import re
+
+import pytest
+import torch
+import zoo
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from varying import Training
+
+from ds_adacc import planner
+from ds_adacc.runtime import runtime as room
+
+RECORDED, LATER = (64, 48, 40, 56), (44, 52, 72, 100, 72)
+
+
+class Block(nn.Module):
+    def __init__(self, number=0):
+        super().__init__()
+        self.a, self.b = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        self.number = number
+
+    def forward(self, x):
+        return x + self.b(self.inner(self.a(x)).tanh())
+
+
+class Scaled(Block):
+    def inner(self, h):
+        return F.gelu(h * (2.0 if h.shape[1] > 64 else 1.0))
+
+
+class OtherFunction(Block):
+    def inner(self, h):
+        return (h.sin() if h.shape[1] > 64 else h.cos()).exp()
+
+
+class Rolled(Block):
+    def inner(self, h):
+        return F.gelu(h.roll(h.shape[1] % 8, 1))
+
+
+class OtherParameter(Block):
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.scales = nn.Parameter(torch.rand(2, zoo.WIDTH))
+
+    def inner(self, h):
+        return F.gelu(h * self.scales[int(h.shape[1] > 64)])
+
+
+class Grown(Block):
+    """Its buffer is made anew where it is too short."""
+
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.register_buffer("table", torch.randn(64, zoo.WIDTH), persistent=False)
+
+    def inner(self, h):
+        if h.shape[1] > len(self.table):
+            self.table = torch.linspace(-1, 1, h.shape[1])[:, None].expand(-1, zoo.WIDTH)
+        return F.gelu(h + self.table[: h.shape[1]])
+
+
+class Alike(Block):
+    """Every length runs one program."""
+
+    def inner(self, h):
+        return F.gelu(h)
+
+
+class Windowed(Block):
+    """The second layer alone has a window, beyond which it does something else."""
+
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.window = 64 if number == 1 else None
+
+    def inner(self, h):
+        return F.gelu(h * 0.5 if self.window is not None and h.shape[1] > self.window else h * 1.0)
+
+
+def training(make, monkeypatch):
+    """With 0, 1, 2 as the numbers of the layers; and a list, to which each followed call adds whether it went right.
+
+    Under the smallest budget, all but the last recompute something.
+    """
+    followed, follow = [], room.follow
+
+    def noted(*args):
+        *given, pack, diverge = args
+        storages = []
+
+        def seen(tensor):
+            storages.append(StorageWeakRef(tensor.untyped_storage()))
+            return pack(tensor)
+
+        output, is_as_predicted = follow(*given, seen, diverge)
+        followed.append(is_as_predicted)
+        assert not is_as_predicted or any(storage.expired() for storage in storages), "what is recomputed is not held"
+        return output, is_as_predicted
+
+    def at(budget):
+        numbers = iter(range(3))
+        return Training(lambda: make(next(numbers)), memory_budget=budget)
+
+    monkeypatch.setattr(room, "follow", noted)
+    with pytest.raises(planner.InfeasibleBudget) as refused:
+        at(0.01).compare(RECORDED[0])
+    return at(float(re.search(r'"memory_budget": (\d\.\d+)', str(refused.value))[1])), followed
+
+
+@pytest.mark.parametrize("make", [Scaled, OtherFunction, Rolled, OtherParameter, Grown, Windowed])
+def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
+    runs, followed = training(make, monkeypatch)
+    for time in (*RECORDED, *LATER):
+        runs.compare(time)
+    # The other two are found out while they are recorded at several sizes.
+    assert (False in followed) == (make not in (Rolled, Grown))
+
+
+def test_one_block_is_followed_at_each_new_size(monkeypatch):
+    runs, followed = training(Alike, monkeypatch)
+    for time in (*RECORDED, *LATER, *LATER):
+        runs.compare(time)
+    assert followed == [True] * len({*LATER})
+    assert runs.runtime.recordings < 3 * len(RECORDED)
+
+
+def test_a_block_with_other_numbers_is_followed_too(monkeypatch):
+    runs, followed = training(Windowed, monkeypatch)
+    for time in (*RECORDED, 44):
+        runs.compare(time)
+    followed.clear()
+    runs.compare(52)
+    assert followed == [True, True], "the second layer beside the first"
