@@ -22,7 +22,7 @@ from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.gradient_checkpointing import keep_replaced
 from ds_adacc.engine.hooks import patch_engine
-from ds_adacc.engine.zero3 import make_late_leaves, make_leaves
+from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
@@ -70,7 +70,7 @@ def initialize(
             if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
                 model_parameters = groups
         if stage == 3:
-            make_leaves(blocks.values())
+            make_leaves(mixtures(model, blocks.values(), ds_config))
     result = deepspeed_initialize(
         args=args,
         model=model,
@@ -87,6 +87,8 @@ def initialize(
         config_params=config_params,
     )
     if section is not None and model is not None:
+        if blocks and stage == 3:
+            make_late_leaves(result[0], blocks)
         serve(result[0], section, blocks, compact)
     return result
 

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import deepspeed
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from torch import nn
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by keyword
+
+
+def mixtures(model: nn.Module, blocks: Iterable[nn.Module], ds_config: Mapping[str, Any]) -> list[nn.Module]:
+    """The blocks that are mixtures of experts, of which ranks may choose different ones.
+
+    Experts are modules of one class in a list or dictionary of modules. A leaf module inside a block counts as experts
+    too, whether `ds_config` or DeepSpeed's own list of classes makes it one, or a mark that it has already.
+    """
+    configured = ds_config.get("zero_optimization", {}).get("leaf_module")
+    apply_zero_leaf_module_config(model, DeepSpeedZeroLeafModuleConfig.model_validate(configured or {}))
+    return [block for block in blocks if any(map(_has_experts, block.modules()))]
 
 
 def make_leaves(blocks: Iterable[nn.Module]) -> None:
-    """Mark the blocks as leaf modules. Call this before `deepspeed.initialize`."""
+    """Mark the blocks as leaf modules. Call this before `deepspeed.initialize`.
+
+    DeepSpeed then reduces each block's gradients as one unit when its backward ends, with zeros for parameters that
+    have none. So ranks may choose different experts. It fails if a block runs twice before its backward.
+    """
     for block in blocks:
         deepspeed.utils.set_z3_leaf_module(block, True)
-        signature = inspect.signature(getattr(block, "_orig_mod", block).forward)
-        block.register_forward_pre_hook(functools.partial(_need_gradient, signature), with_kwargs=True)
+        block.register_forward_pre_hook(functools.partial(_need_gradient, _signature(block)), with_kwargs=True)
 
 
 def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> None:
@@ -33,13 +52,40 @@ def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -
     offload.forward_hooks, offload.backward_hooks = [], []
     for block in blocks.values():
         deepspeed.utils.set_z3_leaf_module(block, True)
+        block.register_forward_pre_hook(functools.partial(_by_position, _signature(block)), with_kwargs=True)
     offload._register_deepspeed_module(offload.module)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return deepspeed.utils.z3_leaf_module(module)
+    classes = Counter(type(child) for child in module.children() if any(True for _ in child.parameters()))
+    return any(count > 1 for count in classes.values())
+
+
+def _signature(block: nn.Module) -> inspect.Signature:
+    return inspect.signature(getattr(block, "_orig_mod", block).forward)
+
+
+@torch._disable_dynamo
+def _by_position(
+    signature: inspect.Signature, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
+    """Give the block its keyword arguments by position, if no positional one requires a gradient.
+
+    DeepSpeed releases a module's parameters when the gradients of its positional arguments are ready. If none of them
+    requires a gradient, it releases them when the whole backward has ended.
+    """
+    if not torch.is_grad_enabled() or _is_needed(args) or not _is_needed(kwargs.values()):
+        return None
+    bound = signature.bind(*args, **kwargs)
+    return bound.args, bound.kwargs
 
 
 @torch._disable_dynamo
 def _need_gradient(
     signature: inspect.Signature, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> Arguments | None:
     """Make at least one positional argument require a gradient.
 
     DeepSpeed reduces a leaf module's gradients in a hook, which torch calls when the gradients of the positional

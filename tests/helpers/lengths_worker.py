@@ -17,7 +17,7 @@ from zero_cases import Case, ds_config
 from zero_models import Model
 
 import ds_adacc
-from ds_adacc.engine.zero3 import make_leaves
+from ds_adacc.engine.zero3 import make_late_leaves
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 
@@ -60,10 +60,10 @@ def lengths(rank):
 def train(stage, section):
     torch.manual_seed(0)
     model = Model()
-    if stage == 3 and section is None:
-        make_leaves(model.blocks)  # as ds_adacc does: whole blocks are gathered at once
     config = ds_config(Case(stage), section)
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
+    if stage == 3 and section is None:
+        make_late_leaves(engine, dict(model.blocks.named_children()))  # as ds_adacc: whole blocks are gathered at once
     rank, adacc = engine.global_rank, getattr(engine, "adacc", None)
     pairs = watch_held(adacc.runtime.controller) if adacc else []
     tokens, steps = torch.Generator().manual_seed(rank), []

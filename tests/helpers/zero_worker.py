@@ -17,7 +17,7 @@ from zero_cases import CASES, ds_config
 from zero_models import batch, blocks_of, make
 
 import ds_adacc
-from ds_adacc.engine.zero3 import make_leaves
+from ds_adacc.engine.zero3 import make_late_leaves
 
 STEPS = 6
 OVERFLOW = 4  # the step that overflows, in fp16: planned by then
@@ -29,10 +29,10 @@ def train(case, section):
     """Losses of all micro steps, what is alive of the gathered parameters in the last one, and what was planned."""
     torch.manual_seed(0)
     model = make(case.model)
-    if case.reference_has_leaves and section is None:
-        make_leaves(blocks_of(model))
     trained = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = ds_adacc.initialize(model=model, model_parameters=trained, config=ds_config(case, section))
+    if case.reference_has_leaves and section is None:
+        make_late_leaves(engine, dict(blocks_of(model).named_children()))
     watched = blocks_of(engine.module) if case.stage == 3 else []
     with watch_gathered(watched) as gathered:
         return run(case, engine, gathered)

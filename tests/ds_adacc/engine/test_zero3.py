@@ -1,12 +1,15 @@
-"""A ZeRO-3 leaf module always has a positional argument that requires a gradient."""
+"""Blocks as leaf modules of ZeRO-3: which and when, what they are given, and how they may be used."""
 
+import deepspeed
 import pytest
 import torch
 import zoo
+from launch import on_ranks, told
+from leaves_worker import STEPS, USES, Mixture
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.engine.zero3 import make_leaves
+from ds_adacc.engine.zero3 import make_leaves, mixtures
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -76,3 +79,56 @@ def test_a_graph_compiled_around_the_block_breaks_there():
     around = torch.compile(nn.Sequential(block), backend="aot_eager")
     assert torch.equal(2 * around(x), plain)
     assert block.given[0].requires_grad and len(block.given) == 1
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("leaves")
+    on_ranks("leaves_worker.py", out)
+    return told(out)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("use", USES)
+def test_losses_are_bit_identical(ranks, use):
+    for rank in ranks:
+        assert len(rank[use]["plain"]["losses"]) == STEPS
+        assert rank[use]["adacc"]["losses"] == rank[use]["plain"]["losses"]
+
+
+@pytest.mark.ranks
+def test_a_block_called_with_keywords_is_released_when_its_backward_ends(ranks):
+    for rank in ranks:
+        assert rank["keywords"]["adacc"]["gathered"] == rank["keywords"]["plain"]["gathered"] != []
+
+
+class Adapted(nn.Module):
+    """A block with one adapter, as peft makes it, and parts of several classes in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.adapter = nn.ModuleDict({"default": nn.Linear(4, 4)})
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(), nn.Dropout()])
+
+
+def marked(block):
+    deepspeed.utils.set_z3_leaf_module(block.fc1, True)
+    return block
+
+
+CONFIGURED = {"zero_optimization": {"leaf_module": {"classes": ["GPTBlock"]}}}
+
+
+@pytest.mark.parametrize(
+    ("block", "ds_config", "is_mixture"),
+    [
+        (zoo.GPTBlock(), {}, False),
+        (Adapted(), {}, False),
+        (Mixture(), {}, True),
+        (marked(zoo.GPTBlock()), {}, True),
+        (zoo.GPTBlock(), CONFIGURED, True),
+    ],
+    ids=["GPT", "adapter", "mixture", "marked", "configured"],
+)
+def test_mixtures_are_told_by_their_lists_of_experts_and_leaf_modules(block, ds_config, is_mixture):
+    assert mixtures(nn.Sequential(block), [block], ds_config) == ([block] if is_mixture else [])

@@ -1,0 +1,92 @@
+"""One rank of the tests of ZeRO-3's leaf modules: losses with ds_adacc and without, in uses that leaves could break."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+import torch
+import zoo
+from torch import nn
+from zero_cases import Case, ds_config
+
+import ds_adacc
+
+STEPS, LAYERS = 4, 3
+SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+
+
+class Mixture(nn.Module):
+    """Experts, of which each rank chooses its own in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(zoo.WIDTH)
+        self.experts = nn.ModuleList(nn.Linear(zoo.WIDTH, zoo.WIDTH) for _ in range(3))
+
+    def forward(self, x, chosen):
+        return x + nn.functional.gelu(self.experts[chosen](self.norm(x)))
+
+
+class Model(nn.Module):
+    """`use` is one of USES."""
+
+    def __init__(self, use):
+        super().__init__()
+        make = Mixture if use == "mixture" else zoo.GPTBlock
+        self.use, self.gathered = use, []
+        self.blocks = nn.ModuleList(make() for _ in range(LAYERS))
+
+    def forward(self, x, chosen):
+        x.requires_grad_()
+        for block in (*self.blocks, *self.blocks) if self.use == "twice in one forward" else self.blocks:
+            if self.use == "mixture":
+                x = block(x, chosen)
+            elif self.use == "keywords":
+                x = block(x=x)
+                x.register_hook(lambda _: self.gathered.append(self.blocks_gathered()))
+            else:
+                x = block(x)
+        return x.pow(2).mean()
+
+    def blocks_gathered(self):
+        return sum(any(p.numel() for p in block.parameters()) for block in self.blocks)
+
+
+USES = ("keywords", "mixture", "two forwards before a backward", "twice in one forward")
+
+
+def train(use, section):
+    """The losses, and how many blocks' parameters are gathered whenever the gradient of a block's output arrives."""
+    torch.manual_seed(0)
+    model = Model(use)
+    if use == "mixture" and section is None:
+        for block in model.blocks:
+            deepspeed.utils.set_z3_leaf_module(block, True)
+    engine, *_ = ds_adacc.initialize(
+        model=model, model_parameters=model.parameters(), config=ds_config(Case(3), section)
+    )
+    random, losses = torch.Generator().manual_seed(engine.global_rank), []
+    for step in range(STEPS):
+        torch.manual_seed(10 * step + engine.global_rank)
+        chosen = (step + engine.global_rank) % 3
+        loss = engine(torch.randn(2, 8, zoo.WIDTH, generator=random), chosen)
+        if use == "two forwards before a backward":
+            loss = -nn.functional.logsigmoid(engine(torch.randn(2, 8, zoo.WIDTH, generator=random), chosen) - loss)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return {"losses": losses, "gathered": model.gathered}
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = {use: {"plain": train(use, None), "adacc": train(use, SECTION)} for use in USES}
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
