@@ -55,8 +55,10 @@ def ending_step(engine: Any, original: Method) -> Method:
         rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
         result = original(*args, **kwargs)
         if engine.global_steps != before:
-            if rates is not None and engine.was_step_applied():
-                compact.end_step(engine, rates)
+            if engine.was_step_applied():
+                engine.adacc.runtime.controller.note_update()
+                if rates is not None:
+                    compact.end_step(engine, rates)
             engine.adacc.end_step()
             if engine.monitor.enabled:
                 engine.monitor.write_events(events(engine.adacc.runtime.controller, engine.global_samples))

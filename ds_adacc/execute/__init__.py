@@ -31,7 +31,8 @@ Rules of this room, cited where they are obeyed:
 6. `get` may be called any number of times, in any order, so `retain_graph`, partial and repeated backward passes work.
    The count of uses decides only how long a restored tensor stays cached.
 7. A retained or offloaded value or a parameter that was written to after the forward raises when backward needs it, as
-   in plain autograd: its gradient would be wrong. A compressed value is a copy, which the write does not reach.
+   in plain autograd: its gradient would be wrong. A compressed value is a copy, which the write does not reach. ZeRO's
+   optimizers write where autograd does not see it: after such a step, nothing that reads parameters is replayed.
 8. A parameter is read where it lies when backward asks, and is never held: ZeRO-3 frees and moves it between the two.
 9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has set
    does not hold there.

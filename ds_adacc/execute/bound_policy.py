@@ -18,7 +18,7 @@ from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, Recording
-from ds_adacc.program.replay import Rerun
+from ds_adacc.program.replay import Rerun, Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,15 @@ def bind(
     codecs: Mapping[int, Codec],
     prefetcher: Prefetcher | None = None,
     course: Course | None = None,
+    updates: Updates | None = None,
 ) -> BoundPolicy:
     """Bind `policy` to the recorded block. `codecs` has the codec of each compressed value.
 
-    `course`: `course_of` the two, if it is known already.
+    `course`: `course_of` the two, if it is known already. `updates`: the steps of the optimizer that trains the block.
 
     Raises ValueError if a value is offloaded and there is no `prefetcher`.
     """
-    course = course or course_of(recording, policy)
+    course, updates = course or course_of(recording, policy), updates or Updates()
     offloaded = [recording.values[index].name for index in course.order if policy.stores[index] == OFFLOAD]
     if offloaded and prefetcher is None:
         raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
@@ -169,7 +170,7 @@ def bind(
         {index: codec for index, codec in codecs.items() if index in course.order},
         course.instructions,
         course.order,
-        {op: _rerun(recording, recording.ops[op], policy, course.uses) for op in course.replays},
+        {op: _rerun(recording, recording.ops[op], policy, course.uses, updates) for op in course.replays},
         course.uses,
         course.inputs,
         course.first_states,
@@ -238,7 +239,7 @@ def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
     return uses
 
 
-def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int]) -> Rerun:
+def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int], updates: Updates) -> Rerun:
     """The replay of `op`. An output that is stored is never asked of it."""
     read = dict.fromkeys(ref.index for ref in op.sources if isinstance(ref, ParameterRef))
     return Rerun(
@@ -247,6 +248,7 @@ def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[i
         recording.parameters,
         tuple(read),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
+        updates,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +18,18 @@ Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by i
 _REFERENCES = (ValueRef, ParameterRef)
 
 
+@dataclass(slots=True)
+class Updates:
+    """Counts the steps of the optimizer that have changed parameters. ZeRO writes them without raising `_version`."""
+
+    count: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Rerun:
     """One operator that backward replays: the values it reads, and the indices of the parameters that it reads.
 
-    `parameters` are those of the block. `uses`: how often each output is used.
+    `parameters` are those of the block, and `updates` counts their changes. `uses`: how often each output is used.
     """
 
     op: RecordedOp
@@ -30,6 +37,7 @@ class Rerun:
     parameters: Sequence[torch.Tensor]
     read_parameters: tuple[int, ...]
     uses: tuple[int, ...]
+    updates: Updates = field(default_factory=Updates)
 
 
 def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Indexed) -> tuple[torch.Tensor, ...]:
@@ -112,4 +120,13 @@ def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
     return RuntimeError(
         f"{what} of shape {tuple(tensor.shape)}, needed for gradient computation, has been modified by an in-place "
         f"operation: it is at version {tensor._version}, expected {expected}"
+    )
+
+
+def updated(parameter: torch.Tensor) -> RuntimeError:
+    """The error for a parameter that the optimizer has changed after its block's forward."""
+    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # under ZeRO-3 its own may be that of a partition
+    return RuntimeError(
+        f"a parameter of shape {shape}, needed to recompute a tensor of its block, has been changed by a step of the "
+        "optimizer since the block's forward: call backward before the step, or run the forward again after it"
     )

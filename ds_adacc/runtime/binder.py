@@ -15,6 +15,7 @@ from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.program.recording import Recording
+from ds_adacc.program.replay import Updates
 
 
 class Binder:
@@ -23,6 +24,7 @@ class Binder:
     def __init__(self, codecs: CodecMaker) -> None:
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
+        self._updates = Updates()
 
     def put_in_force(
         self,
@@ -44,6 +46,10 @@ class Binder:
             return self._bind(record, recording, known, held, inputs, device, course)
 
         record.bind_later(bind_to)
+
+    def note_update(self) -> None:
+        """Note a step of the optimizer: no call before it can replay what reads parameters any more."""
+        self._updates.count += 1
 
     def reserve(self, records: Iterable[tuple[Record, int]]) -> None:
         """Get host memory for what these records offload: each with the number of its calls in a forward."""
@@ -92,7 +98,7 @@ class Binder:
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        return bind(recording, policy, codecs, self._prefetcher, course)
+        return bind(recording, policy, codecs, self._prefetcher, course, self._updates)
 
     def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
         """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""

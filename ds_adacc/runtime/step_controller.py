@@ -150,6 +150,10 @@ class StepController:
         if self._waiting.note(live_set):
             self.put_in_force(live_set)
 
+    def note_update(self) -> None:
+        """Note that the optimizer has changed the parameters."""
+        self._binder.note_update()
+
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
         self.step.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ds_adacc.program.replay import Rerun, modified, replay
+from ds_adacc.program.replay import Rerun, modified, replay, updated
 from ds_adacc.program.saved import Holder, Retained
 
 
 class Replay:
     """One operator that backward replays. Each of its outputs stays cached until its last use (Rule 6)."""
 
-    __slots__ = ("_cached", "_left", "inputs", "parameters", "rerun", "versions")
+    __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "rerun", "versions")
 
     def __init__(self, rerun: Rerun, inputs: dict[int, Holder]) -> None:
         self.rerun = rerun
@@ -21,6 +21,7 @@ class Replay:
         for index in rerun.read_parameters:  # most operators read none
             self.parameters[index] = parameter = rerun.parameters[index]
             self.versions.append(parameter._version)
+        self._updates = rerun.updates.count
         self._left: list[int] = []  # by output, the uses to come of what is cached
         self._cached: list[torch.Tensor | None] = []
 
@@ -41,6 +42,8 @@ class Replay:
         for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
             if parameter._version != version:  # Rule 7
                 raise modified("a parameter", parameter, version)
+            if self._updates != self.rerun.updates.count:
+                raise updated(parameter)
         roots = {index: holder.get() for index, holder in self.inputs.items()}
         return replay(self.rerun.op, roots.__getitem__, self.parameters)
 

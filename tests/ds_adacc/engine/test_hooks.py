@@ -1,0 +1,29 @@
+"""A step of the optimizer between a forward and its backward: blocks that recompute with parameters say so."""
+
+import json
+
+import pytest
+from late_backward_worker import STAGES, STEPS
+from launch import on_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("late") / "results.json"
+    on_ranks("late_backward_worker.py", out, ranks=1)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+def test_a_replay_with_weights_of_after_the_step_is_refused(results, stage):
+    plain, replayed = results[stage]["plain"], results[stage]["replayed"]
+    assert plain["said"] is None and replayed["losses"] == plain["losses"][:4]
+    assert "has been changed by a step of the optimizer since the block's forward: call backward" in replayed["said"]
+
+
+@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+def test_blocks_that_replay_nothing_train_as_without(results, stage):
+    plain, retained = results[stage]["plain"], results[stage]["retained"]
+    assert retained == plain and len(plain["losses"]) == STEPS
