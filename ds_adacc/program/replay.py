@@ -107,11 +107,7 @@ def _resolve(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
 def live(parameter: torch.Tensor) -> torch.Tensor:
     """The parameter's data as it is now. Raises RuntimeError if ZeRO-3 has it partitioned away."""
     if parameter.numel() == 0 and getattr(parameter, "ds_numel", 0):
-        raise RuntimeError(
-            f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away "
-            "while its block's backward needs it: make the block's class a ZeRO-3 leaf module. ds_adacc.initialize "
-            "does so; otherwise call deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize"
-        )
+        raise _released(parameter)
     return parameter.detach()
 
 
@@ -129,4 +125,22 @@ def updated(parameter: torch.Tensor) -> RuntimeError:
     return RuntimeError(
         f"a parameter of shape {shape}, needed to recompute a tensor of its block, has been changed by a step of the "
         "optimizer since the block's forward: call backward before the step, or run the forward again after it"
+    )
+
+
+def _released(parameter: torch.Tensor) -> RuntimeError:
+    """The error for a parameter that ZeRO-3 has partitioned away. It marks the parameters of its leaf modules."""
+    if getattr(parameter, "ds_z3_leaf_module", None) is None:
+        remedy = (
+            "make the block's class a ZeRO-3 leaf module, by zero_optimization.leaf_module in ds_config or by "
+            "deepspeed.utils.set_z3_leaf_modules before deepspeed.initialize"
+        )
+    else:
+        remedy = (
+            "ZeRO-3 releases it when the gradients of its module's inputs are ready, and supports no second backward "
+            "of one forward (retain_graph): add up the losses and call backward once, or run the forward again"
+        )
+    return RuntimeError(
+        f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away while "
+        f"its block's backward needs it: {remedy}"
     )
