@@ -94,11 +94,20 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         found = _read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {error}") from error
+        why = f"{given} is JSON, but no object" if _is_json(given) else error
+        raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {why}") from error
     section = found.get(SECTION, found)
     if document.get(SECTION, section) != section:
         raise ConfigError(f"{ENVIRONMENT} is set, and ds_config has another {SECTION!r} section: remove one of the two")
     return {**document, SECTION: section}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(name: str) -> str:
@@ -132,13 +141,16 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     location, value = detail["loc"], detail["input"]
     if detail["type"] == "problems":
         problems = detail["ctx"]["problems"]
+    elif location == (SECTION,):
+        problems = [((), value, f"the section lies within itself; remove one of the two {SECTION!r}")]
     elif detail["type"] in ("extra_forbidden", "invalid_key"):
         problems = [((), value, f"unknown key{nearest(location[-1], _keys(location[:-1]))}")]
     elif detail["type"] == "model_type":
         problems = [((), value, "must be an object")]
     else:
         message = _TYPES.get(detail["type"]) or detail["msg"].replace("Input should be", "must be")
-        problems = [((), value, f"{message}{_unquoted(value)}")]
+        null = " or null" if type(None) in _types(location) else ""
+        problems = [((), value, f"{message}{null}{_unquoted(value)}")]
     return [f"{_path((*location, *below))} = {_shown(what)}: {message}" for below, what, message in problems]
 
 
@@ -152,13 +164,22 @@ def _unquoted(value: Any) -> str:
     return f"; did you mean {value}, without quotes?" if is_quoted else ""
 
 
+def _types(location: Location) -> tuple[Any, ...]:
+    """The types of the key at `location`."""
+    types: tuple[Any, ...] = (AdaccConfig,)
+    for key in location:
+        annotation = _part(types).model_fields[key].annotation
+        types = (annotation, *get_args(annotation))
+    return types
+
+
+def _part(types: tuple[Any, ...]) -> type[BaseModel]:
+    return next(each for each in types if hasattr(each, "model_fields"))
+
+
 def _keys(location: Location) -> Iterable[str]:
     """The valid keys of the section, or of its part at `location`."""
-    part: type[BaseModel] = AdaccConfig
-    for key in location:
-        annotation = part.model_fields[key].annotation
-        part = next(each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields"))
-    return part.model_fields
+    return _part(_types(location)).model_fields
 
 
 def _path(location: Location) -> str:

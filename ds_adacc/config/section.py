@@ -76,11 +76,16 @@ def _power_of_two(value: int) -> int:
     return value
 
 
+def _meant(name: str) -> str:
+    """What a string is likely to mean where "auto" or a list of strings is valid."""
+    return "'auto'" if name.lower() == "auto" else f"[{name!r}]"
+
+
 def _block_classes(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
     if isinstance(value, str):
-        raise _invalid(((), value, f"must be 'auto' or a list of module class names; did you mean [{value!r}]?"))
+        raise _invalid(((), value, f"must be 'auto' or a list of module class names; did you mean {_meant(value)}?"))
     if not isinstance(value, list | tuple) or not value:
         raise _invalid(((), value, "must be 'auto' or a list of at least one module class name"))
     for index, name in enumerate(value):
@@ -102,7 +107,8 @@ def _memory_budget(value: Any) -> MemoryBudget:
     if type(value) is int and value >= _FEWEST_BYTES:
         return MemoryBudget("bytes", value)
     if type(value) is int and value > 0:
-        hint = f"{value} bytes can hold nothing; did you mean the fraction 1.0, or '{value}MiB'?"
+        fraction = value / 100 if value <= 100 else 1.0  # it may be percents
+        hint = f"{value} bytes can hold nothing; did you mean the fraction {fraction}, or '{value}MiB'?"
         raise _invalid(((), value, hint))
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
@@ -158,7 +164,7 @@ def _roles(value: Any) -> tuple[str, ...]:
 def _rank(value: Any) -> int | float:
     if type(value) is int and value > 1:  # a file's 1.0 is read as 1, which would be a rank of one feature
         return value
-    if type(value) is float and 0 < value <= 1:
+    if type(value) is float and 0 < value < 1:
         return value
     hint = "must be a fraction of the layer's input features (0 < decimal number < 1), or a whole number from 2"
     raise _invalid(((), value, hint))
@@ -184,7 +190,7 @@ def _layers(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
     if isinstance(value, str):
-        raise _invalid(((), value, f"must be 'auto' or a list of name patterns; did you mean [{value!r}]?"))
+        raise _invalid(((), value, f"must be 'auto' or a list of name patterns; did you mean {_meant(value)}?"))
     if not isinstance(value, list | tuple) or not value:
         raise _invalid(((), value, "must be 'auto' or a list of at least one name pattern, such as '*.mlp.*'"))
     problems = [((i,), each, "must be a name pattern") for i, each in enumerate(value) if not isinstance(each, str)]
@@ -193,10 +199,12 @@ def _layers(value: Any) -> str | tuple[str, ...]:
     return tuple(value)
 
 
-def _one_of(kind: str, choices: Iterable[str]) -> PlainValidator:
+def _one_of(kind: str, choices: Iterable[str], synonyms: Mapping[str, str] | None = None) -> PlainValidator:
+    """A check that the value is one of `choices`. `synonyms`: names that mean one of them, for the message."""
+
     def check(value: Any) -> str:
         if value not in choices:
-            raise _invalid(((), value, f"unknown {kind}{nearest(value, choices)}"))
+            raise _invalid(((), value, f"unknown {kind}{nearest(value, choices, synonyms)}"))
         return value
 
     return PlainValidator(check)
@@ -277,7 +285,7 @@ class AdaccConfig(_Part):
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
     compact: Annotated[CompactConfig | None, Field(strict=False)] = None
-    backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS))] = "auto"
+    backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS), {"gpu": "cuda"})] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -298,8 +306,14 @@ def codecs_for(config: AdaccConfig) -> dict[str, tuple[str, ...]]:
     return {role: chosen.get(role, ()) for role in ROLES}
 
 
-def nearest(value: Any, valid: Iterable[str]) -> str:
-    """Return the end of a message: the name in `valid` that is most like `value`, if any is, and all valid names."""
+def nearest(value: Any, valid: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """Return the end of a message: the name in `valid` that is most like `value`, if any is, and all valid names.
+
+    `synonyms`: the valid names that other names mean.
+    """
     valid = tuple(valid)
-    near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
+    near = []
+    if isinstance(value, str):
+        meant = (synonyms or {}).get(value.lower())
+        near = [meant] if meant else difflib.get_close_matches(value, valid, n=1)
     return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"

@@ -38,6 +38,16 @@ def test_what_is_neither_is_refused(monkeypatch, text):
         load({})
 
 
+@pytest.mark.parametrize("text", ["0.4", "null", '""', "[]", "true"])
+def test_json_that_is_no_object_is_called_so(monkeypatch, text):
+    monkeypatch.setenv("ADACC_CONFIG", text)
+    with pytest.raises(ConfigError) as error:
+        load({})
+    assert str(error.value).endswith(
+        f"must be a JSON object, or the path of a JSON file: {text} is JSON, but no object"
+    )
+
+
 def test_its_mistakes_are_named(monkeypatch):
     monkeypatch.setenv("ADACC_CONFIG", '{"memory_budgett": 0.5}')
     with pytest.raises(ConfigError, match=r"adacc\.memory_budgett = 0\.5: unknown key"):

@@ -59,16 +59,21 @@ def test_compact_takes_patterns_numbers_and_no_interval():
         ({"rnk": 8}, "adacc.compact.rnk = 8: unknown key; did you mean 'rank'? (valid: 'rank', "),
         ({"rank": 0}, "adacc.compact.rank = 0: must be a fraction of the layer's input features (0 < "),
         ({"rank": 1}, "adacc.compact.rank = 1: must be a fraction"),
+        ({"rank": 1.0}, "adacc.compact.rank = 1.0: must be a fraction"),
         ({"rank": 1.5}, "adacc.compact.rank = 1.5: must be a fraction"),
         ({"rank": True}, "adacc.compact.rank = true: must be a fraction"),
         ({"update_interval": 0}, "adacc.compact.update_interval = 0: must be greater than or equal to 1"),
-        ({"update_interval": 1.5}, "adacc.compact.update_interval = 1.5: must be an integer"),
+        ({"update_interval": 1.5}, "adacc.compact.update_interval = 1.5: must be an integer or null"),
         ({"scale": 0}, "adacc.compact.scale = 0: must be a number above 0, or an object of name patterns"),
         ({"scale": {"*.fc1": "x"}}, "adacc.compact.scale.*.fc1 = 'x': must be a number above 0"),
         ({"scale": {}}, "adacc.compact.scale = {}: must name at least one pattern"),
         (
             {"layers": "fc1"},
             "adacc.compact.layers = 'fc1': must be 'auto' or a list of name patterns; did you mean ['fc1']?",
+        ),
+        (
+            {"layers": "AUTO"},
+            "adacc.compact.layers = 'AUTO': must be 'auto' or a list of name patterns; did you mean 'auto'?",
         ),
         ({"layers": []}, "adacc.compact.layers = []: must be 'auto' or a list of at least one name pattern"),
         ({"layers": [3]}, "adacc.compact.layers[0] = 3: must be a name pattern"),
@@ -196,9 +201,11 @@ def test_the_smallest_budget_that_an_error_names_is_valid():
     assert load({"adacc": {"memory_budget": 596_992}}).memory_budget == MemoryBudget("bytes", 596_992)
 
 
-def test_a_whole_number_of_bytes_is_no_fraction():
-    assert errors({"memory_budget": 512}) == [
-        "adacc.memory_budget = 512: 512 bytes can hold nothing; did you mean the fraction 1.0, or '512MiB'?"
+@pytest.mark.parametrize(("value", "fraction"), [(2, 0.02), (40, 0.4), (100, 1.0), (101, 1.0), (512, 1.0)])
+def test_a_whole_number_of_bytes_is_no_fraction(value, fraction):
+    assert errors({"memory_budget": value}) == [
+        f"adacc.memory_budget = {value}: {value} bytes can hold nothing; did you mean the fraction {fraction}, or "
+        f"'{value}MiB'?"
     ]
 
 
@@ -300,7 +307,12 @@ def test_presets_name_codecs_that_exist():
             {"max_gradient_error": float("inf")},
             f"adacc.max_gradient_error = inf: {BOUND}",
         ),
-        ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a number"),
+        ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a number or null"),
+        ({"max_gradient_error": "none"}, "adacc.max_gradient_error = 'none': must be a number or null"),
+        (
+            {"max_gradient_error": "0.1"},
+            "adacc.max_gradient_error = '0.1': must be a number or null; did you mean 0.1, without quotes?",
+        ),
         ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
         ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
         (
@@ -344,6 +356,14 @@ def test_presets_name_codecs_that_exist():
             "adacc.backend = 'referense': unknown backend; did you mean 'reference'? "
             "(valid: 'auto', 'reference', 'cpu', 'cuda')",
         ),
+        (
+            {"backend": "gpu"},
+            "adacc.backend = 'gpu': unknown backend; did you mean 'cuda'? (valid: 'auto', 'reference', 'cpu', 'cuda')",
+        ),
+        (
+            {"adacc": {"codecs": "none"}},
+            "adacc.adacc = {'codecs': 'none'}: the section lies within itself; remove one of the two 'adacc'",
+        ),
         ({"scale": "max"}, "adacc.scale = 'max': unknown scale (valid: 'extreme', 'paper')"),
         (
             {"rounding": "stochastc"},
@@ -353,6 +373,10 @@ def test_presets_name_codecs_that_exist():
         (
             {"blocks": "GPTBlock"},
             "adacc.blocks = 'GPTBlock': must be 'auto' or a list of module class names; did you mean ['GPTBlock']?",
+        ),
+        (
+            {"blocks": "Auto"},
+            "adacc.blocks = 'Auto': must be 'auto' or a list of module class names; did you mean 'auto'?",
         ),
         ({"blocks": []}, "adacc.blocks = []: must be 'auto' or a list of at least one module class name"),
         ({"blocks": ["A", 3]}, "adacc.blocks[1] = 3: must be the name of a class"),
