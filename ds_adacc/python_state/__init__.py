@@ -6,6 +6,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `state`: the marks of all that, at one call. Other marks, another program.
 * `guards`: marks of Python values, of whatever kind.
+* `functions`: what of a function, or of an attribute of a class, may change.
 * `content`: what one Python object holds, or why that cannot be read.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
   applies Functions and calls collectives.

@@ -156,7 +156,7 @@ def _special(value: Any) -> Items | None:
         return [("self", value.__self__), ("func", value.__func__)]
     if isinstance(value, types.BuiltinFunctionType):
         return [("name", value.__name__), ("self", value.__self__)]
-    if isinstance(value, functools.partial):
+    if isinstance(value, functools.partial | functools.partialmethod):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords), *vars(value).items()]
     if isinstance(value, slice):
         return [("start", value.start), ("stop", value.stop), ("step", value.step)]

@@ -25,6 +25,7 @@ from ds_adacc.python_state.content import (
     is_of_package,
     items_of,
 )
+from ds_adacc.python_state.functions import mark_of_function, state_in
 
 Guards = dict[str, Hashable]
 
@@ -145,6 +146,8 @@ class Walk:
                 self.guards[name] = token(value)
                 if isinstance(value, type):
                     self.classes(value)
+            elif type(value) is types.FunctionType and (mark := mark_of_function(value)) is not None:
+                self.guards[name] = mark
             elif self._trusts or not is_of_package(value):
                 self._content(name, value, depth)
             else:
@@ -188,7 +191,7 @@ class Walk:
                 self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
 
     def classes(self, kind: type) -> None:
-        """The class attributes of the user's classes."""
+        """The bases, the functions and the other attributes of the user's classes."""
         if kind in self._kinds:
             return
         self._kinds.add(kind)
@@ -196,10 +199,22 @@ class Walk:
             if cls in self._classes or is_library(cls.__module__):
                 continue
             self._classes.add(cls)
+            name = cls.__qualname__
+            while name in self.guards:  # another class of this name
+                name += "'"
+            functions: list[Hashable] = []
             for key, value in vars(cls).items():
-                state = None if key.startswith("__") else state_in(value)
-                if state is not None:
-                    self.value(f"{cls.__qualname__}.{key}", state, DEPTH)
+                is_special = key[:2] == "__" and key != "__call__"  # perhaps made by a class decorator, with a closure
+                mark = None
+                if type(value) is types.FunctionType:
+                    mark = mark_of_function(value) or (value.__code__ if is_special else None)
+                if mark is not None:
+                    functions += key, mark
+                elif not is_special:
+                    state = state_in(value)
+                    if state is not None:
+                        self.value(f"{name}.{key}", state, DEPTH)
+            self.guards[name] = cls.__mro__, tuple(functions)
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
@@ -216,23 +231,6 @@ class Walk:
 def guarded(module: nn.Module) -> list[str]:
     """The names of the module's attributes that are guarded; most of the others are torch's own."""
     return [key for key in module.__dict__ if key not in _NOT_GUARDED and not key.startswith("ds_")]
-
-
-def state_in(attribute: Any) -> Any | None:
-    """What may change in an attribute of a class: the attribute, or a function with a closure or mutable defaults."""
-    if isinstance(attribute, types.MethodType):  # bound to an object, which holds what it holds
-        return attribute
-    function = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
-    if isinstance(function, types.FunctionType):
-        return function if _has_state(function) else None
-    is_descriptor = hasattr(type(attribute), "__get__") and is_library(type(attribute).__module__)
-    return None if is_descriptor or isinstance(attribute, type) else attribute
-
-
-def _has_state(function: types.FunctionType) -> bool:
-    """Whether the function holds more than constants."""
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return function.__closure__ is not None or any(type(default) not in SCALARS for default in defaults)
 
 
 def _attributes_of_plain_set(value: Any) -> Items | None:

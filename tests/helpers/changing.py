@@ -1,0 +1,28 @@
+"""How often a block is recorded while what it depends on changes."""
+
+import functools
+
+import torch
+import zoo
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+
+
+def recordings(block, *changes, arguments=lambda: ((), {})):
+    """How often `block` is recorded in two calls, and two more after each of the changes.
+
+    Nothing is planned: all that is proven is recomputed. The gradients must be those of plain autograd. `arguments`
+    returns the positional and the keyword arguments of a call, after the first.
+    """
+    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    for change in (lambda: None, *changes):
+        change()
+        for _ in range(2):
+            args, kwargs = arguments()
+            args = (torch.randn(2, 3, zoo.WIDTH, requires_grad=True), *args)
+            plain = zoo.gradients(block, args, kwargs)
+            zoo.assert_same_bits(plain, zoo.gradients(block, args, kwargs, functools.partial(work.checkpoint, block)))
+    return work.recordings
