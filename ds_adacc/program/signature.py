@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from ds_adacc.python_state.guards import Look, snapshot
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8).
 
-    The items of a dict come in the order of their names: callers pass keyword arguments in any order.
+    The items of a dict come as they are given: a block that takes `**kwargs` may compute with one after the other.
     """
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
@@ -24,10 +23,7 @@ def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
     if isinstance(tree, tuple | list):
         return type(tree), tuple([flatten(item, tensors) for item in tree])
     if isinstance(tree, dict):
-        items = tree.items()
-        if all(type(key) is str for key in tree):
-            items = sorted(items, key=operator.itemgetter(0))
-        return dict, tuple([(key, flatten(item, tensors)) for key, item in items])
+        return dict, tuple([(key, flatten(item, tensors)) for key, item in tree.items()])
     return snapshot(tree)
 
 

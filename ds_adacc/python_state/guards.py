@@ -170,11 +170,11 @@ class Walk:
             items = items_of(value)
         elif isinstance(value, set | frozenset):
             items = _attributes_of_plain_set(value)
-            elements = None if items is None else frozenset((type(element), element) for element in value)
+            elements = None if items is None else tuple([(type(element), element) for element in value])
             guards[name] = Unreadable(kind, "it is a set of objects") if elements is None else (kind, elements)
         else:
             items = items_of(value)
-            content = bytes_of(value) if items is None else len(items)
+            content = bytes_of(value) if items is None else _order(value, items)
             guards[name] = Unreadable(kind) if content is None else (kind, content)
             if isinstance(content, Unreadable):
                 guards[name] = content
@@ -231,6 +231,13 @@ class Walk:
 def guarded(module: nn.Module) -> list[str]:
     """The names of the module's attributes that are guarded; most of the others are torch's own."""
     return [key for key in module.__dict__ if key not in _NOT_GUARDED and not key.startswith("ds_")]
+
+
+def _order(value: Any, items: Items) -> Hashable:
+    """How many items there are; of a dict, their keys, as a block may compute with one after the other."""
+    if not isinstance(value, dict | types.MappingProxyType) or len(items) > LONGEST:
+        return len(items)
+    return tuple([key if type(key) in SCALARS else repr(key) for key, _ in items])
 
 
 def _attributes_of_plain_set(value: Any) -> Items | None:

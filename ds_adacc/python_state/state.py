@@ -110,8 +110,11 @@ class Structure:
         self._lengths, self._keys = _names_in([*chain.from_iterable(map(_dicts_of, modules))])
 
     def _note(self, name: str, place: int, module: nn.Module) -> None:
-        """Take down the marks of one module, without its children, and what is to be read at every call."""
-        self.marks[name] = token(module), type(module), tuple(map(tuple, _dicts_of(module)[-4:]))
+        """Take down the marks of one module, without its children, and what is to be read at every call.
+
+        The order of what it holds counts too: a block may compute with one child or parameter after the other.
+        """
+        self.marks[name] = token(module), type(module), tuple(map(tuple, _dicts_of(module)[_PARAMETERS:]))
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark

@@ -3,15 +3,27 @@
 import pytest
 import torch
 
-from ds_adacc.program.signature import ambient, describe, differ_in_sizes, flatten
+from ds_adacc.program.signature import ambient, describe, differ_in_sizes, differing_numbers, flatten
 
 
-def test_keyword_arguments_in_any_order_are_one_call():
+def test_keyword_arguments_in_another_order_are_another_call():
     first, second = torch.zeros(2), torch.ones(3)
-    found, other = [], []
+    found = []
     key = flatten(((), {"mask": first, "rope": second, "causal": True}), found)
-    assert flatten(((), {"causal": True, "rope": second, "mask": first}), other) == key
-    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in other]
+    assert flatten(((), {"mask": first, "rope": second, "causal": True}), []) == key
+    assert flatten(((), {"causal": True, "rope": second, "mask": first}), []) != key
+    assert [id(tensor) for tensor in found] == [id(first), id(second)]
+
+
+def test_arguments_in_another_order_do_not_differ_in_sizes_or_numbers():
+    def signature(*names, length=9):
+        tensors = []
+        key = flatten(((torch.zeros(2, length),), dict.fromkeys(names, 2.0)), tensors)
+        return key, describe(tensors), ambient(), True
+
+    assert not differ_in_sizes(signature("a", "b"), signature("b", "a", length=12))
+    assert differ_in_sizes(signature("b", "a"), signature("b", "a", length=12))
+    assert differing_numbers(signature("a", "b"), signature("b", "a")) == {}
 
 
 def test_a_name_and_its_value_belong_together():
