@@ -62,6 +62,14 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.argval for each in instructions if each.opname in _OF_GLOBALS))
 
 
+@functools.lru_cache(4096)
+def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """The names of the Python modules that the code imports as it runs, and from how many levels up."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    before = zip(instructions[2:], instructions, strict=False)  # the level is pushed first, then what is taken of it
+    return tuple((each.argval, level.argval) for each, level in before if each.opname == "IMPORT_NAME")
+
+
 @functools.cache  # where a package lies does not change, and guards ask for every module of every block
 def is_library(module: str | None) -> bool:
     """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.

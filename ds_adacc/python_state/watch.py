@@ -7,6 +7,7 @@ generators, of the clock, of a file. And some of a tensor's data reach Python wi
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.content import global_names, is_library
+from ds_adacc.python_state.content import global_names, imports, is_library
 from ds_adacc.python_state.function_calls import FunctionCalls, arguments
 from ds_adacc.python_state.function_calls import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
@@ -85,6 +86,7 @@ class Watch:
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
+        self._not_imported: list[tuple[types.CodeType, dict[str, Any]]] = []  # codes, with their globals
         self._functions: FunctionCalls | None = FunctionCalls(listener)
 
     @staticmethod
@@ -100,6 +102,12 @@ class Watch:
     def stop(self) -> None:
         sys.setprofile(None)
         self._listener = self._functions = self._importing = None
+        found: dict[str, Place] = {}
+        for code, namespace in self._not_imported:
+            self._modules.clear()
+            self._note_imports(code, namespace, found)
+        self.add(found)
+        self._not_imported.clear()
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
@@ -164,10 +172,22 @@ class Watch:
         for name in names:
             if name in of_globals and name in frame.f_globals:
                 self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
-            elif name in sys.modules and name in code.co_varnames:  # imported by the function itself
-                self._note_members(sys.modules[name], names, code, found)
+        for name in code.co_freevars:
+            if isinstance(frame.f_locals.get(name), types.ModuleType):
+                self._note_members(frame.f_locals[name], names, code, found)
+        if not self._note_imports(code, frame.f_globals, found):
+            self._not_imported.append((code, frame.f_globals))
         self.add(found)
         return found
+
+    def _note_imports(self, code: types.CodeType, namespace: dict[str, Any], found: dict[str, Place]) -> bool:
+        """Note what the code names of the Python modules that it imports itself. False: some are not there yet."""
+        names = dict.fromkeys(code.co_names)
+        known = [_module_of(name, level, namespace) for name, level in imports(code)]
+        for module in known:
+            if module is not None:
+                self._note_members(module, names, code, found)
+        return None not in known
 
     def add(self, places: Mapping[str, Place]) -> None:
         """Guard these places too."""
@@ -229,6 +249,14 @@ def marks_of(places: Mapping[str, Place]) -> Guards:
     return marks
 
 
+def _module_of(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
+    """The Python module that an import in this namespace refers to; None if it is not there yet."""
+    try:
+        return sys.modules.get(importlib.util.resolve_name("." * level + name, namespace.get("__package__")))
+    except ImportError:  # the import will say so
+        return None
+
+
 def _source(value: Any) -> str | None:
     """The Python module of the object that a bound method of C code belongs to."""
     owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
@@ -249,6 +277,6 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), _source, _names_a_file, _is_ours):
+for _each in (*vars(Watch).values(), _module_of, _source, _names_a_file, _is_ours):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)
