@@ -20,7 +20,7 @@ import torch
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_calls import has_setup_context
-from ds_adacc.python_state.guards import guards_of_values
+from ds_adacc.python_state.guards import refers_to_more
 from ds_adacc.python_state.watch import Place
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
@@ -85,7 +85,7 @@ def why_not_one(
     strange = next(_strange(args), None)
     if strange is not None:
         return f"it takes a {strange.__name__}"
-    if not (_is_found_again(cls) or is_guarded(cls)) and len(guards_of_values({"": cls})) > 1:
+    if not (_is_found_again(cls) or is_guarded(cls)) and refers_to_more(cls):
         return "its class is made inside a function at each call, and refers to what is there"
     return None
 

@@ -6,6 +6,8 @@ import types
 from collections.abc import Hashable
 from typing import Any
 
+from torch.autograd.function import BackwardCFunction
+
 from ds_adacc.python_state.content import SCALARS, is_library
 
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
@@ -26,12 +28,15 @@ def mark_of_function(function: types.FunctionType) -> Hashable | None:
 
 def state_in(attribute: Any) -> Any | None:
     """What may change in an attribute of a class, such as the function of a property."""
+    if type(attribute) is types.FunctionType:
+        return attribute
     if isinstance(attribute, property):
         return attribute.fget
     if isinstance(attribute, staticmethod | classmethod):
         return attribute.__func__
     kind = type(attribute)
-    if isinstance(attribute, types.MethodType | types.FunctionType) or kind.__module__ in _DECORATORS:
+    if isinstance(attribute, types.MethodType) or kind.__module__ in _DECORATORS:
         return attribute
     is_descriptor = hasattr(kind, "__get__") and is_library(kind.__module__)
-    return None if is_descriptor else attribute
+    is_of_function = isinstance(attribute, type) and issubclass(attribute, BackwardCFunction)  # torch has made it
+    return None if is_descriptor or is_of_function else attribute

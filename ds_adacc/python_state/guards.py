@@ -104,6 +104,13 @@ def holds(marks: Guards, value: Any) -> bool:
     return any(each is mark for each in marks.values())
 
 
+def refers_to_more(cls: type) -> bool:
+    """Whether the class refers to more than the code of its functions: to attributes, closures, mutable defaults."""
+    walk = Walk()
+    walk.classes(cls)
+    return not all(isinstance(mark, _Class) for mark in walk.guards.values())
+
+
 def unreadable(marks: Any, name: str = "") -> str | None:
     """The first object in the marks, or in a key that holds some, whose content could not be read: name and reason."""
     if isinstance(marks, Unreadable):
@@ -202,19 +209,21 @@ class Walk:
             name = cls.__qualname__
             while name in self.guards:  # another class of this name
                 name += "'"
+            self.guards[name] = None  # its attributes may refer to others of this name
             functions: list[Hashable] = []
             for key, value in vars(cls).items():
                 is_special = key[:2] == "__" and key != "__call__"  # perhaps made by a class decorator, with a closure
+                if is_special and type(value) is not types.FunctionType:
+                    continue
+                state = state_in(value)
                 mark = None
-                if type(value) is types.FunctionType:
-                    mark = mark_of_function(value) or (value.__code__ if is_special else None)
+                if type(state) is types.FunctionType:
+                    mark = mark_of_function(state) or (state.__code__ if is_special else None)
                 if mark is not None:
                     functions += key, mark
-                elif not is_special:
-                    state = state_in(value)
-                    if state is not None:
-                        self.value(f"{name}.{key}", state, DEPTH)
-            self.guards[name] = cls.__mro__, tuple(functions)
+                elif state is not None:
+                    self.value(f"{name}.{key}", state, DEPTH)
+            self.guards[name] = _Class(cls.__mro__, tuple(functions))
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
@@ -251,6 +260,13 @@ def _long(kind: type, items: Items) -> Hashable:
     if len(items) <= _MOST_ITEMS and {*map(type, keys), *map(type, values)} <= SCALARS:
         return kind, keys, values, tuple(map(type, values))
     return Unreadable(kind, f"it holds more than {LONGEST} objects")
+
+
+class _Class(NamedTuple):
+    """The mark of a class of the user's: its bases, and its functions that hold nothing but code and plain defaults."""
+
+    bases: tuple[type, ...]
+    functions: tuple[Hashable, ...]
 
 
 class Look(NamedTuple):

@@ -106,6 +106,24 @@ def test_a_class_that_is_made_inside_a_function_and_refers_to_what_is_there():
     )
 
 
+def test_a_class_that_is_made_at_each_call_and_refers_to_nothing_is_one_operator():
+    class Makes(nn.Module):
+        def forward(self, x):
+            class Local(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x * 2
+
+                @staticmethod
+                def backward(ctx, gradient):
+                    return gradient * 2
+
+            return Local.apply(x)
+
+    recording = check(Makes(), batch())
+    assert function_of(recording).refusal is None and not recording.remarks
+
+
 def test_what_a_local_class_refers_to_may_change():
     """The block is recorded anew; between forward and backward it is an error."""
     scales = [2.0]

@@ -56,7 +56,7 @@ def taken():
 
 
 def taken_and_renamed():
-    from settings_here.inner.sub import SCALE as scale  # noqa: N811
+    from settings_here.inner.sub import SCALE as scale
 
     return scale
 
