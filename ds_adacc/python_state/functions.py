@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from torch.autograd.function import BackwardCFunction
@@ -40,3 +41,30 @@ def state_in(attribute: Any) -> Any | None:
     is_descriptor = hasattr(kind, "__get__") and is_library(kind.__module__)
     is_of_function = isinstance(attribute, type) and issubclass(attribute, BackwardCFunction)  # torch has made it
     return None if is_descriptor or is_of_function else attribute
+
+
+def wrapped_in(function: Any) -> list[types.FunctionType]:
+    """The user's functions that a library's decorator has made this function of."""
+    found: list[types.FunctionType] = []
+    met, waiting = {id(function)}, [function]
+    for each in waiting:  # it grows
+        for held in _held_by(each):
+            inner = held.__func__ if isinstance(held, types.MethodType) else held
+            if id(inner) in met or not isinstance(inner, types.FunctionType | functools._lru_cache_wrapper):
+                continue
+            met.add(id(inner))
+            is_users = isinstance(inner, types.FunctionType) and not is_library(inner.__globals__.get("__name__"))
+            (found if is_users else waiting).append(inner)
+    return found
+
+
+def _held_by(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a cell that its function has not assigned yet
+            continue
+    if function.__dict__:
+        yield function.__dict__.get("__wrapped__")
+        registry = function.__dict__.get("registry")  # of functools.singledispatch
+        yield from registry.values() if isinstance(registry, types.MappingProxyType) else ()

@@ -6,6 +6,7 @@ Python modules and the like by identity. What cannot be read has a mark that say
 
 from __future__ import annotations
 
+import functools
 import numbers
 import types
 import weakref
@@ -25,7 +26,8 @@ from ds_adacc.python_state.content import (
     is_of_package,
     items_of,
 )
-from ds_adacc.python_state.functions import mark_of_function, state_in
+from ds_adacc.python_state.functions import mark_of_function, state_in, wrapped_in
+from ds_adacc.python_state.kept_results import KeptResults
 
 Guards = dict[str, Hashable]
 
@@ -153,6 +155,8 @@ class Walk:
                 self.guards[name] = token(value)
                 if isinstance(value, type):
                     self.classes(value)
+                elif isinstance(value, types.FunctionType | functools._lru_cache_wrapper):
+                    self._wrapped(name, value, depth)
             elif type(value) is types.FunctionType and (mark := mark_of_function(value)) is not None:
                 self.guards[name] = mark
             elif self._trusts or not is_of_package(value):
@@ -165,6 +169,13 @@ class Walk:
                     self._trust(name, value)
             if self._trusts:
                 self._trust(name, value)
+
+    def _wrapped(self, name: str, function: Any, depth: int) -> None:
+        """What a library's decorator has made the function of."""
+        for number, each in enumerate(wrapped_in(function)):
+            self.value(f"{name}.wrapped{number or ''}", each, depth)
+            if isinstance(function, functools._lru_cache_wrapper):
+                self.guards[f"{name}.results"] = KeptResults(function, each)
 
     def _trust(self, name: str, value: Any) -> None:
         if isinstance(self.guards[name], Unreadable):

@@ -6,12 +6,13 @@ Such kernels are the forward of an `autograd.Function`, and those of operators t
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch._library.custom_ops import OPDEFS
 
 from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.functions import wrapped_in
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import Place, marks_of
 
@@ -63,12 +64,8 @@ def places_of_kernels(func: Any) -> dict[str, Place]:
     return {name: (found, name) for name in found}
 
 
-def _users(kernel: Any) -> Iterator[types.FunctionType]:
+def _users(kernel: Any) -> list[types.FunctionType]:
     """The user's function that `kernel` is, or those that torch has wrapped into it."""
     if not isinstance(kernel, types.FunctionType):
-        return
-    if not is_library(kernel.__globals__.get("__name__")):
-        yield kernel
-        return
-    for cell in kernel.__closure__ or ():
-        yield from _users(cell.cell_contents)
+        return []
+    return wrapped_in(kernel) if is_library(kernel.__globals__.get("__name__")) else [kernel]

@@ -109,6 +109,10 @@ class Watch:
         self.add(found)
         self._not_imported.clear()
 
+    def has_seen(self, code: types.CodeType) -> bool:
+        """Whether a function with this code has run."""
+        return id(code) in self._codes
+
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if self._importing is not None:
             if event == "return" and frame is self._importing:

@@ -11,6 +11,7 @@ from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import sizes_of
 from ds_adacc.python_state.guards import unreadable
+from ds_adacc.python_state.kept_results import kept_results
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.step_controller import StepController
@@ -34,6 +35,8 @@ class Learner:
             if record.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, record.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        if not any(each.recording is not None and not each.doubt for each in block.records()):
+            unwatched = unwatched or _kept_result(record, captured)
         if unwatched is not None:
             record.doubt = unwatched
             self._warnings.doubtful(block, unwatched)
@@ -75,3 +78,10 @@ class Learner:
             record.outliers[index] = order, count
             if known.agreed is None:
                 known.note_outliers(index, int(count))
+
+
+def _kept_result(record: Record, captured: Capture) -> str | None:
+    """A function of whose results the block has used one that was computed before the block was first recorded."""
+    kept = kept_results(record.state or {})
+    name = next((name for name, code in kept.items() if not captured.watch.has_seen(code)), None)
+    return None if name is None else f"{name} (functools.lru_cache: nothing tells of what they were computed)"

@@ -1,0 +1,153 @@
+"""A library's decorator hides neither the function that it was given nor what that holds."""
+
+import contextlib
+import functools
+import logging
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from changing import SECTION, recordings
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+DECORATORS = {
+    "disable": torch.compiler.disable,
+    "autocast": torch.autocast("cpu", enabled=False),
+    "enable_grad": torch.enable_grad(),
+    "lru_cache": functools.lru_cache,
+    "two": lambda function: torch.compiler.disable(torch.enable_grad()(function)),
+    "wraps": lambda function: functools.wraps(function)(torch.compiler.disable(function)),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, 8)
+        self.use = use
+
+    def forward(self, x):
+        return self.fc2(torch.sin(self.use(F.gelu(self.fc1(x)))))
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_a_number_in_the_closure_of_a_decorated_function(name):
+    numbers = [1.0]
+
+    @DECORATORS[name]
+    def use(h):
+        return h * numbers[0]
+
+    assert recordings(Block(use), lambda: numbers.__setitem__(0, 3.0)) == 2
+
+
+def test_a_number_in_the_closure_of_a_decorated_method():
+    numbers = [1.0]
+
+    class Scaled(Block):
+        @torch.compiler.disable
+        def scaled(self, h):
+            return h * numbers[0]
+
+        def forward(self, x):
+            return super().forward(self.scaled(x))
+
+    assert recordings(Scaled(torch.tanh), lambda: numbers.__setitem__(0, 3.0)) == 2
+
+
+def test_a_number_in_the_closure_of_a_decorated_hook():
+    numbers, block = [1.0], Block(torch.tanh)
+
+    @torch.compiler.disable
+    def hook(module, args, output):
+        return output * numbers[0]
+
+    block.fc1.register_forward_hook(hook)
+    assert recordings(block, lambda: numbers.__setitem__(0, 3.0)) == 2
+
+
+def test_a_number_in_the_closure_of_a_context_manager():
+    numbers = [1.0]
+
+    @contextlib.contextmanager
+    def scale():
+        yield numbers[0]
+
+    def use(h):
+        with scale() as factor:
+            return h * factor
+
+    assert recordings(Block(use), lambda: numbers.__setitem__(0, 3.0)) == 2
+
+
+def test_a_function_that_is_registered_later_for_a_type():
+    @functools.singledispatch
+    def use(h):
+        return torch.tanh(h)
+
+    assert recordings(Block(use), lambda: use.register(torch.Tensor, lambda h: torch.sigmoid(h))) == 2
+
+
+def test_the_code_of_a_decorated_function():
+    use = torch.compiler.disable(lambda h: torch.tanh(h))
+    other = lambda h: torch.sigmoid(h)  # noqa: E731
+    assert recordings(Block(use), lambda: setattr(use.__wrapped__, "__code__", other.__code__)) == 2
+
+
+settings = types.SimpleNamespace(scale=1.0)
+
+
+@functools.lru_cache
+def scale():
+    return settings.scale
+
+
+@functools.lru_cache
+def table(size):
+    return torch.arange(float(size))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    settings.scale = 1.0
+    scale.cache_clear()
+
+
+def steps(use):
+    """Whether operators of two blocks are replayed. When they are recorded, plain autograd has called `use` already."""
+    work, blocks = Runtime(load({"adacc": SECTION}), stepped=True), [Block(use), Block(use)]
+    for step in range(4):
+        if step == 2:
+            settings.scale = 3.0
+            scale.cache_clear()
+        for block in blocks:
+            x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
+            plain = zoo.gradients(block, (x,), {})
+            zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block)))
+    return [any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records()]
+
+
+def test_nothing_is_recomputed_of_a_result_that_was_kept_from_before(caplog):
+    with caplog.at_level(logging.WARNING, logger="ds_adacc"):
+        assert not any(steps(lambda h: h * scale()))
+    assert "scale.results (functools.lru_cache: " in caplog.text
+
+
+def test_a_result_that_depends_on_nothing_but_arguments_may_be_kept():
+    assert all(steps(lambda h: h * table(h.shape[-1])))
+
+
+def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
+    block, scaled = Block(lambda h: h * scale() + scale()), lambda: settings.__setattr__("scale", 3.0)
+    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    for _ in range(2):
+        scale.cache_clear()
+        zoo.gradients(block, (torch.randn(2, 3, zoo.WIDTH),), {}, functools.partial(work.checkpoint, block))
+        scaled()
+    assert all(any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records())
+    assert work.recordings == 2
