@@ -1,15 +1,27 @@
-"""What distinguishes two calls of the same block: shapes, dtypes, strides, other arguments, default dtype, autocast."""
+"""What distinguishes two calls of the same block: shapes, dtypes, strides, other arguments, and what is set around."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import _len_torch_function_stack
 from torch.autograd import forward_ad
+from torch.nn.modules import module as of_modules
+from torch.overrides import _get_current_function_mode_stack as _modes
+from torch.utils._device import DeviceContext
 
 from ds_adacc.program.functions import autocast_now
-from ds_adacc.python_state.guards import Look, snapshot
+from ds_adacc.python_state.guards import Look, snapshot, token
+
+_HOOKS_OF_ALL_MODULES = (
+    of_modules._global_forward_pre_hooks,
+    of_modules._global_forward_hooks,
+    of_modules._global_backward_pre_hooks,
+    of_modules._global_backward_hooks,
+)
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
@@ -162,13 +174,25 @@ def _note_numbers(name: str, one: Any, other: Any, found: dict[str, tuple[Any, A
 
 
 def ambient() -> Hashable:
-    """A key of the state outside the block that changes its operators: the default dtype, and autocast on any device.
+    """A key of the state outside the block that changes its operators.
 
-    The arguments do not tell on which devices the block runs: a mask on the host may come first, or there may be none.
+    That is the default dtype; autocast on any device; the modes that see every function of torch, among which is the
+    default device; and the hooks of all modules. The arguments do not tell on which devices the block runs: a mask on
+    the host may come first, or there may be none.
     """
-    if not torch._C._is_any_autocast_enabled():
-        return torch.get_default_dtype()
-    return torch.get_default_dtype(), *((device, dtype) for device, enabled, dtype in autocast_now() if enabled)
+    more: list[Hashable] = []
+    if torch._C._is_any_autocast_enabled():
+        more += [(device, dtype) for device, enabled, dtype in autocast_now() if enabled]
+    if _len_torch_function_stack():
+        more += [(type(mode), mode.device if type(mode) is DeviceContext else None) for mode in _modes()]
+    for hooks in _HOOKS_OF_ALL_MODULES:
+        if hooks:
+            more.append(tuple(map(_mark_of_hook, hooks.values())))
+    return (torch.get_default_dtype(), *more) if more else torch.get_default_dtype()
+
+
+def _mark_of_hook(hook: Any) -> Hashable:
+    return snapshot(hook) if isinstance(hook, types.FunctionType) else token(hook)
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:

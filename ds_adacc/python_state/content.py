@@ -55,6 +55,12 @@ class Unreadable:
         return f"{self.kind.__module__}.{self.kind.__qualname__}: {self.why}"
 
 
+def mark_of_number(value: Any) -> tuple[type, Any]:
+    """The mark of a plain number, string or the like. Zeros differ by their sign, which equality does not tell."""
+    kind = type(value)
+    return kind, str(value) if kind is float and not value else value
+
+
 @functools.lru_cache(4096)  # a function's code does not change, and a function that is a block is asked at each call
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code reads or sets as globals, in order. Other names in it are of attributes."""

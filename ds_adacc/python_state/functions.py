@@ -9,8 +9,9 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.content import SCALARS, is_library
+from ds_adacc.python_state.content import SCALARS, is_library, mark_of_number
 
+_WRAPPER = "ds_adacc.runtime.wrap"  # of its functions `__wrapped__` is enough
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
 
 
@@ -23,8 +24,9 @@ def mark_of_function(function: types.FunctionType) -> Hashable | None:
     if defaults is None and named is None:
         return code
     values = (*(defaults or ()), *(named or {}).values())
-    kinds = tuple(map(type, values))
-    return (code, values, kinds, tuple(named or ())) if SCALARS.issuperset(kinds) else None
+    if not SCALARS.issuperset(map(type, values)):
+        return None
+    return code, tuple(map(mark_of_number, values)), tuple(named or ())
 
 
 def state_in(attribute: Any) -> Any | None:
@@ -59,7 +61,8 @@ def wrapped_in(function: Any) -> list[types.FunctionType]:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    for cell in getattr(function, "__closure__", None) or ():
+    is_ours = isinstance(function, types.FunctionType) and function.__globals__.get("__name__") == _WRAPPER
+    for cell in () if is_ours else getattr(function, "__closure__", None) or ():
         try:
             yield cell.cell_contents
         except ValueError:  # a cell that its function has not assigned yet

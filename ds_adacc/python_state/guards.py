@@ -25,6 +25,7 @@ from ds_adacc.python_state.content import (
     is_library,
     is_of_package,
     items_of,
+    mark_of_number,
 )
 from ds_adacc.python_state.functions import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.kept_results import KeptResults
@@ -32,7 +33,10 @@ from ds_adacc.python_state.kept_results import KeptResults
 Guards = dict[str, Hashable]
 
 MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}  # attributes that are torch's own
+# What DeepSpeed sets on modules. It changes at every call.
 _DEEPSPEED = frozenset({"applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn", "_original_parameters"})
+_DEEPSPEED |= {"ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_inflight_param_registry"}
+_DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_parsed"}
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED
 DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
@@ -86,7 +90,7 @@ def guards_of_values(values: Mapping[str, Any]) -> Guards:
 def snapshot(value: Any) -> Hashable:
     """A hashable key that is equal for two values with which a block runs the same program."""
     if type(value) in SCALARS:
-        return type(value), value
+        return mark_of_number(value)
     walk = Walk()
     walk.value("", value, DEPTH)
     return tuple(walk.guards.items())
@@ -142,7 +146,7 @@ class Walk:
     def value(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
         if kind in SCALARS:
-            self.guards[name] = kind, value
+            self.guards[name] = mark_of_number(value)
         elif kind in weakref.ProxyTypes:
             self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
@@ -250,7 +254,7 @@ class Walk:
 
 def guarded(module: nn.Module) -> list[str]:
     """The names of the module's attributes that are guarded; most of the others are torch's own."""
-    return [key for key in module.__dict__ if key not in _NOT_GUARDED and not key.startswith("ds_")]
+    return [key for key in module.__dict__ if key not in _NOT_GUARDED]
 
 
 def _order(value: Any, items: Items) -> Hashable:

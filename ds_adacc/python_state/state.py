@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.content import SCALARS, mark_of_number
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, token
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
@@ -127,7 +127,7 @@ class Structure:
         for key in guarded(module):
             value = module.__dict__[key]
             if type(value) in SCALARS:
-                self.marks[f"{name}.{key}"] = type(value), value
+                self.marks[f"{name}.{key}"] = mark_of_number(value)
                 self._attributes.append((place, key))
                 self._numbers.append(value)
             else:

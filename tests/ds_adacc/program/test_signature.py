@@ -1,7 +1,11 @@
 """What tells two calls of a block apart, and what does not."""
 
+import collections
+
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from ds_adacc.program.signature import ambient, describe, differ_in_sizes, differing_numbers, flatten
 
@@ -76,3 +80,47 @@ def test_autocast_on_any_device_is_another_call(accelerator):
         both = ambient()
     assert len({plain, half, bfloat, both}) == 4
     assert plain == torch.get_default_dtype()
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_sees_every_function_makes_another_call():
+    plain = ambient()
+    with Mode():
+        first = ambient()
+    with Mode():
+        assert ambient() == first != plain
+        with Mode():
+            assert ambient() != first
+
+
+def test_a_default_device_is_told_apart_from_others_but_not_from_itself():
+    keys = []
+    for device in ("cpu", "cpu", "meta"):
+        with torch.device(device):
+            keys.append(ambient())
+    assert keys[0] == keys[1] != keys[2]
+    assert ambient() not in keys
+
+
+def test_hooks_of_all_modules_make_another_call():
+    def hook(factor):
+        return lambda module, args, output: output * factor
+
+    def with_hook(register, hook):
+        handle = register(hook)
+        try:
+            return ambient()
+        finally:
+            handle.remove()
+
+    plain, one = ambient(), hook(2)
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        assert with_hook(register, one) == with_hook(register, hook(2)) != plain
+        assert with_hook(register, one) != with_hook(register, hook(3))
+    counted = collections.Counter().update
+    assert with_hook(register_module_forward_hook, counted) == with_hook(register_module_forward_hook, counted)
+    assert ambient() == plain

@@ -19,7 +19,7 @@ class Block(nn.Module):
         self.fc = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
         self.tied = self.fc[0]
         self.none = None
-        self.scale, self.count, self.held, self.act = 0.5, 1, [1.0], F.gelu
+        self.scale, self.count, self.held, self.act, self.zero, self.ds_factor = 0.5, 1, [1.0], F.gelu, 0.0, 1.0
         self.register_buffer("mask", torch.ones(4))
         self.u, self.w = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
 
@@ -37,6 +37,8 @@ def exchange(block):
 CHANGES = {
     "a number": lambda block: setattr(block, "scale", 0.25),
     "a number's type": lambda block: setattr(block, "count", True),
+    "a zero's sign": lambda block: setattr(block, "zero", -0.0),
+    "a number that is named as DeepSpeed's are": lambda block: setattr(block, "ds_factor", 2.0),
     "the mode": lambda block: block.fc[1].eval(),
     "an attribute more": lambda block: setattr(block.fc[2], "extra", 1),
     "an attribute less": lambda block: delattr(block, "none"),
@@ -77,6 +79,14 @@ def test_the_state_is_the_same_object_until_something_changes():
     assert state(block, first).marks == first.marks
     assert state(block, first, {"global": (int, 1)}).marks == {**first.marks, "global": (int, 1)}
     assert state(Block(), first).marks != first.marks
+
+
+def test_what_deepspeed_sets_is_no_state_of_the_block():
+    block = Block()
+    before = state(block)
+    for count, name in enumerate(("ds_id", "ds_grads_remaining", "ds_recompute_parameters")):
+        setattr(block.fc[0], name, count)
+    assert state(block, before).marks == before.marks
 
 
 @pytest.mark.parametrize("name", CHANGES)
