@@ -24,19 +24,20 @@ _HOOKS_OF_ALL_MODULES = (
 )
 
 
-def flatten(tree: Any, tensors: list[torch.Tensor]) -> Hashable:
+def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | None = None) -> Hashable:
     """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8).
 
+    Those in other objects are appended to `inner`; the key tells how they look.
     The items of a dict come as they are given: a block that takes `**kwargs` may compute with one after the other.
     """
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
         return "tensor"
     if isinstance(tree, tuple | list):
-        return type(tree), tuple([flatten(item, tensors) for item in tree])
+        return type(tree), tuple([flatten(item, tensors, inner) for item in tree])
     if isinstance(tree, dict):
-        return dict, tuple([(key, flatten(item, tensors)) for key, item in tree.items()])
-    return snapshot(tree)
+        return dict, tuple([(key, flatten(item, tensors, inner)) for key, item in tree.items()])
+    return snapshot(tree, inner)
 
 
 def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:
@@ -67,14 +68,15 @@ def surroundings() -> str | None:
     return None
 
 
-def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
+def describe(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Hashable:
     """A key of what the recorded program depends on in the tensors: shape, stride, dtype, device, `requires_grad`.
 
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
-    several of them.
+    several of them. And what is found by its storage may be two tensors in a later call, if it was one in the recorded
+    call: an argument, say, that the block also holds. `others`: those that the block reaches in other ways.
     """
     parts = tuple([Look(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
-    return parts, _sharing(tensors) if len(tensors) > 1 else ()
+    return parts, _sharing([*tensors, *others]) if len(tensors) + len(others) > 1 else ()
 
 
 class Sizes(NamedTuple):

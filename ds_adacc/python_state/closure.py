@@ -56,8 +56,8 @@ class Closure:
         held = (value for module in self._submodules() for value in module.__dict__.values())
         yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
 
-    def state(self, more: Guards, last: State | None) -> State:
-        """The block's state as it is now; `more` and `last` are those of `read` (state.py)."""
+    def state(self, more: Guards, last: State | None) -> tuple[State, list[torch.Tensor]]:
+        """The block's state as it is now, and the tensors in it; `more` and `last` are those of `read` (state.py)."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
         return read(self.modules, parameters, self.plain, more, last)
 

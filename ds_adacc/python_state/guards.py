@@ -87,12 +87,17 @@ def guards_of_values(values: Mapping[str, Any]) -> Guards:
     return walk.guards
 
 
-def snapshot(value: Any) -> Hashable:
-    """A hashable key that is equal for two values with which a block runs the same program."""
+def snapshot(value: Any, tensors: list[torch.Tensor] | None = None) -> Hashable:
+    """A hashable key that is equal for two values with which a block runs the same program.
+
+    The tensors in the value are appended to `tensors`.
+    """
     if type(value) in SCALARS:
         return mark_of_number(value)
     walk = Walk()
     walk.value("", value, DEPTH)
+    if tensors is not None:
+        tensors += walk.tensors
     return tuple(walk.guards.items())
 
 
@@ -133,11 +138,13 @@ def unreadable(marks: Any, name: str = "") -> str | None:
 class Walk:
     """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end.
 
+    `tensors`: those that it has met, parameters left out. Their marks do not tell which of them are one.
     `met`: by identity, the names of objects whose marks are collected elsewhere. They must be alive.
     """
 
     def __init__(self, met: Mapping[int, str] = types.MappingProxyType({})) -> None:
         self.guards: Guards = {}
+        self.tensors: list[torch.Tensor] = []
         self._seen = dict(met)
         self._kinds: set[type] = set()
         self._classes: set[type] = set()
@@ -150,7 +157,9 @@ class Walk:
         elif kind in weakref.ProxyTypes:
             self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
-            self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
+            mark = self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
+            if type(mark) is Look:
+                self.tensors.append(value)
         elif not self._met(name, value):
             if isinstance(value, nn.Module):
                 self.guards[name] = token(value)

@@ -49,11 +49,11 @@ def read(
     values: Iterable[Any],
     more: Guards,
     last: State | None,
-) -> State:
+) -> tuple[State, list[torch.Tensor]]:
     """The state of `modules` with all that they hold, of `parameters` from elsewhere, and of other `values`.
 
     `more`: marks of what else the block depends on. `last`: the state at the call before, which is returned if the
-    state is still the same.
+    state is still the same. Beside it, the tensors that were met, without parameters: a state keeps no tensor.
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
@@ -64,8 +64,8 @@ def read(
         walk.value(f"closure[{number}]", value, DEPTH)
     others = {**walk.guards, **more}
     if same is not None and others == last.others:
-        return last
-    return State(structure, others, {**structure.marks, **others})
+        return last, walk.tensors
+    return State(structure, others, {**structure.marks, **others}), walk.tensors
 
 
 class Structure:

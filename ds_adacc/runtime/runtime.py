@@ -127,21 +127,21 @@ class Runtime:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
-        key = flatten((args, kwargs), tensors)
+        inner: list[torch.Tensor] = []
+        key = flatten((args, kwargs), tensors, inner)
         found = closure_of(owner)
         tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
-        training = getattr(owner, "training", None)
-        signature = (key, describe(tensors), ambient(), training)
         self.calls += 1
         self._inside = True
         try:
             self.controller.begin_call()
-            block.state = found.state(marks_of(block.places), block.state)
+            block.state, held = found.state(marks_of(block.places), block.state)
             state = block.state.marks
+            signature = (key, describe(tensors, [*inner, *held]), ambient(), getattr(owner, "training", None))
             record = block.find(signature, state) or self._predict(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)

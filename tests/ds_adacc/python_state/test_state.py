@@ -68,7 +68,7 @@ def common():
 
 
 def state(block, last=None, more=None):
-    return read([block], (), (), more or {}, last)
+    return read([block], (), (), more or {}, last)[0]
 
 
 def test_the_state_is_the_same_object_until_something_changes():

@@ -169,7 +169,7 @@ def global_hooks():
 
 def own_guards(block):
     """The guards of the block itself: what the test notes down is in the closure of its class."""
-    return {name: mark for name, mark in read([block], (), (), {}, None).marks.items() if name.startswith("block")}
+    return {name: mark for name, mark in read([block], (), (), {}, None)[0].marks.items() if name.startswith("block")}
 
 
 @pytest.mark.parametrize("raises", [False, True])

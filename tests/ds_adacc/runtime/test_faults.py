@@ -82,6 +82,9 @@ class Engine:
     def step(self):
         self.global_steps += 1
 
+    def was_step_applied(self):
+        return True
+
 
 class Trainer:
     """Steps of a stack of blocks, under an engine or without one; with `section` None as plain autograd."""

@@ -1,0 +1,98 @@
+"""Tensors that are one while a block is recorded, and two in later calls: a later call is recorded anew, or exact."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+import zoo
+from recorded import profile_of
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("one", torch.randn(3, WIDTH))
+        self.register_buffer("other", torch.randn(3, WIDTH))
+
+    def forward(self, x, first):
+        return self.b((self.a(x) + self.sum(x, first)).sin())
+
+
+class FirstInput(Block):
+    """As layers that are one module get the first layer's input, in an object."""
+
+    def change(self, x, step):
+        return SimpleNamespace(tensor=x if step < 2 else torch.randn(3, WIDTH, requires_grad=True))
+
+    def sum(self, x, first):
+        return x * 2 + first.tensor
+
+
+@dataclass
+class Pair:
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+class TwoFields(Block):
+    def change(self, x, step):
+        given = torch.randn(3, WIDTH)
+        return Pair(given, given if step < 2 else torch.randn(3, WIDTH))
+
+    def sum(self, x, first):
+        return first.one * 2 + first.other
+
+
+class TwoBuffers(Block):
+    def change(self, x, step):
+        self.other = self.one if step < 2 else torch.randn(3, WIDTH)
+
+    def sum(self, x, first):
+        return self.one * 2 + self.other
+
+
+class BufferGiven(Block):
+    def change(self, x, step):
+        return self.one if step < 2 else torch.randn(3, WIDTH)
+
+    def sum(self, x, first):
+        return self.one * 2 + first
+
+
+class HeldInput(Block):
+    """The block holds its input as an attribute, in the first calls."""
+
+    def change(self, x, step):
+        self.held = x.detach() if step < 2 else torch.randn(3, WIDTH)
+
+    def sum(self, x, first):
+        return x * 2 + self.held
+
+
+@pytest.mark.parametrize("make", [FirstInput, TwoFields, TwoBuffers, BufferGiven, HeldInput])
+def test_no_tensor_is_taken_for_another(make):
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
+    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
+    seen = []
+    for call in (lambda block, *args: block(*args), runtime.checkpoint):
+        torch.manual_seed(0)
+        block = make()
+        seen.append([])
+        for step in range(4):
+            torch.manual_seed(step)
+            x = torch.randn(3, WIDTH, requires_grad=True)
+            args = x, block.change(x, step)
+            seen[-1].append(zoo.gradients(block, args, {}, lambda *args, b=block, c=call: c(b, *args), seed=step))
+            runtime.controller.end_backward()
+    for expected, found in zip(*seen, strict=True):
+        zoo.assert_same_bits(expected, found)
+    assert runtime.recordings == 2
+    assert all(record.bound.replays for known in runtime.blocks.all() for record in known.records())
