@@ -59,7 +59,7 @@ def test_patterns_select_layers_and_their_scales():
 
 
 @pytest.mark.parametrize(
-    ("rank", "ranks"), [(0.25, (8, 8, 32)), (1.0, (32, 32, 128)), (4, (4, 4, 4)), (1e-9, (1, 1, 1))]
+    ("rank", "ranks"), [(0.25, (8, 8, 32)), (0.999, (32, 32, 128)), (4, (4, 4, 4)), (1e-9, (1, 1, 1))]
 )
 def test_the_rank_is_a_number_or_a_fraction_of_the_input_features(rank, ranks):
     served, _ = chosen(stack(), rank=rank)

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 import zoo
+from any_size import LAYERS, Training
 from held import watch_held
 from torch import nn
-from varying import LAYERS, Training
 
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement

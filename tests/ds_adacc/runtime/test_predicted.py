@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 import zoo
+from any_size import Training
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from varying import Training
 
 from ds_adacc import planner
 from ds_adacc.runtime import runtime as room
