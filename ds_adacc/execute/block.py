@@ -170,6 +170,12 @@ class Block:
 
         self._modules = [weakref.ref(module, forget) for module in modules]
 
+    @property
+    def kind(self) -> tuple[str, tuple[type, ...]]:
+        """The classes of its modules; of a function, its name too."""
+        classes = tuple(type(reference()) for reference in self._modules)
+        return ("" if len(classes) == 1 else self.name), classes
+
     def find(self, signature: Hashable, state: Guards) -> Record | None:
         """The record for this signature and this state of the block's modules."""
         for position, (known, record) in enumerate(self._records):

@@ -14,6 +14,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.functions import autocast_now
+from ds_adacc.program.geometry import span
 from ds_adacc.python_state.guards import Look, snapshot, token
 
 _HOOKS_OF_ALL_MODULES = (
@@ -68,15 +69,38 @@ def surroundings() -> str | None:
     return None
 
 
-def describe(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Hashable:
+def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     """A key of what the recorded program depends on in the tensors: shape, stride, dtype, device, `requires_grad`.
 
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
-    several of them. And what is found by its storage may be two tensors in a later call, if it was one in the recorded
-    call: an argument, say, that the block also holds. `others`: those that the block reaches in other ways.
+    several of them.
     """
     parts = tuple([Look(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
-    return parts, _sharing([*tensors, *others]) if len(tensors) + len(others) > 1 else ()
+    return parts, _sharing(tensors) if len(tensors) > 1 else ()
+
+
+def aliases(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> Hashable:
+    """Which of `others`, which the block reaches in other ways than as arguments, are parts of arguments or each other.
+
+    While a block is recorded, tensors are told apart by their memory: what was one then may be two in a later call.
+    """
+    if not others:
+        return ()
+    groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for number, tensor in enumerate((*tensors, *others)):
+        groups.setdefault(tensor.untyped_storage()._cdata, []).append((number, tensor))
+    found = []
+    for group in groups.values():
+        if len(group) > 1 and group[-1][0] >= len(tensors):
+            spans = [(number, *span(tensor)) for number, tensor in group]
+            found += [
+                (number, earlier, start - low)
+                for place, (number, start, stop) in enumerate(spans)
+                for earlier, low, high in spans[:place]
+                if number >= len(tensors)
+                and ((low <= start and stop <= high) or (earlier >= len(tensors) and start <= low and high <= stop))
+            ]
+    return tuple(found)
 
 
 class Sizes(NamedTuple):

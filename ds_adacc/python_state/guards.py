@@ -314,6 +314,11 @@ def token(value: Any) -> Hashable:
         return _Held(value)
 
 
+def without_identity(mark: Hashable) -> Hashable:
+    """The mark, but that of a module or a parameter without which one it is."""
+    return mark[1:] if type(mark) is tuple and mark and isinstance(mark[0], _Same | _Held) else mark
+
+
 def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
     """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
     return token(parameter), parameter.requires_grad, parameter.dtype

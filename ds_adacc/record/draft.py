@@ -54,6 +54,11 @@ class Draft:
         """Whether Python has read data, so that any later number may hold some of it (Rule 7)."""
         return self._data_read_at is not None
 
+    @property
+    def positions(self) -> Sequence[Position]:
+        """What autograd has saved so far."""
+        return self._positions
+
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.saved import unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
+from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.recorder import Recorder
@@ -45,7 +47,8 @@ class Follower(Recorder):
     """The dispatch mode and the pack hook of one call. `failure` says from where on it is not as predicted.
 
     An operator runs before autograd saves what it has made. So whatever was saved before `failure` was set is rebuilt
-    by operators that were as predicted; and `pack` calls `diverge` before anything else is saved.
+    by operators that were as predicted; and `pack` calls `diverge` before anything else is saved. What a Function saves
+    waits for its end, since it is compared only then.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Follower(Recorder):
         super().__init__(predicted.name, inputs, found)
         self._predicted, self._pack, self._diverge = predicted, pack, diverge
         self._compared = 0  # how many values
+        self._saved = 0  # how many saved tensors were compared
+        self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
         self._has_functions = any(op.is_function for op in predicted.ops)
 
     def __enter__(self) -> Follower:
@@ -74,6 +79,21 @@ class Follower(Recorder):
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
         super().pack(tensor)
+        self.saved.clear()
+        if self._running is not None:
+            self._late.append((LateSlot(None), tensor))
+            return self._late[-1][0]
+        self._compare_saved()
+        return self._packed(tensor)
+
+    def function_ends(self, result: Any, context: Any, raised: bool) -> None:
+        super().function_ends(result, context, raised)
+        self._compare_saved()
+        late, self._late = self._late, []
+        for slot, tensor in late:
+            slot.slot = self._packed(tensor)
+
+    def _packed(self, tensor: torch.Tensor) -> Any:
         if self.failure is not None:
             self._diverge()
         with self.aside():
@@ -92,6 +112,17 @@ class Follower(Recorder):
             self._compare(op)
             self.draft.known.tensors.release(op.outputs)  # they die as they do without a follower
         return op
+
+    def _compare_saved(self) -> None:
+        """Set `failure` if autograd saves another tensor than predicted, though it looks the same."""
+        if self.failure is not None:
+            return
+        mine = [position.ref for position in self.draft.positions[self._saved :]]
+        its = [position.ref for position in self._predicted.positions[self._saved :]]
+        if mine != its[: len(mine)]:
+            self.failure = "another tensor is saved than predicted"
+        self._saved += len(mine)
+        self.draft.known.tensors.release(ref.index for ref in mine if isinstance(ref, ValueRef))  # the plan holds it
 
     def _compare(self, op: RecordedOp) -> None:
         """Raises Unrecordable if the operator, what it reads or what it makes is not as predicted."""

@@ -27,7 +27,7 @@ from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
-from ds_adacc.program.signature import ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
+from ds_adacc.program.signature import aliases, ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
 from ds_adacc.program.symbolic_sizes import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
@@ -141,7 +141,8 @@ class Runtime:
             self.controller.begin_call()
             block.state, held = found.state(marks_of(block.places), block.state)
             state = block.state.marks
-            signature = (key, describe(tensors, [*inner, *held]), ambient(), getattr(owner, "training", None))
+            shared = aliases(tensors, [*inner, *held])
+            signature = (key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
             record = block.find(signature, state) or self._predict(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
                 reason = _not_now(found)

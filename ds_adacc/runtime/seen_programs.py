@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ds_adacc.execute.block import Block
-from ds_adacc.python_state.content import SCALARS
-from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.guards import without_identity
 
 
 class SeenPrograms:
-    """Programs by block type, each with what Python may have decided by: the block's numbers and its arguments.
+    """Programs by block type, each with what Python may have decided by: the block's state and its arguments.
 
     Two layers may run one program up to a length, and from there on two, as where a window is set for one of them.
-    A number that is another one in every block is taken for that of the layer, by which nothing is decided.
+    Only what tells which layer it is has no part in it: its modules and parameters, and the number that counts layers.
     """
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
-        self._numbers: weakref.WeakKeyDictionary[Block, tuple[Any, frozenset[Any]]] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
     def key(self, block_type: str, signature: Hashable, block: Block, blocks: Iterable[Block]) -> Hashable:
         """Names a program of this block type as `block` runs it, one of the `blocks`, in a call of this signature."""
         arguments, _, *ambience = signature
-        alike = [each for each in blocks if each.name == block.name and each.state is not None]
+        alike = [each for each in blocks if each.kind == block.kind and each.state is not None]
         of = (block.state, len(alike))
-        known = self._numbers.get(block)
+        known = self._states.get(block)
         if known is None or known[0] != of:
-            known = self._numbers[block] = of, _numbers(block, alike)
-        return block_type, arguments, *ambience, known[1]
+            known = self._states[block] = of, _state(block, alike)
+        return block_type, block.kind, arguments, *ambience, known[1]
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._seen
@@ -39,15 +38,24 @@ class SeenPrograms:
         self._seen.add(key)
 
 
-def _numbers(block: Block, alike: list[Block]) -> frozenset[Any]:
-    of_all = [_plain(each.state.marks) for each in alike]
-
-    def is_of_the_layer(name: str) -> bool:
-        return len(of_all) > 1 and len({each.get(name) for each in of_all}) == len(of_all)
-
-    return frozenset(item for item in _plain(block.state.marks).items() if not is_of_the_layer(item[0]))
+def _state(block: Block, alike: list[Block]) -> Hashable:
+    of_all = [_unnamed(each.state.marks) for each in alike]
+    return tuple((name, mark) for name, mark in _unnamed(block.state.marks).items() if not _counts(name, of_all))
 
 
-def _plain(marks: Guards) -> dict[str, Any]:
-    """The marks of numbers, strings and the like."""
-    return {name: mark for name, mark in marks.items() if type(mark) is tuple and mark and mark[0] in SCALARS}
+def _unnamed(marks: Mapping[str, Hashable]) -> dict[str, Hashable]:
+    return {name: without_identity(mark) for name, mark in marks.items() if not _is_wrapper(mark)}
+
+
+def _is_wrapper(mark: Hashable) -> bool:
+    """Whether it is that of the forward which `wrap` has put on a block: each has its own."""
+    return isinstance(mark, weakref.ref) and hasattr(mark(), "covered")
+
+
+def _counts(name: str, of_all: list[dict[str, Hashable]]) -> bool:
+    """Whether this number counts the layers: in all of them together it has consecutive values."""
+    marks = [each.get(name) for each in of_all]
+    if len(marks) < 2 or not all(type(mark) is tuple and mark and mark[0] is int for mark in marks):
+        return False
+    numbers = sorted(mark[1] for mark in marks)
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))

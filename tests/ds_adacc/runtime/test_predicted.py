@@ -1,5 +1,6 @@
 """Blocks whose Python decides by an input size that was never recorded: the first call there shows it, and is exact."""
 
+import enum
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from ds_adacc import planner
 from ds_adacc.runtime import runtime as room
+from ds_adacc.runtime.wrap import wrap_blocks
 
 RECORDED, LATER = (64, 48, 40, 56), (44, 52, 72, 100, 72)
 
@@ -126,6 +128,95 @@ def test_one_block_is_followed_at_each_new_size(monkeypatch):
         runs.compare(time)
     assert followed == [True] * len({*LATER})
     assert runs.runtime.recordings < 3 * len(RECORDED)
+
+
+def test_one_block_is_followed_of_those_that_are_wrapped(monkeypatch):
+    runs, followed = training(Alike, monkeypatch)
+    wrap_blocks({f"layers.{number}": block for number, block in enumerate(runs.blocks)}, runs.runtime)
+    for time in (*RECORDED, 44, 52):
+        followed.clear()
+        x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+        through = x
+        for block in runs.blocks:
+            through = block(through)
+        through.sum().backward()
+        runs.adacc.end_step()
+    assert followed == [True]
+
+
+class SavesOther(Block):
+    """The operators are the same at each length, but autograd saves another tensor."""
+
+    def inner(self, h):
+        sine, cosine = h.sin(), h.cos()
+        return sine * cosine.detach() if h.shape[1] > 64 else sine.detach() * cosine
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        out = (x * factor).exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (out,) = ctx.saved_tensors
+        return gradient * out * ctx.factor, None
+
+
+class OtherFactor(Block):
+    """A Function saves before it has ended, and its factor follows the length."""
+
+    def inner(self, h):
+        return Scale.apply(h, 0.5 if h.shape[1] > 64 else 0.25)
+
+
+class Sorted(Block):
+    """The windows of the layers are all different, and do not count them."""
+
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.window = (1000, 64, 2000)[number]
+
+    def inner(self, h):
+        return F.gelu(h * (0.5 if h.shape[1] > self.window else 1.0))
+
+
+class Mode(enum.Enum):
+    FULL, SLIDING = range(2)
+
+
+class Named(Block):
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.mode = Mode.SLIDING if number == 1 else Mode.FULL
+
+    def inner(self, h):
+        return F.gelu(h * (0.5 if self.mode is Mode.SLIDING and h.shape[1] > 64 else 1.0))
+
+
+class Sliding(Alike):
+    def inner(self, h):
+        return F.gelu(h * (0.5 if h.shape[1] > 64 else 1.0))
+
+
+class Full(Alike):
+    def inner(self, h):
+        return F.gelu(h * 1.0)
+
+
+def of_two_classes(number):
+    return (Full, Sliding, Full)[number](number)
+
+
+@pytest.mark.parametrize("make", [SavesOther, OtherFactor, Sorted, Named, of_two_classes])
+def test_what_decides_by_the_size_is_seen(make, monkeypatch):
+    runs, followed = training(make, monkeypatch)
+    for time in (*RECORDED, *LATER):
+        runs.compare(time)
+    assert False in followed
 
 
 def test_a_block_with_other_numbers_is_followed_too(monkeypatch):
