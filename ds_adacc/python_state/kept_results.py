@@ -29,6 +29,12 @@ class KeptResults:
     def __hash__(self) -> int:
         return 0
 
+    @property
+    def code(self) -> types.CodeType | None:
+        """The code that computes the results."""
+        computes = self._computes()
+        return None if computes is None else computes.__code__
+
     def of(self) -> types.CodeType | None:
         """The code that has computed a result which was taken since, if it reads anything of the user's; else None."""
         function, computes = self._function(), self._computes()

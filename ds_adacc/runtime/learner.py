@@ -11,7 +11,8 @@ from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import sizes_of
 from ds_adacc.python_state.guards import unreadable
-from ds_adacc.python_state.kept_results import kept_results
+from ds_adacc.python_state.kept_results import KeptResults, kept_results
+from ds_adacc.python_state.watch import Watch, marks_of
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.step_controller import StepController
@@ -26,6 +27,7 @@ class Learner:
         self._profiler = profiler
         self._codecs = codecs
         self._warnings = warnings
+        self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
 
     def recording(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
         """The recording; nothing of it is replayed if it depends on what no guard watches."""
@@ -36,11 +38,28 @@ class Learner:
                 self._warnings.doubtful(block, record.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, record.state))
         if not any(each.recording is not None and not each.doubt for each in block.records()):
-            unwatched = unwatched or _kept_result(record, captured)
+            unwatched = unwatched or self._kept_result(block, record, captured.watch)
+        codes = [mark.code for mark in (record.state or {}).values() if isinstance(mark, KeptResults)]
+        if any(code is not None and captured.watch.has_seen(code) for code in codes):
+            self._computed.append(captured.watch)
         if unwatched is not None:
             record.doubt = unwatched
             self._warnings.doubtful(block, unwatched)
         return captured.recording.doubted(record.doubt)
+
+    def _kept_result(self, block: Block, record: Record, watch: Watch) -> str | None:
+        """A function of whose results the block has used one that was computed when no block was being recorded.
+
+        If another block was, this one depends on all that the other has read.
+        """
+        for name, code in kept_results(record.state or {}).items():
+            if not watch.has_seen(code):
+                other = next((each for each in self._computed if each.has_seen(code)), None)
+                if other is None:
+                    return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
+                block.places.update(other.places)
+                record.state = {**marks_of(other.places), **(record.state or {})}
+        return None
 
     def block_type(
         self, recording: Recording, captured: Capture, block: Block, signature: Hashable, record: Record
@@ -78,10 +97,3 @@ class Learner:
             record.outliers[index] = order, count
             if known.agreed is None:
                 known.note_outliers(index, int(count))
-
-
-def _kept_result(record: Record, captured: Capture) -> str | None:
-    """A function of whose results the block has used one that was computed before the block was first recorded."""
-    kept = kept_results(record.state or {})
-    name = next((name for name, code in kept.items() if not captured.watch.has_seen(code)), None)
-    return None if name is None else f"{name} (functools.lru_cache: nothing tells of what they were computed)"

@@ -142,6 +142,25 @@ def test_a_result_that_depends_on_nothing_but_arguments_may_be_kept():
     assert all(steps(lambda h: h * table(h.shape[-1])))
 
 
+def test_a_result_that_another_block_has_computed_may_be_used():
+    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    blocks = [Block(lambda h: h * scale()), Block(lambda h: h * scale())]
+    for step in range(5):
+        if step == 3:
+            settings.scale = 3.0
+        seen = []
+        for call in (lambda block, x: block(x), work.checkpoint):
+            if step in (0, 3):
+                scale.cache_clear()  # the first block to run computes it
+            torch.manual_seed(step)
+            x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
+            seen.append([zoo.gradients(block, (x,), {}, functools.partial(call, block)) for block in blocks])
+        for plain, ours in zip(*seen, strict=True):
+            zoo.assert_same_bits(plain, ours)
+    assert all(any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records())
+    assert work.recordings == 4, "each block anew when the scale has changed"
+
+
 def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
     block, scaled = Block(lambda h: h * scale() + scale()), lambda: settings.__setattr__("scale", 3.0)
     work = Runtime(load({"adacc": SECTION}), stepped=True)
