@@ -117,9 +117,12 @@ def has_setup_context(cls: type[torch.autograd.Function]) -> bool:
 
 
 def arguments(frame: types.FrameType) -> tuple[Any, ...]:
-    """What the function was called with, which has just begun. Torch hands on all arguments by position."""
+    """What the function was called with, which has just begun. Torch hands on all arguments by position.
+
+    A generator that goes on begins again, too, and may have deleted some.
+    """
     names, rest, _, values = inspect.getargvalues(frame)
-    return (*(values[name] for name in names), *(values[rest] if rest else ()))
+    return (*(values[name] for name in names if name in values), *(values.get(rest, ()) if rest else ()))
 
 
 for _each in (FunctionCalls.called, FunctionCalls.ended):  # Python calls them while Dynamo traces: see `Watch`

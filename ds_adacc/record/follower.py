@@ -96,7 +96,7 @@ class Follower(Recorder):
     def _packed(self, tensor: torch.Tensor) -> Any:
         if self.failure is not None:
             self._diverge()
-        with self.aside():
+        with self._noting(), self.aside():
             return self._pack(tensor)
 
     def close(self) -> bool:

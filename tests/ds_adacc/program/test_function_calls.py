@@ -11,6 +11,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.program.arguments import without_data
 from ds_adacc.program.recording import _portable
+from ds_adacc.python_state.function_calls import arguments
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -205,3 +206,13 @@ def test_a_draw_from_a_generator_that_a_function_is_given():
     after = block.generator.get_state()
     block(x)
     assert torch.equal(block.generator.get_state(), after)
+
+
+def test_the_arguments_of_a_generator_that_has_deleted_one():
+    def of(first, second, *rest):
+        del first, rest
+        yield second
+
+    generator = of(1, 2, 3)
+    next(generator)
+    assert arguments(generator.gi_frame) == (2,)
