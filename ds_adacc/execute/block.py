@@ -47,7 +47,8 @@ class Record:
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule 11).
-    `is_predicted`: the program was recorded at other input sizes, and is predicted at these.
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
+    known yet to run so.
     """
 
     state: Guards | None = None
@@ -59,6 +60,7 @@ class Record:
     settled: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
+    is_unseen: bool = False
     _bind: Callable[[Record], BoundPolicy] | None = field(default=None, repr=False)
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
@@ -85,6 +87,7 @@ class Record:
             settled=self.settled,
             doubt=self.doubt,
             is_predicted=True,
+            is_unseen=True,
         )
 
     def to_plain(self, on_host: dict[int, torch.Tensor]) -> dict[str, Any]:

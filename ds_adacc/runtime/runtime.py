@@ -202,11 +202,13 @@ class Runtime:
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
-            program = self._key(block, record, signature) if record.is_predicted and bound.replays else None
-            if program is not None and program not in self._seen:
+            if record.is_unseen and bound.replays:
+                record.is_unseen = (program := self._key(block, record, signature)) not in self._seen
+            if record.is_unseen and bound.replays:
                 output, is_as_predicted = follow(bound.recording, tensors, found, run, pack, call.diverge)
                 if is_as_predicted:
                     self._seen.add(program)
+                    record.is_unseen = False
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = run()
