@@ -5,12 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import zoo
-from recorded import profile_of
+from recomputing import compare
 from torch import nn
-
-from ds_adacc.config import load
-from ds_adacc.runtime.runtime import Runtime
 
 WIDTH = 8
 
@@ -79,20 +75,8 @@ class HeldInput(Block):
 
 @pytest.mark.parametrize("make", [FirstInput, TwoFields, TwoBuffers, BufferGiven, HeldInput])
 def test_no_tensor_is_taken_for_another(make):
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
-    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
-    seen = []
-    for call in (lambda block, *args: block(*args), runtime.checkpoint):
-        torch.manual_seed(0)
-        block = make()
-        seen.append([])
-        for step in range(4):
-            torch.manual_seed(step)
-            x = torch.randn(3, WIDTH, requires_grad=True)
-            args = x, block.change(x, step)
-            seen[-1].append(zoo.gradients(block, args, {}, lambda *args, b=block, c=call: c(b, *args), seed=step))
-            runtime.controller.end_backward()
-    for expected, found in zip(*seen, strict=True):
-        zoo.assert_same_bits(expected, found)
-    assert runtime.recordings == 2
-    assert all(record.bound.replays for known in runtime.blocks.all() for record in known.records())
+    def arguments(block, step):
+        x = torch.randn(3, WIDTH, requires_grad=True)
+        return x, block.change(x, step)
+
+    assert compare(make, 4, arguments).recordings == 2

@@ -5,12 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import zoo
-from recorded import profile_of
+from recomputing import compare
 from torch import nn
-
-from ds_adacc.config import load
-from ds_adacc.runtime.runtime import Runtime
 
 WIDTH = 8
 
@@ -68,19 +64,7 @@ class Rotated(Block):
 
 @pytest.mark.parametrize("make", [Average, ReplacedFirst, Taken, Rotated])
 def test_each_call_has_the_tensors_that_it_has_read(make):
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
-    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
-    seen = []
-    for call in (lambda block, *args: block(*args), runtime.checkpoint):
-        torch.manual_seed(0)
-        block = make()
-        seen.append([])
-        for step in range(5):
-            torch.manual_seed(step)
-            x, given = torch.randn(3, WIDTH, requires_grad=True), SimpleNamespace(tensor=torch.randn(3, WIDTH))
-            # never planned, it recomputes all that it may
-            seen[-1].append(zoo.gradients(block, (x, given), {}, lambda *args, b=block, c=call: c(b, *args), seed=step))
-            runtime.controller.end_backward()
-    for expected, found in zip(*seen, strict=True):
-        zoo.assert_same_bits(expected, found)
-    assert all(record.bound.replays for known in runtime.blocks.all() for record in known.records())
+    def arguments(block, step):
+        return torch.randn(3, WIDTH, requires_grad=True), SimpleNamespace(tensor=torch.randn(3, WIDTH))
+
+    compare(make, 5, arguments)
