@@ -62,7 +62,7 @@ class Stub(Codec):
         return (x.detach(),)
 
     def decompress(self, payload, shape, dtype):
-        return payload[0].detach().view(shape)
+        return payload[0].view(shape)
 
     def payload_bytes(self, shape, dtype):
         return 0

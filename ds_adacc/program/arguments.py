@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,39 @@ class ParameterRef:
 
     index: int
     geometry: Geometry
+
+
+_REFERENCES = (ValueRef, ParameterRef)
+
+
+class Template:
+    """An operator's arguments, into which tensors are put in place of the references.
+
+    What is constant is found once: a walk through all arguments may take longer than the operator's kernel.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_named", "_placed")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> None:
+        self._args, self._kwargs = list(args), dict(kwargs)
+        self._placed = tuple((place, arg) for place, arg in enumerate(args) if any(references(arg)))
+        self._named = tuple((name, arg) for name, arg in kwargs if any(references(arg)))
+
+    def filled(self, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with `tensor_of` each reference. The dict must not be written to."""
+        args, kwargs = self._args.copy(), self._kwargs
+        for place, arg in self._placed:
+            args[place] = tensor_of(arg) if type(arg) in _REFERENCES else _filled(arg, tensor_of)
+        if self._named:
+            kwargs = {**kwargs, **{name: _filled(arg, tensor_of) for name, arg in self._named}}
+        return args, kwargs
+
+
+def _filled(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:
+    kind = type(tree)
+    if kind in _REFERENCES:
+        return tensor_of(tree)
+    return kind([_filled(item, tensor_of) for item in tree]) if kind is tuple or kind is list else tree
 
 
 def references(tree: Any) -> Iterator[ValueRef | ParameterRef]:

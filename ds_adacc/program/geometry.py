@@ -60,10 +60,16 @@ class Geometry:
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
         """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
+        if self.start == 0 and root.stride() == self.stride and root.shape == self.size and root.dtype is self.dtype:
+            return root
+        return self.part_of(root)
+
+    def part_of(self, root: torch.Tensor) -> torch.Tensor:
+        """As `view`, of a root that is known to look otherwise."""
         if root.dtype is self.dtype:
-            if self.start == 0 and root.shape == self.size and root.stride() == self.stride:
-                return root
-            offset = root.storage_offset() + self.start // self.dtype.itemsize
+            offset = root.storage_offset()
+            if self.start:
+                offset += self.start // self.dtype.itemsize
             return root.as_strided(self.size, self.stride, offset)
         offset = (root.storage_offset() * root.element_size() + self.start) // self.dtype.itemsize
         alias = torch.empty(0, dtype=self.dtype, device=root.device)

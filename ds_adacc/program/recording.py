@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, put, references, take, without_data
+from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.python_state.python_reads import PythonReads
 
@@ -148,6 +148,11 @@ class RecordedOp:
     def draws(self) -> tuple[Draw, ...]:
         """The draws of all its parts."""
         return tuple(part.draw for part in self.parts if part.draw is not None)
+
+    @functools.cached_property
+    def template(self) -> Template:
+        """Its arguments, ready to be filled with tensors."""
+        return Template(self.args, self.kwargs)
 
     @functools.cached_property
     def sources(self) -> tuple[ValueRef | ParameterRef, ...]:

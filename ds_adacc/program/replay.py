@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -15,7 +14,6 @@ from ds_adacc.program.generators import drawing_again
 from ds_adacc.program.recording import RecordedOp
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
-_REFERENCES = (ValueRef, ParameterRef)
 
 
 @dataclass(slots=True)
@@ -73,19 +71,18 @@ def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
 def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[torch.Tensor, ...]:
     if op.python_reads is not None:
         op.python_reads.check(op.short_name)
-    args = [tensor_of(arg) if type(arg) in _REFERENCES else _resolve(arg, tensor_of) for arg in op.args]
-    kwargs = {name: _resolve(value, tensor_of) for name, value in op.kwargs}
+    args, kwargs = op.template.filled(tensor_of)
     is_cast = torch._C._is_any_autocast_enabled() and not isinstance(op.func, FunctionCall)  # that casts as in forward
     if op.draw is None and not is_cast:
         result = op.func(*args, **kwargs)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
-    with ExitStack() as ambience:
-        if is_cast:
-            ambience.enter_context(torch._C._DisableAutocast())
-        if op.draw is not None:
-            states = tensor_of(op.draw.before), tensor_of(op.draw.after)
-            ambience.enter_context(drawing_again(op.draw.generator, *states))
-        result = op.func(*args, **kwargs)
+    else:
+        with ExitStack() as ambience:
+            if is_cast:
+                ambience.enter_context(torch._C._DisableAutocast())
+            if op.draw is not None:
+                states = tensor_of(op.draw.before), tensor_of(op.draw.after)
+                ambience.enter_context(drawing_again(op.draw.generator, *states))
+            result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
@@ -93,15 +90,6 @@ def view_of(ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], p
     """The tensor that `ref` stands for: a view of its root, or of the live parameter."""
     origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
     return ref.geometry.view(origin)
-
-
-def _resolve(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:
-    kind = type(tree)
-    if kind in _REFERENCES:
-        return tensor_of(tree)
-    if kind is tuple or kind is list:
-        return kind([_resolve(item, tensor_of) for item in tree])
-    return tree
 
 
 def live(parameter: torch.Tensor) -> torch.Tensor:

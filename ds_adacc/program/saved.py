@@ -6,6 +6,7 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
+import operator
 from typing import Protocol
 
 import torch
@@ -62,7 +63,7 @@ class Retained:
 
 
 class ValueSlot:
-    """A saved tensor that is a part of a holder's value."""
+    """A saved tensor that is a view of a holder's value: a part of it, or of another shape."""
 
     __slots__ = ("holder", "view")
 
@@ -71,7 +72,7 @@ class ValueSlot:
         self.view = view
 
     def unpack(self) -> torch.Tensor:
-        return self.view.view(self.holder.get())
+        return self.view.part_of(self.holder.get())
 
 
 class CopyingSlot:
@@ -102,9 +103,9 @@ class ParameterSlot:
         self.version = parameter._version
 
     def unpack(self) -> torch.Tensor:
-        if self.parameter._version != self.version:
-            raise modified("a parameter", self.parameter, self.version)
         parameter = self.parameter
+        if parameter._version != self.version:
+            raise modified("a parameter", parameter, self.version)
         data = live(parameter)
         if (not parameter.requires_grad or parameter.__dict__) and self._is_whole():
             return StandIn.of(parameter) if parameter.requires_grad else parameter
@@ -133,6 +134,4 @@ def never_saved(name: str) -> RuntimeError:
     )
 
 
-def unpack(slot: Slot) -> torch.Tensor:
-    """The unpack hook."""
-    return slot.unpack()
+unpack = operator.methodcaller("unpack")  # the unpack hook: of a slot, its tensor

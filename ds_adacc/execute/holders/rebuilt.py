@@ -7,6 +7,8 @@ import torch
 from ds_adacc.program.replay import Rerun, modified, replay, updated
 from ds_adacc.program.saved import Holder, Retained
 
+_ONCE = (1,)  # the uses of an operator's only output
+
 
 class Replay:
     """One operator that backward replays. Each of its outputs stays cached until its last use (Rule 6)."""
@@ -17,21 +19,23 @@ class Replay:
         self.rerun = rerun
         self.inputs = inputs
         self.parameters: dict[int, torch.Tensor] = {}
-        self.versions: list[int] = []
-        for index in rerun.read_parameters:  # most operators read none
-            self.parameters[index] = parameter = rerun.parameters[index]
-            self.versions.append(parameter._version)
-        self._updates = rerun.updates.count
-        self._left: list[int] = []  # by output, the uses to come of what is cached
-        self._cached: list[torch.Tensor | None] = []
+        if rerun.read_parameters:  # most operators read none
+            self.parameters = {index: rerun.parameters[index] for index in rerun.read_parameters}
+            self.versions = [parameter._version for parameter in self.parameters.values()]
+            self._updates = rerun.updates.count
+        self._cached: list[torch.Tensor | None] | None = None  # until its first use
+        self._left: list[int]  # by output, the uses to come of what is cached
 
     def get(self, output: int) -> torch.Tensor:
         uses = self.rerun.uses
-        tensor = self._cached[output] if self._cached else None
+        if uses == _ONCE:  # as most are: nothing is cached
+            return self._run()[output]
+        if self._cached is None:
+            self._cached, self._left = [None] * len(uses), list(uses)
+        tensor = self._cached[output]
         if tensor is None:
             outputs = self._run()
             self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
-            self._left = self._left or list(uses)
             tensor = outputs[output]
         self._left[output] -= 1
         if self._left[output] <= 0:
@@ -39,13 +43,18 @@ class Replay:
         return tensor
 
     def _run(self) -> tuple[torch.Tensor, ...]:
+        if self.parameters:
+            self._check_parameters()
+        roots = {index: holder.get() for index, holder in self.inputs.items()}
+        return replay(self.rerun.op, roots.__getitem__, self.parameters)
+
+    def _check_parameters(self) -> None:
+        """Rule 7."""
         for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
-            if parameter._version != version:  # Rule 7
+            if parameter._version != version:
                 raise modified("a parameter", parameter, version)
             if self._updates != self.rerun.updates.count:
                 raise updated(parameter)
-        roots = {index: holder.get() for index, holder in self.inputs.items()}
-        return replay(self.rerun.op, roots.__getitem__, self.parameters)
 
 
 class Rebuilt:
