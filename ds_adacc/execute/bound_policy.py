@@ -201,7 +201,7 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
     seen = flat(value)
     if value.geometry.is_contiguous and value.geometry.size[-1:] == seen.size[-1:]:
         seen = value.geometry  # the codec gives the value its own shape
-    return Compression(value.name, value.geometry, uses, codec, seen.size, value.device, seen is value.geometry)
+    return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
 
 
 def _compresses(value: RecordedValue, policy: Policy) -> bool:

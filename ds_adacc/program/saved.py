@@ -6,7 +6,6 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
-import operator
 from typing import Protocol
 
 import torch
@@ -134,4 +133,6 @@ def never_saved(name: str) -> RuntimeError:
     )
 
 
-unpack = operator.methodcaller("unpack")  # the unpack hook: of a slot, its tensor
+def unpack(slot: Slot) -> torch.Tensor:
+    """The unpack hook."""
+    return slot.unpack()

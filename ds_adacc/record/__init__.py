@@ -12,6 +12,7 @@ The files, in the order in which a call meets them:
 * `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
+* `casts`: the casts that autocast keeps for later calls: every call has them as operators.
 * `application`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
 * `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `draws`: which operators draw random numbers, and from which state.
@@ -49,8 +50,9 @@ Rules of this room and of these two, cited where they are obeyed:
    operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
 10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
     NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
-11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. What an
-    operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
+11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. Within one
+    context autocast casts a parameter once. A later call that finds the cast has that operator too, where it first
+    reads the cast. What an operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
 12. A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
     between ranks. It lives as long as the plan, and all ranks must agree on the plan.
 13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.

@@ -103,7 +103,8 @@ class Follower(Recorder):
         """Let go of all tensors, as autograd keeps the pack hook. Returns whether the call was as predicted."""
         if self.failure is not None:
             self._diverge()
-        self.saved, self.draft, self._closure, self._pack, self._diverge = [], None, None, None, None
+        self.saved, self.draft, self._casts, self._closure = [], None, None, None
+        self._pack = self._diverge = None
         return self.failure is None
 
     def _note(self, ran: Ran) -> RecordedOp | None:

@@ -29,6 +29,7 @@ from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.application import Application
+from ds_adacc.record.casts import CAST, Casts
 from ds_adacc.record.compiled import in_compiled_code
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.known import Unrecordable
@@ -61,6 +62,7 @@ class Recorder(TorchDispatchMode):
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
         self._closure = found
+        self._casts = Casts()
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
         self._python_reads: PythonReads | None = None  # of the operator that is under way, if its kernel may be Python
@@ -84,14 +86,17 @@ class Recorder(TorchDispatchMode):
             with self._noting():
                 self._running.note(func, (args, kwargs), result)
             return result
+        if self._casts.makes(func, args, kwargs):
+            return self._casts.add(args[0], func(*args, **kwargs))
         encoded = states = None
+        self._has_collective = False
         with self._noting():
+            self._note_casts((args, kwargs))
             encoded = self.draft.arguments(func, args, kwargs)
             states = self.draft.draws.states()
             if getattr(func, "namespace", None) not in OF_TORCH:
                 self._python_reads = PythonReads(places_of_kernels(func))
                 self.watch.add(self._python_reads.places)
-        self._has_collective = False
         try:
             result = func(*args, **kwargs)
         finally:
@@ -103,6 +108,9 @@ class Recorder(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""
+        if self._running is None and self.failure is None:
+            with self._noting(), self.aside():
+                self._note_casts(tensor)
         with torch.no_grad(), self.aside():
             tensor = tensor.detach()
         self.saved.append(tensor)
@@ -144,7 +152,9 @@ class Recorder(TorchDispatchMode):
             self.draft.remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
             return False
         with self._noting(), self.aside(), torch.no_grad():
-            self._running, self._has_collective = Application(cls, args, self.draft.draws.states()), False
+            self._has_collective = False
+            self._note_casts(args)
+            self._running = Application(cls, args, self.draft.draws.states())
             self.watch.add(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")
@@ -213,6 +223,12 @@ class Recorder(TorchDispatchMode):
             self.draft.note_data_read()
         dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
         return Ran(func, *encoded, given, outputs, states, written, refusal, dynamic, 0, handed_on, reads)
+
+    def _note_casts(self, given: Any) -> None:
+        """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
+        for leaf, cast in self._casts.read(given, self.draft.known):
+            args, kwargs, states = (leaf,), {"dtype": cast.dtype}, self.draft.draws.states()
+            self._note(self._ran(CAST, self.draft.arguments(CAST, args, kwargs), (args, kwargs), cast, states, None))
 
     def _note(self, ran: Ran) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule 9)."""

@@ -13,15 +13,11 @@ from ds_adacc.program.saved import never_saved
 
 @dataclass(frozen=True)
 class Compression(Facts):
-    """What is known of a compressed value. `shape`: the one that its codec restores; `device`: the type of its own.
-
-    `is_own_shape`: that is the value's own, and contiguous.
-    """
+    """What is known of a compressed value. `shape`: the one that its codec restores; `device`: the type of its own."""
 
     codec: Codec
     shape: tuple[int, ...]
     device: str
-    is_own_shape: bool
 
 
 class Compressed(Restored):
@@ -50,5 +46,4 @@ class Compressed(Restored):
         facts = self.facts
         if self.payload is None:
             raise never_saved(facts.name)
-        restored = facts.codec.decompress(self.payload, facts.shape, facts.geometry.dtype)
-        return restored if facts.is_own_shape else facts.geometry.view(restored)
+        return facts.codec.decompress(self.payload, facts.shape, facts.geometry.dtype)

@@ -58,7 +58,7 @@ class Offloaded(Restored):
         self.offloads.expect()
         self.prefetch()
         self._coming = False
-        return self.facts.geometry.view(self.offloads.transfer.take(self._handle))
+        return self.offloads.transfer.take(self._handle)
 
 
 def _witness(tensor: torch.Tensor) -> torch.Tensor:

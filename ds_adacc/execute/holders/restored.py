@@ -30,11 +30,11 @@ class Restored(ABC):
         self._left = facts.uses
 
     def get(self) -> torch.Tensor:
-        root = self._restore() if self._cached is None else self._cached
+        root = self._cached
+        if root is None:
+            root = self._cached = self.facts.geometry.view(self._restore())
         self._left -= 1
-        if self._left > 0:
-            self._cached = root
-        else:
+        if self._left <= 0:
             self._cached, self._left = None, self.facts.uses
         return root
 
@@ -42,4 +42,4 @@ class Restored(ABC):
 
     @abstractmethod
     def _restore(self) -> torch.Tensor:
-        """The value. Raises RuntimeError if the value was never saved."""
+        """All elements in memory order. Raises RuntimeError if the value was never saved."""
