@@ -92,9 +92,8 @@ class FunctionCalls:
             return
         # After `apply` the context is the `grad_fn` of what it has returned, which any function may take: those that
         # a module's backward hooks call do. Only then does it know its outputs.
-        is_grad_fn = bool(context._input_metadata)
         cls = type(context)._forward_cls
-        if not is_grad_fn and not self._is_following and all(call.cls is not cls for call in self._calls):
+        if not _knows_outputs(context) and not self._is_following and all(call.cls is not cls for call in self._calls):
             self._listener.function_is_hidden(cls)
 
     def ended(self, frame: types.FrameType, event: str, returned: Any) -> None:
@@ -109,6 +108,13 @@ class FunctionCalls:
             self._calls.pop()
             if was_following:
                 self._listener.function_ends(call.result, call.context, event == "c_exception")
+
+
+def _knows_outputs(context: Any) -> bool:
+    try:
+        return bool(context._input_metadata)
+    except RuntimeError:  # torch 2.11 says that once the outputs are gone
+        return True
 
 
 def has_setup_context(cls: type[torch.autograd.Function]) -> bool:

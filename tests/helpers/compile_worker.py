@@ -17,7 +17,7 @@ import ds_adacc
 STEPS = 4
 SECTIONS = {
     "engine": {"memory_budget": 0.999, "codecs": {"dropout_mask": "bits"}},
-    "blocks": {"memory_budget": 0.8, "codecs": "paper", "max_gradient_error": None},
+    "blocks": {"memory_budget": 0.9, "codecs": "paper", "max_gradient_error": None},
 }
 
 
