@@ -41,15 +41,16 @@ _REFERENCES = (ValueRef, ParameterRef)
 class Template:
     """An operator's arguments, into which tensors are put in place of the references.
 
-    What is constant is found once: a walk through all arguments may take longer than the operator's kernel.
+    What is constant is found once: a walk through all arguments may take longer than the operator's kernel. Lists are
+    made anew each time, as a Function may write to them.
     """
 
     __slots__ = ("_args", "_kwargs", "_named", "_placed")
 
     def __init__(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> None:
         self._args, self._kwargs = list(args), dict(kwargs)
-        self._placed = tuple((place, arg) for place, arg in enumerate(args) if any(references(arg)))
-        self._named = tuple((name, arg) for name, arg in kwargs if any(references(arg)))
+        self._placed = tuple((place, arg) for place, arg in enumerate(args) if not _is_constant(arg))
+        self._named = tuple((name, arg) for name, arg in kwargs if not _is_constant(arg))
 
     def filled(self, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with `tensor_of` each reference. The dict must not be written to."""
@@ -59,6 +60,11 @@ class Template:
         if self._named:
             kwargs = {**kwargs, **{name: _filled(arg, tensor_of) for name, arg in self._named}}
         return args, kwargs
+
+
+def _is_constant(tree: Any) -> bool:
+    kind = type(tree)
+    return kind not in (*_REFERENCES, list) and (kind is not tuple or all(map(_is_constant, tree)))
 
 
 def _filled(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tensor]) -> Any:

@@ -8,11 +8,14 @@ What autocast keeps: `cached_cast` in aten/src/ATen/autocast_mode.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.functions import autocast_now
 from ds_adacc.program.pieces import pieces, same_bits
 from ds_adacc.program.schema import tensors_in
@@ -21,45 +24,90 @@ from ds_adacc.record.known import Known, storage_of
 CAST = torch.ops.aten._to_copy.default
 
 
+class Cast(NamedTuple):
+    """The cast of a parameter, at this version of it. `is_found`: an earlier call has made it."""
+
+    parameter: torch.Tensor
+    version: int
+    cast: torch.Tensor
+    is_found: bool
+
+
 class Casts:
     """The casts that autocast keeps where the block is called, as far as the block has not read them yet."""
 
     def __init__(self) -> None:
         keeps = torch.is_autocast_cache_enabled()
         self._kinds = {(device, dtype) for device, is_on, dtype in autocast_now() if is_on and keeps}
-        self._unread: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by storage: what is cast, and the cast
+        self._unread: dict[int, Cast] = {}  # by storage
 
     def makes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call makes a cast that autocast keeps."""
         return func is CAST and kwargs.keys() == {"dtype"} and self._is_kept(args[0], kwargs["dtype"])
 
-    def add(self, leaf: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
-        """Have `read` tell of a cast that was made. Returns the cast."""
-        self._unread[storage_of(cast)] = leaf, cast
+    def add(self, parameter: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        """Have `read` tell of a cast that was made. Returns it."""
+        self._unread[storage_of(cast)] = Cast(parameter, parameter._version, cast, False)
         return cast
 
-    def read(self, given: Any, known: Known) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What was cast, and the cast, for each tensor in `given` that is a cast and is read for the first time."""
-        if not self._kinds:
-            return
-        for tensor in tensors_in(given):
-            made = self._unread.pop(storage_of(tensor), None) or self._made_before(tensor, known)
-            if made is not None:
-                yield made
+    def read(self, given: Any, known: Known) -> Iterator[Cast]:
+        """The tensors in `given` that are casts and are read for the first time. Each must become known at once."""
+        for tensor in tensors_in(given) if self._kinds else ():
+            if tensor.layout is torch.strided:
+                cast = self._unread.pop(storage_of(tensor), None) or self._found(tensor, known)
+                if cast is not None and cast.parameter._version == cast.version:
+                    yield cast
 
-    def _is_kept(self, leaf: torch.Tensor, dtype: torch.dtype) -> bool:
-        is_kept = leaf.requires_grad and leaf.is_leaf and leaf.dtype is torch.float32 and not leaf._is_view()
-        return is_kept and (leaf.device.type, dtype) in self._kinds
+    def _is_kept(self, parameter: torch.Tensor, dtype: torch.dtype) -> bool:
+        is_kept = isinstance(parameter, nn.Parameter) and parameter.requires_grad and parameter.dtype is torch.float32
+        return is_kept and (parameter.device.type, dtype) in self._kinds
 
-    def _made_before(self, tensor: torch.Tensor, known: Known) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The same for a cast that an earlier call has made: its node in the autograd graph tells what was cast."""
-        node = tensor.grad_fn
-        if node is None or node.name() != "ToCopyBackward0":
+    def _found(self, tensor: torch.Tensor, known: Known) -> Cast | None:
+        """The tensor as a cast that an earlier call has made: its node in the autograd graph tells of what.
+
+        None if it is not, or if the parameter has changed since, so that the cast can be made of it no more.
+        """
+        # (Torch looks at the base of a view before it tells its node, and may raise.)
+        if not tensor.requires_grad or tensor._is_view() or type(tensor.grad_fn).__name__ != "ToCopyBackward0":
             return None
-        leaf = getattr(node.next_functions[0][0], "variable", None)
-        if leaf is None or not self._is_kept(leaf, tensor.dtype) or known.find(tensor) is not None:
+        parameter = getattr(tensor.grad_fn.next_functions[0][0], "variable", None)
+        if not self._is_kept(parameter, tensor.dtype) or parameter.device != tensor.device:
             return None
-        with torch.no_grad():  # if the leaf has changed since, the cast can be made of it no more
-            parts = pieces(leaf.detach(), tensor.detach())
-            is_same = leaf.shape == tensor.shape and all(same_bits(one.to(tensor.dtype), other) for one, other in parts)
-        return (leaf, tensor) if is_same else None
+        if parameter.shape != tensor.shape or known.find(tensor) is not None:
+            return None
+        with torch.no_grad():
+            parts = pieces(parameter.detach(), tensor.detach())
+            is_same = all(same_bits(one.to(tensor.dtype), other) for one, other in parts)
+        is_of_block = is_same and isinstance(known.find(parameter), ParameterRef)
+        return Cast(parameter, parameter._version, tensor, True) if is_of_block else None
+
+
+class _Asking(TorchDispatchMode):
+    """Notes what autocast hands to a matrix product, which it does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: torch.Tensor | None = None
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not torch.ops.aten.mm.default:
+            return func(*args, **(kwargs or {}))
+        self.given = args[0]
+        return args[0].new_empty((1, 1))
+
+
+def is_autocasts(cast: Cast) -> bool:
+    """Whether autocast would hand out this very cast now. A program may keep casts of its own, and renew them seldom.
+
+    Autocast is asked to cast the parameter. If it has not, it does so, and keeps the result as it would at the
+    parameter's first use.
+    """
+    with torch.enable_grad(), _Asking() as asking:
+        torch.mm(cast.parameter, cast.parameter)
+    return asking.given is not None and storage_of(asking.given) == storage_of(cast.cast)

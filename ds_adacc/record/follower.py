@@ -17,6 +17,7 @@ from ds_adacc.program.saved import unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import LateSlot
+from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.recorder import Recorder
@@ -101,9 +102,11 @@ class Follower(Recorder):
 
     def close(self) -> bool:
         """Let go of all tensors, as autograd keeps the pack hook. Returns whether the call was as predicted."""
+        if self.failure is None and not all(map(is_autocasts, self._found.values())):
+            self.failure = "the program keeps a cast that is predicted to be autocast's"
         if self.failure is not None:
             self._diverge()
-        self.saved, self.draft, self._casts, self._closure = [], None, None, None
+        self.saved, self.draft, self._casts, self._found, self._closure = [], None, None, {}, None
         self._pack = self._diverge = None
         return self.failure is None
 

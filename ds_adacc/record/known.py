@@ -150,8 +150,9 @@ def admit(tensor: torch.Tensor) -> None:
     """Raises `Unrecordable` for a tensor of another kind than blocks are recorded with."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
-    if tensor.layout != torch.strided:
-        raise Unrecordable(f"it handles a tensor of layout {tensor.layout}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
+        raise Unrecordable(f"it handles a {kind}")
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -29,7 +29,7 @@ from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.application import Application
-from ds_adacc.record.casts import CAST, Casts
+from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled import in_compiled_code
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.known import Unrecordable
@@ -63,6 +63,7 @@ class Recorder(TorchDispatchMode):
         self.saved: list[torch.Tensor] = []
         self._closure = found
         self._casts = Casts()
+        self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
         self._python_reads: PythonReads | None = None  # of the operator that is under way, if its kernel may be Python
@@ -199,7 +200,8 @@ class Recorder(TorchDispatchMode):
         """The block's program. Raises `Unrecordable` with the reason if there is none."""
         if self.failure is not None:
             raise Unrecordable(self.failure)
-        return self.draft.recording(self.name)
+        kept = (index for index, cast in self._found.items() if not is_autocasts(cast))
+        return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 
     # -- bookkeeping
 
@@ -226,9 +228,12 @@ class Recorder(TorchDispatchMode):
 
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
-        for leaf, cast in self._casts.read(given, self.draft.known):
-            args, kwargs, states = (leaf,), {"dtype": cast.dtype}, self.draft.draws.states()
-            self._note(self._ran(CAST, self.draft.arguments(CAST, args, kwargs), (args, kwargs), cast, states, None))
+        for each in self._casts.read(given, self.draft.known):
+            args, kwargs, states = (each.parameter,), {"dtype": each.cast.dtype}, self.draft.draws.states()
+            encoded = self.draft.arguments(CAST, args, kwargs)
+            op = self._note(self._ran(CAST, encoded, (args, kwargs), each.cast, states, None))
+            if each.is_found and op is not None:
+                self._found[op.index] = each
 
     def _note(self, ran: Ran) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule 9)."""

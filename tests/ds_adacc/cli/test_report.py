@@ -91,7 +91,8 @@ def path():
 
 
 def without_time(events):
-    assert all(datetime.fromisoformat(event.pop("time")).utcoffset() is not None for event in events)
+    times = [datetime.fromisoformat(event.pop("time").replace("Z", "+00:00")) for event in events]  # for Python 3.10
+    assert all(time.utcoffset() is not None for time in times)
     return events
 
 

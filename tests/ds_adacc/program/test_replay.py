@@ -1,9 +1,10 @@
-"""What a replay says of a parameter that ZeRO-3 has partitioned away."""
+"""What a replay says of a parameter that ZeRO-3 has partitioned away; and what it calls an operator with."""
 
 import pytest
 import torch
 from torch import nn
 
+from ds_adacc.program.arguments import Template
 from ds_adacc.program.replay import live
 
 
@@ -30,3 +31,11 @@ def test_a_leaf_module_is_released_after_its_first_backward():
 
 def test_what_was_empty_from_the_start_is_live():
     assert live(nn.Parameter(torch.empty(0))).numel() == 0
+
+
+def test_a_function_may_write_to_the_lists_it_is_given():
+    template = Template(([1, 2], (3, [4])), (("dims", [5]),))
+    (first, (_, second)), kwargs = template.filled(None)
+    for given in (first, second, kwargs["dims"]):
+        given.append(6)
+    assert template.filled(None) == ([[1, 2], (3, [4])], {"dims": [5]})

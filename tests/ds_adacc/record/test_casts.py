@@ -44,9 +44,9 @@ def test_a_call_that_finds_casts_has_the_program_of_one_that_makes_them():
 
 def test_a_cast_that_is_saved_before_it_is_read():
     """Autograd saves the weight of a convolution before that runs."""
-    block, args = nn.Conv1d(3, 4, 3), (torch.randn(2, 3, 8, requires_grad=True),)
+    block = nn.Conv1d(3, 4, 3)
     with autocast():
-        makes, finds = record(block, args, {}), record(block, args, {})
+        makes, finds = (record(block, (torch.randn(2, 3, 8, requires_grad=True),), {}) for _ in range(2))
     assert makes.digest == finds.digest and refusals(makes) == refusals(finds) == {None}
     assert {value.origin for value in finds.values} == {"input", "made"}
 
@@ -161,3 +161,89 @@ def test_lengths_that_vary_within_a_context_are_predicted():
     assert towers.runtime.recordings == recorded
     records = [record for known in towers.runtime.blocks.all() for record in known.records()]
     assert all(record.bound.replays for record in records)
+
+
+class Keeping(nn.Module):
+    """It casts its weight by itself, keeps the cast, and renews it at every second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(zoo.WIDTH, zoo.WIDTH, bias=False), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        self.kept = {}
+
+    def renew(self):
+        self.kept["cast"] = self.a.weight.to(torch.bfloat16)
+
+    def forward(self, x):
+        return self.b(nn.functional.linear(x.to(torch.bfloat16), self.kept["cast"]).exp())
+
+
+def test_a_cast_that_the_program_keeps_is_no_cast_of_autocasts():
+    def run(call):
+        block, seen = Keeping(), []
+        for step in range(4):
+            if step % 2 == 0:
+                block.renew()
+            block.zero_grad()
+            x = torch.randn(3, zoo.WIDTH, requires_grad=True)
+            with autocast():
+                call(block, x).float().square().sum().backward(retain_graph=True)
+            seen += [x.grad, *(parameter.grad for parameter in block.parameters())]
+            with torch.no_grad():
+                for parameter in block.parameters():
+                    parameter.mul_(1.5)
+        return seen, block
+
+    torch.manual_seed(0)
+    exact = run(lambda block, x: block(x))
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
+    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
+    torch.manual_seed(0)
+    found = run(runtime.checkpoint)
+    assert_same(exact[0], found[0])
+    (record,) = (record for known in runtime.blocks.all() for record in known.records())
+    (op,) = (op for op in record.recording.ops if op.refusal)
+    assert op.refusal == "the program keeps what it has made" and op.short_name == CAST
+
+
+class Named(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.name = "a function that is a node's method elsewhere"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def named(x):
+    return Named.apply(x).exp()
+
+
+def without_gradient(x):
+    h = x * 2
+    part, _ = h.chunk(2, -1)
+    h.mul_(2)
+    with torch.no_grad():
+        scale = part.mean()
+    return h * scale
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear = nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("function", [named, without_gradient])
+def test_nodes_and_views_of_which_torch_does_not_tell(function):
+    """A context may have a `name` of its own; a view of what was written to since has no node."""
+    args = (torch.randn(3, zoo.WIDTH),)
+    with autocast():
+        recording = record(Calls(function), args, {})
+    assert len(casts_of_parameters(recording)) == 2

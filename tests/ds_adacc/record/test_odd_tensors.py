@@ -1,4 +1,4 @@
-"""Tensors of unusual looks: one element of any stride, transposed noise, masks that select, empty views."""
+"""Tensors of unusual looks: an element of any stride, transposed noise, masks that select, empty and nested ones."""
 
 import pytest
 import torch
@@ -8,7 +8,9 @@ from recorded import profile_of, record, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.config import load
 from ds_adacc.kernels import make_codec
+from ds_adacc.runtime.runtime import Runtime
 
 
 class Block(nn.Module):
@@ -89,3 +91,17 @@ def test_an_empty_view_keeps_no_memory_but_counts_writes(policy_of):
         held[-1].add_(1)
     with pytest.raises(RuntimeError, match="modified by an in-place operation"):
         output.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_block_that_makes_nested_tensors_runs_under_plain_autograd():
+    def padded(x):
+        return torch.nested.as_nested_tensor([x[0], x[1, :2]]).to_padded_tensor(0.0).tanh()
+
+    block, args = Block(padded), (torch.randn(2, 3, 4, requires_grad=True),)
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}))
+    for _ in range(2):
+        ours = zoo.gradients(block, args, {}, lambda x: runtime.checkpoint(block, x))
+        zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
+    (record,) = runtime.blocks.all()[0].records()
+    assert record.recording is None
