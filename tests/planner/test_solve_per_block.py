@@ -189,7 +189,8 @@ def few_blocks(draw, transfers=False):
 def budgets(problem):
     """From what one policy can do to what needs none."""
     smallest, full = smallest_budget(problem), retain_all(problem, 2**50, max_seconds=1).peak
-    return sorted({smallest, (smallest + full) // 2} - {full})
+    # One policy is planned for any order of the blocks. In their own order, retaining everything may take less.
+    return sorted({smallest, max(smallest, (smallest + full) // 2)} - {full})
 
 
 def runs_on_offer(problem, single):
