@@ -109,18 +109,16 @@ class Recorder(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""
-        if self._running is None and self.failure is None:
-            with self._noting(), self.aside():
-                self._note_casts(tensor)
         with torch.no_grad(), self.aside():
-            tensor = tensor.detach()
-        self.saved.append(tensor)
+            alias = tensor.detach()
+        self.saved.append(alias)
         if self._running is not None:  # the Function's outputs are not known yet
-            self._running.packed.append((tensor, self.draft.draws.states()))
+            self._running.packed.append((alias, self.draft.draws.states()))
         elif self.failure is None:
             with self._noting(), self.aside():
-                self.draft.save(tensor, self.draft.draws.states())
-        return tensor
+                self._note_casts(tensor)
+                self.draft.save(alias, self.draft.draws.states())
+        return alias
 
     def note_read(self) -> None:
         """Note that Python reads data of which the dispatcher is not told (Rule 7)."""

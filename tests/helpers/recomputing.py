@@ -8,14 +8,19 @@ from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
 
 
+def recomputing():
+    """The runtime. It measures nothing."""
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
+    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
+    return runtime
+
+
 def compare(make, steps, arguments):
     """Train a block that `make` returns, and compare all gradients. Returns the runtime.
 
     `arguments(block, step)` returns those of a step's call, drawn after its seed was set.
     """
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
-    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
-    seen = []
+    runtime, seen = recomputing(), []
     for call in (lambda block, *args: block(*args), runtime.checkpoint):
         torch.manual_seed(0)
         block = make()

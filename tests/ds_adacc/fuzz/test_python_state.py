@@ -11,13 +11,9 @@ import pytest
 import torch
 import zoo
 from fuzz.states import KEPT, case
-from recorded import profile_of
-
-from ds_adacc.config import load
-from ds_adacc.runtime.runtime import Runtime
+from recomputing import recomputing
 
 CASES, BATCH = 500, 50
-SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 
 
 def pytest_generate_tests(metafunc):
@@ -49,13 +45,6 @@ def train(program, step_of):
         loss, gradients = zoo.gradients(block, (x, scope["argument"](value)), {}, step_of(block), seed=number)
         seen.append([loss, *(gradient.clone() for gradient in gradients.values())])
     return seen
-
-
-def recomputing():
-    """A runtime that never plans, and so recomputes all that it may. It measures nothing."""
-    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
-    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
-    return runtime
 
 
 def check(seed, runtime):

@@ -3,11 +3,14 @@
 import pytest
 import torch
 import zoo
-from recorded import profile_of, record, under
+from recomputing import recomputing
+from recorded import profile_of, record, tensors_of, under
 from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.python_state.closure import closure_of
+from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
 CAST = "_to_copy"
@@ -196,8 +199,7 @@ def test_a_cast_that_the_program_keeps_is_no_cast_of_autocasts():
 
     torch.manual_seed(0)
     exact = run(lambda block, x: block(x))
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
-    runtime.profiler.profile = lambda recording, captured: profile_of(recording)
+    runtime = recomputing()
     torch.manual_seed(0)
     found = run(runtime.checkpoint)
     assert_same(exact[0], found[0])
@@ -247,3 +249,26 @@ def test_nodes_and_views_of_which_torch_does_not_tell(function):
     with autocast():
         recording = record(Calls(function), args, {})
     assert len(casts_of_parameters(recording)) == 2
+
+
+def test_the_cast_of_an_input_stands_where_it_runs():
+    """Before it is read, the program may write to the input."""
+
+    def cast_first(x):
+        cast = x.to(torch.bfloat16)
+        return (x * 2).exp() * cast
+
+    args = (torch.randn(3, zoo.WIDTH, requires_grad=True),)
+    block = Calls(cast_first)
+    block.linear = nn.Identity()
+    with autocast():
+        recording = record(block, args, {})
+    assert [op.short_name for op in recording.ops] == [CAST, "mul", "exp", "mul"]
+
+
+def test_sparse_tensors_are_no_casts():
+    edges = torch.eye(3).to_sparse()
+    block, args = Calls(lambda x: torch.sparse.mm(edges, x.float())), (torch.randn(3, zoo.WIDTH),)
+    with autocast():
+        found = capture("block", tensors_of(args, {}), closure_of(block), lambda: block(*args))
+    assert found.recording is None and "a tensor of layout torch.sparse_coo" in found.reason
