@@ -158,7 +158,7 @@ def _numbers(recording: Recording) -> list[int]:
 def _skeleton(recording: Recording) -> Hashable:
     """All that must be the same for two recordings to be of one program: all but the sizes and the block's own.
 
-    The block's own are its parameters and constants.
+    The block's own are its parameters and constants. Of a program that cannot be predicted, no two are the same.
     """
     values = tuple(
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
@@ -169,7 +169,7 @@ def _skeleton(recording: Recording) -> Hashable:
     # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
     is_alone = any(value.dynamic for value in recording.values) or recording.generators
     without_constants = take((int, *CONSTANTS), _tree(recording), [])
-    return values, ops, places, without_constants, id(recording) if is_alone else None
+    return values, ops, places, without_constants, object() if is_alone else None
 
 
 def _tree(recording: Recording) -> Any:
