@@ -78,11 +78,16 @@ class Record:
             self._bound, self._bind = self._bind(self), None
         return self._bound
 
-    def at_other_sizes(self, state: Guards) -> Record:
-        """A record of the same program at other sizes of its inputs, without a policy yet."""
+    def at_other_sizes(self, state: Guards, recording: Recording) -> Record:
+        """A record of the same program at other sizes of its inputs, without a policy yet.
+
+        `recording` is the program at these sizes. Where the last dimension of a value follows them, its channels are
+        positions, and the outliers found at one size are none at another.
+        """
+        values = recording.values
         return Record(
             state,
-            outliers=dict(self.outliers),
+            outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             settled=self.settled,
             doubt=self.doubt,

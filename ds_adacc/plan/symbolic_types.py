@@ -63,9 +63,9 @@ class SymbolicTypes:
             return
         known = self.of(like)
         if known is None or not known.program.learn(Example(sizes, recording)):
-            known = SymbolicType(SymbolicProgram(Example(sizes, recording)), SymbolicProfile(sizes, profile))
+            known = SymbolicType(SymbolicProgram(Example(sizes, recording)), SymbolicProfile(sizes, recording, profile))
         if not known.profile.is_measured:
-            known.profile.learn(sizes, profile)
+            known.profile.learn(sizes, recording, profile)
         known.recorded[sizes] = block_type
         self._types[block_type] = known
         while len({id(each) for each in self._types.values()}) > _MOST:

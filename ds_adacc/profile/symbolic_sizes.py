@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.recording import Recording
@@ -16,22 +17,26 @@ from ds_adacc.program.signature import Sizes
 class SymbolicProfile:
     """The profiles of one program, measured at several sizes of its inputs."""
 
-    def __init__(self, sizes: Sizes, profile: planner.Profile) -> None:
-        self._measured = {sizes: profile}
+    def __init__(self, sizes: Sizes, recording: Recording, profile: planner.Profile) -> None:
+        self._measured: dict[Sizes, planner.Profile] = {}
+        self._channels: list[tuple[int, ...]] = []  # of each value, at the measured sizes
+        self.learn(sizes, recording, profile)
 
     @property
     def is_measured(self) -> bool:
         """Whether there are profiles of two sizes, which tell those of others."""
         return len(self._measured) > 1
 
-    def learn(self, sizes: Sizes, profile: planner.Profile) -> None:
-        """Learn from a profile that was measured at these sizes."""
+    def learn(self, sizes: Sizes, recording: Recording, profile: planner.Profile) -> None:
+        """Learn from a profile that was measured at these sizes, of which this is the recording."""
         self._measured[sizes] = profile
+        self._channels.append(_channels(recording))
 
     def at(self, sizes: Sizes, recording: Recording) -> planner.Profile | None:
         """The profile at these sizes, of which this is the recording. None with profiles of fewer than two sizes.
 
-        A codec is on offer if every profile offers it.
+        A codec is on offer if every profile offers it. One that separates outliers is on offer only where the channels
+        are the same at all sizes: channels that are positions have other outliers at every size.
         """
         if sizes in self._measured:
             return self._measured[sizes]
@@ -64,13 +69,16 @@ class SymbolicProfile:
         ]
         overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
         graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
+        codecs = []
+        for v, at_each in enumerate(zip(*self._channels, _channels(recording), strict=True)):
+            offered = [profile.codecs[v] for profile in profiles]
+            if len(set(at_each)) > 1:
+                offered = [[cost for cost in costs if not separates_outliers(cost.codec)] for costs in offered]
+            codecs.append(_offers(offered, whole, along(lambda g, v=v: g.values[v].nbytes)))
         return planner.Profile(
             graph=graph,
             op_seconds=tuple(seconds),
-            codecs=tuple(
-                _offers([profile.codecs[v] for profile in profiles], whole, along(lambda g, v=v: g.values[v].nbytes))
-                for v in range(len(graph.values))
-            ),
+            codecs=tuple(codecs),
             overlap_seconds=(
                 everything([profile.overlap_seconds[0] for profile in profiles]),
                 everything([profile.overlap_seconds[1] for profile in profiles]),
@@ -100,6 +108,10 @@ def _offers(
                 )
             )
     return tuple(offers)
+
+
+def _channels(recording: Recording) -> tuple[int, ...]:
+    return tuple(value.channels for value in recording.values)
 
 
 def _bytes_of_values(graph: planner.BlockGraph) -> int:

@@ -41,7 +41,7 @@ class Binder:
 
         def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule 13 of execute/)
             recording = record.recording
-            held = inputs.applied(self._permitted(policy, recording), recording)
+            held = inputs.applied(self._permitted(policy, recording, record), recording)
             course = known.course(recording, held)
             return self._bind(record, recording, known, held, inputs, device, course)
 
@@ -74,7 +74,7 @@ class Binder:
     ) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
-        policy = self._permitted(planner.Policy(stores, policy.replays), recording)
+        policy = self._permitted(planner.Policy(stores, policy.replays), recording, record)
         return self._bind(record, recording, known, policy, InputPlacement(), device)
 
     def _bind(
@@ -100,10 +100,16 @@ class Binder:
             self._prefetcher = Prefetcher(CudaTransfer(device))
         return bind(recording, policy, codecs, self._prefetcher, course, self._updates)
 
-    def _permitted(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
-        """The policy, but a value whose data its codec cannot hold (a score with Inf, for example) is retained."""
+    def _permitted(self, policy: planner.Policy, recording: Recording, record: Record) -> planner.Policy:
+        """The policy, but a value that its codec cannot hold is retained.
+
+        It cannot if the value has Inf (a score, for example), or if it is not known which channels are outliers.
+        """
         stores = list(policy.stores)
         for index, choice in enumerate(stores):
-            if choice not in (None, planner.RETAIN, *self._codecs.on_offer(recording.values[index], recording)):
+            if choice in (None, planner.RETAIN):
+                continue
+            lacks_outliers = separates_outliers(choice) and index not in record.outliers
+            if lacks_outliers or choice not in self._codecs.on_offer(recording.values[index], recording):
                 stores[index] = planner.RETAIN
         return planner.Policy(tuple(stores), policy.replays)

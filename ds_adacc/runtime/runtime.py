@@ -170,7 +170,7 @@ class Runtime:
         if predicted is None:
             return None
         known, recording = predicted
-        record = like.at_other_sizes(state)
+        record = like.at_other_sizes(state, recording)
         record.block_type = known.recording.digest
         self.controller.admit(block, record, recording)
         block.add(signature, record)
