@@ -74,7 +74,7 @@ class Watch:
     `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
     function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
 
-    Python allows one function that is told of calls: `is_possible` is False if there is another one.
+    Python allows one function that is told of calls: `refusal` says so if there is another one.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -82,6 +82,7 @@ class Watch:
         self.marks: Guards = {}
         self.unguarded: str | None = None
         self._listener: Listener | None = listener
+        self._is_running = False
         self._codes: dict[int, _Code] = {}  # by identity
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
@@ -90,17 +91,30 @@ class Watch:
         self._functions: FunctionCalls | None = FunctionCalls(listener)
 
     @staticmethod
-    def is_possible() -> bool:
-        return sys.getprofile() is None
+    def refusal() -> str | None:
+        """Why nothing can be watched now."""
+        return None if sys.getprofile() is None else "a profiler of Python's calls is running, as cProfile is one"
 
     def start(self) -> None:
         """Raises RuntimeError if it is not possible."""
-        if not self.is_possible():
-            raise RuntimeError("a profiler of Python's calls is running, and there can be only one")
+        reason = self.refusal()
+        if reason is not None:
+            raise RuntimeError(f"{reason}, and there can be only one")
+        self._is_running = True
         sys.setprofile(self._told)
 
+    def pause(self) -> None:
+        """Watch nothing until `resume`. The profiler of somebody else goes on."""
+        if self._is_running:
+            sys.setprofile(None)
+
+    def resume(self) -> None:
+        if self._is_running:
+            sys.setprofile(self._told)
+
     def stop(self) -> None:
-        sys.setprofile(None)
+        self.pause()
+        self._is_running = False
         self._listener = self._functions = self._importing = None
         found: dict[str, Place] = {}
         for code, namespace in self._not_imported:

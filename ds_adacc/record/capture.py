@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
+from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import Recording
@@ -115,6 +116,13 @@ class _RecordingHook:
     def close(self) -> list[LateSlot]:
         slots, self.slots, self.recorder = self.slots, [], None
         return slots
+
+
+def not_recorded_now(found: Closure) -> str | None:
+    """Why a block cannot be recorded in this call, though perhaps in a later one."""
+    if any(is_lazy(parameter) for parameter in found.parameters):
+        return "a lazy module in it has no parameters yet"
+    return Watch.refusal()
 
 
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:

@@ -44,6 +44,11 @@ def follow(
     return output, is_as_predicted
 
 
+def not_followed_now(predicted: Recording) -> str | None:
+    """Why a call of this program cannot be followed now, though perhaps later."""
+    return Watch.refusal() if _has_functions(predicted) else None
+
+
 class Follower(Recorder):
     """The dispatch mode and the pack hook of one call. `failure` says from where on it is not as predicted.
 
@@ -65,17 +70,15 @@ class Follower(Recorder):
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared
         self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
-        self._has_functions = any(op.is_function for op in predicted.ops)
 
     def __enter__(self) -> Follower:
-        if self._has_functions and Watch.is_possible():  # without it their operators come one by one, not as predicted
+        if _has_functions(self._predicted):  # else there is nothing to watch, and Python is slower while it is watched
             self.watch.start()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        if self._has_functions:
-            self.watch.stop()
+        self.watch.stop()
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -140,6 +143,10 @@ class Follower(Recorder):
         parameters = zip(known.parameters, predicted.parameters, strict=False)
         if known.buffers != list(predicted.buffers[: len(known.buffers)]) or any(a is not b for a, b in parameters):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
+
+
+def _has_functions(predicted: Recording) -> bool:
+    return any(op.is_function for op in predicted.ops)
 
 
 def _call(op: RecordedOp) -> tuple[Any, ...]:

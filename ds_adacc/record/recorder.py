@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -249,14 +248,13 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def _noting(self) -> Iterator[None]:
         """The recorder's own work: no Python call of it is watched, and from a call that it cannot record it stops."""
-        told = sys.getprofile()
-        sys.setprofile(None)
+        self.watch.pause()
         try:
             yield
         except Unrecordable as reason:
             self.failure = str(reason)
         finally:
-            sys.setprofile(told)
+            self.watch.resume()
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ds_adacc import planner
 from ds_adacc.config import UNBOUNDED, AdaccConfig
@@ -31,9 +30,9 @@ from ds_adacc.program.signature import aliases, ambient, describe, flatten, size
 from ds_adacc.program.symbolic_sizes import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
-from ds_adacc.python_state.watch import Watch, marks_of
-from ds_adacc.record.capture import capture
-from ds_adacc.record.follower import follow
+from ds_adacc.python_state.watch import marks_of
+from ds_adacc.record.capture import capture, not_recorded_now
+from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.rectify.outlier_tracker import OutlierTracker
 from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
@@ -145,11 +144,12 @@ class Runtime:
             signature = (key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
             record = block.find(signature, state) or self._predict(block, signature, state, tensors)
             if record is None or self._is_to_verify(record):
-                reason = _not_now(found)
-                if reason is not None:
+                reason = not_recorded_now(found)
+                if reason is None:
+                    return self._record(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
+                if record is None:
                     self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
-                return self._record(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
             return self._run_under_policy(block, record, signature, found, tensors, lambda: function(*args, **kwargs))
         except BaseException:
             self.controller.step.drop_pass()
@@ -195,6 +195,11 @@ class Runtime:
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         if bound is None or (bound.is_trivial and not is_watched):
             return run()
+        is_followed = self._is_to_follow(block, record, signature)
+        reason = not_followed_now(bound.recording) if is_followed else None
+        if reason is not None:
+            self.warnings.fallen_back(block, reason)
+            return run()
         probe = self._probe(record, tensors)
         call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
         if probe is not None:
@@ -202,12 +207,10 @@ class Runtime:
         if bound.recording.runs_compiled:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
-            if record.is_unseen and bound.replays:
-                record.is_unseen = (program := self._key(block, record, signature)) not in self._seen
-            if record.is_unseen and bound.replays:
+            if is_followed:
                 output, is_as_predicted = follow(bound.recording, tensors, found, run, pack, call.diverge)
                 if is_as_predicted:
-                    self._seen.add(program)
+                    self._seen.add(self._key(block, record, signature))
                     record.is_unseen = False
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -218,6 +221,13 @@ class Runtime:
         finally:
             call.close()
         return output
+
+    def _is_to_follow(self, block: Block, record: Record, signature: Hashable) -> bool:
+        """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
+        if record.is_unseen and record.bound.replays:
+            record.is_unseen = self._key(block, record, signature) not in self._seen
+            return record.is_unseen
+        return False
 
     def _key(self, block: Block, record: Record, signature: Hashable) -> Hashable:
         return self._seen.key(record.block_type, signature, block, self.blocks.all())
@@ -337,15 +347,6 @@ class Runtime:
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
-
-
-def _not_now(found: Closure) -> str | None:
-    """Why the block cannot be recorded in this call, though perhaps in a later one."""
-    if not Watch.is_possible():
-        return "a profiler of Python's calls is running, as cProfile is one"
-    if any(is_lazy(parameter) for parameter in found.parameters):
-        return "a lazy module in it has no parameters yet"
-    return None
 
 
 def _nothing() -> None:
