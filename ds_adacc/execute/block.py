@@ -21,6 +21,7 @@ from ds_adacc.python_state.watch import Place
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
+_ATTEMPTS = 3  # at recording a block that cannot be recorded; one whose state always changes must not go on for ever
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Record:
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule 11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
-    known yet to run so.
+    known yet to run so. `failures`: how often the block could not be recorded under this signature.
     """
 
     state: Guards | None = None
@@ -61,8 +62,18 @@ class Record:
     doubt: str = ""
     is_predicted: bool = False
     is_unseen: bool = False
+    failures: int = 0
     _bind: Callable[[Record], BoundPolicy] | None = field(default=None, repr=False)
     _bound: BoundPolicy | None = field(default=None, repr=False)
+
+    @classmethod
+    def failed(cls, state: Guards, earlier: Record | None) -> Record:
+        """That of a block that could not be recorded in this state. In another one it is tried again, a few times.
+
+        `earlier`: the last record of the same signature.
+        """
+        failures = 1 if earlier is None else earlier.failures + 1
+        return cls(state if failures < _ATTEMPTS else None, failures=failures)
 
     def bind_later(self, bind: Callable[[Record], BoundPolicy]) -> None:
         """From the next call on, run under what `bind` returns for this record.

@@ -285,7 +285,7 @@ class Runtime:
         block.places.update(captured.watch.places)
         if captured.recording is None:
             self.warnings.fallen_back(block, captured.reason)
-            block.add(signature, Record())
+            block.add(signature, Record.failed(state, block.latest(signature)))
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from any_size import Training
 from torch import nn
 
 from ds_adacc.config import load
@@ -311,3 +312,35 @@ def test_arguments_that_cannot_be_recorded_run_plain_with_one_warning(make, capl
             same_bits(work, block, batch(), None, make(torch.ones(3, 3)))
     assert len([r for r in caplog.records if "plain autograd" in r.getMessage()]) == 1
     assert work.recordings == 0
+
+
+class Fussy(nn.Module):
+    """What it does with a sparse tensor cannot be recorded."""
+
+    def __init__(self, is_sparse):
+        super().__init__()
+        self.is_sparse, self.calls = is_sparse, 0
+        self.up, self.down = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        self.calls += 1
+        if self.is_sparse:
+            torch.eye(3).to_sparse().sum()
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def test_a_block_that_could_not_be_recorded_is_tried_again_in_another_state():
+    training = Training(lambda: Fussy(True), memory_budget=0.7, rectifier={"enabled": False})
+    training.compare(9)
+    assert not training.agreement.block_types
+    for block in training.blocks:
+        block.is_sparse, block.calls = False, 0
+    training.compare(9)
+    assert training.agreement.block_types
+
+
+def test_a_block_that_can_never_be_recorded_is_not_tried_at_every_call():
+    training = Training(lambda: Fussy(True), memory_budget=0.7, rectifier={"enabled": False})
+    for _ in range(8):
+        training.compare(9)
+    assert training.runtime.recordings == 3 * len(training.blocks)
