@@ -26,18 +26,26 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
-    """`engine.backward`, which also tells the step controller that a forward and backward have ended or failed."""
+    """What ends `engine.backward` and, under ZeRO, `loss.backward()`. It also tells the step controller."""
+
+    @functools.wraps(original)
+    def backward_epilogue(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        engine.adacc.runtime.controller.end_backward()
+
+    return backward_epilogue
+
+
+def abandoning_on_failure(engine: Any, original: Method) -> Method:
+    """`engine.backward`, which also tells the step controller if it has failed."""
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        controller = engine.adacc.runtime.controller
         try:
-            result = original(*args, **kwargs)
+            return original(*args, **kwargs)
         except BaseException:
-            controller.abandon()
+            engine.adacc.runtime.controller.abandon()
             raise
-        controller.end_backward()
-        return result
 
     return backward
 
@@ -122,7 +130,8 @@ def without_proxies(engine: Any, original: Method) -> Method:
 
 _ALWAYS = {"compile": compiling_blocks_first, "save_checkpoint": saving, "load_checkpoint": loading}
 HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {
-    "backward": ending_backward,
+    "backward": abandoning_on_failure,
+    "_backward_epilogue": ending_backward,
     "step": ending_step,
     **_ALWAYS,
     "_zero3_consolidated_16bit_state_dict": without_proxies,

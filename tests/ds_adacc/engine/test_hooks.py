@@ -1,9 +1,9 @@
-"""A step of the optimizer between a forward and its backward: blocks that recompute with parameters say so."""
+"""How a backward comes: by the engine, by the loss itself, or only after a step of the optimizer."""
 
 import json
 
 import pytest
-from late_backward_worker import STAGES, STEPS
+from backward_worker import STAGES, STEPS
 from launch import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    out = tmp_path_factory.mktemp("late") / "results.json"
-    on_ranks("late_backward_worker.py", out, ranks=1)
+    out = tmp_path_factory.mktemp("backward") / "results.json"
+    on_ranks("backward_worker.py", out, ranks=1)
     return json.loads(out.read_text())
 
 
@@ -27,3 +27,13 @@ def test_a_replay_with_weights_of_after_the_step_is_refused(results, stage):
 def test_blocks_that_replay_nothing_train_as_without(results, stage):
     plain, retained = results[stage]["plain"], results[stage]["retained"]
     assert retained == plain and len(plain["losses"]) == STEPS
+
+
+@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+def test_a_direct_backward_ends_a_forward_as_the_engines_does(results, stage):
+    """Micro-batches of two lengths are never alive together, so each has a live set of its own: two block types, as the
+    input of the first block needs no gradient.
+    """
+    by_engine, direct = results[stage]["by_engine"], results[stage]["direct"]
+    assert direct == by_engine
+    assert by_engine["live_sets"] == [2, 2]

@@ -1,0 +1,91 @@
+"""Trains on one rank under each ZeRO stage: with a step of the optimizer between a forward and its backward; and on
+micro-batches of two lengths, whose backward the engine runs, or the loss itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import deepspeed
+import torch
+import zoo
+from torch import nn
+from zero_cases import Case, ds_config
+
+import ds_adacc
+
+STAGES = (1, 2, 3)
+BUDGETS = {"plain": None, "replayed": 0.5, "retained": 1.0}
+STEPS = 5
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.pow(2).mean()
+
+
+def engine_of(stage, budget, micro_batches=1):
+    torch.manual_seed(0)
+    model = Model()
+    section = budget and {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 30.0}}
+    config = ds_config(Case(stage, micro_batches=micro_batches), section)
+    return ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def train(stage, budget):
+    """The losses, and what the backward said that came after a step. The first two steps are as usual."""
+    engine = engine_of(stage, budget)
+    random, losses, said, late = torch.Generator().manual_seed(1), [], None, None
+    for step in range(STEPS):
+        loss = engine(torch.randn(2, 8, zoo.WIDTH, generator=random))
+        losses.append(loss.item())
+        if step == 2:
+            late = engine(torch.randn(2, 8, zoo.WIDTH, generator=random))
+        if step == 3:
+            loss = late
+        try:
+            engine.backward(loss)
+        except RuntimeError as error:
+            said = str(error)
+            break
+        engine.step()
+    return {"losses": losses, "said": said}
+
+
+def accumulate(stage, is_direct):
+    """The losses; the sizes of the live sets that were planned for, and their peak without checkpointing."""
+    engine = engine_of(stage, 0.6, micro_batches=2)
+    random, losses = torch.Generator().manual_seed(1), []
+    for length in (8, 12) * STEPS:
+        loss = engine(torch.randn(2, length, zoo.WIDTH, generator=random))
+        losses.append(loss.item())
+        if is_direct:
+            loss.backward()
+        else:
+            engine.backward(loss)
+        engine.step()
+    plan = engine.adacc.runtime.controller.plan
+    live_sets = [len(names) for group in plan.groups for names in group.live_sets]
+    return {"losses": losses, "live_sets": live_sets, "without": plan.without}
+
+
+def results(stage):
+    late = {name: train(stage, budget) for name, budget in BUDGETS.items()}
+    return {**late, "by_engine": accumulate(stage, is_direct=False), "direct": accumulate(stage, is_direct=True)}
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    with open(out, "w") as file:
+        json.dump({stage: results(stage) for stage in STAGES}, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
