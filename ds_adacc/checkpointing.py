@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ds_adacc.config import SECTION, AdaccConfig, read, section_of
 from ds_adacc.config.activation_checkpointing import Options
-from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_group
 from ds_adacc.log import get_logger
-from ds_adacc.plan.ranks import Ranks
-from ds_adacc.python_state.closure import name_of
+from ds_adacc.python_state.closure import name_of, with_modules
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.serving import Serving
 
 if TYPE_CHECKING:
     from deepspeed.runtime.activation_checkpointing.checkpointing import (
@@ -56,68 +55,7 @@ __all__ = [
 ]
 
 
-class _Checkpointing:
-    """The configuration of this module. It belongs to the process, as that of `deepspeed.checkpointing` does.
-
-    `runtime` runs the calls of `checkpoint`. If `is_lent` is true, it is the runtime of an engine, which alone keeps it
-    alive: under ZeRO-3 it leads to the whole engine. Otherwise it was made here for `section`. `section` is None before
-    that, and if "enabled" is false.
-    """
-
-    def __init__(self) -> None:
-        self._own: Runtime | None = None
-        self._lent: weakref.ref[Runtime] | None = None
-        self.section: AdaccConfig | None = None
-        self.is_configured = False
-        self.options = Options()
-        self.mpu: Any = None
-
-    @property
-    def runtime(self) -> Runtime | None:
-        return self._own if self._lent is None else self._lent()
-
-    @property
-    def is_lent(self) -> bool:
-        return self._lent is not None
-
-    def serve_by(self, section: AdaccConfig | None) -> None:
-        """Make a runtime for the section, without an engine.
-
-        Ranks that hold shares of the same tensor need the same plan, so they plan together.
-        """
-        runtime = None
-        if section is not None:
-            placement = self._placement()
-            runtime = Runtime(section, Ranks(placement.group))
-            runtime.controller.hold_inputs(placement)
-        self._abandon()
-        self._own, self._lent, self.section = runtime, None, section
-
-    def borrow(self, runtime: Runtime | None) -> None:
-        """Use the runtime of an engine. None resets everything to the state before `configure`."""
-        self._abandon()
-        self._own, self._lent, self.section = None, None, None
-        self.is_configured = runtime is not None
-        if runtime is None:
-            self.options, self.mpu = Options(), None
-        else:
-            self._lent = weakref.ref(runtime, lambda _: self.borrow(None))
-            self.place_inputs()
-
-    def place_inputs(self) -> None:
-        """Make the engine's runtime hold block inputs as the options say."""
-        self.runtime.controller.hold_inputs(self._placement())
-
-    def _abandon(self) -> None:
-        if self.runtime is not None:
-            self.runtime.controller.abandon()
-
-    def _placement(self) -> InputPlacement:
-        group = tensor_parallel_group(self.mpu) if self.options.partition_activations else None
-        return InputPlacement(group, bool(self.options.cpu_checkpointing))
-
-
-_default = _Checkpointing()  # the functions of this module use this object
+_default = Serving()  # of this process; the functions of this module use it
 
 
 def configure(
@@ -230,36 +168,39 @@ class CheckpointFunction:
         return tuple(output for output in outputs if isinstance(output, torch.Tensor))
 
 
-def use(runtime: Runtime | None) -> None:
+def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
     """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`.
 
-    It is reset as well when the runtime's engine is gone.
+    It is reset as well when the last engine is gone. `module` is what the engine trains. If there are several engines,
+    a function is a block of the one whose module it reaches.
     """
-    _default.borrow(runtime)
+    if runtime is None:
+        _default.reset()
+    else:
+        _default.borrow(runtime, module)
 
 
-def _serving() -> Runtime | None:
-    """The runtime that `checkpoint` uses. Before `configure`, a runtime with the default section is made."""
+def _before_configure() -> None:
+    """Without `configure` and without an engine, a runtime with the default section serves."""
     if _default.runtime is None and not _default.is_configured:
         _default.serve_by(_default_section())
-    return _default.runtime
 
 
 @torch._disable_dynamo
 def _warn_of_graph_around(name: str) -> None:
-    if (runtime := _serving()) is not None:
+    _before_configure()
+    if (runtime := _default.runtime) is not None:
         runtime.warnings.compiled_around(name)
 
 
 @torch._disable_dynamo
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    runtime = _serving()
+    _before_configure()
+    owner = _layers_run_by(function) or with_modules(function, args, kwargs)
+    runtime = _default.runtime_of(owner)
     if runtime is None:
         return function(*args, **kwargs)
-    layers = _layers_run_by(function)
-    if layers is None:
-        return runtime.checkpoint(function, *args, **kwargs)
-    return runtime.run(runtime.blocks.of(layers), layers, function, args, kwargs)
+    return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs)
 
 
 def _layers_run_by(function: Callable[..., Any]) -> Callable[..., Any] | None:

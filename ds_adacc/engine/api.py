@@ -187,7 +187,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         blocks=list(blocks),
     )
     wrap_blocks(blocks, runtime)
-    checkpointing.use(runtime)
+    checkpointing.use(runtime, engine.module)
     engine.adacc = Adacc(section, runtime, blocks, compact)
     if compact is not None:
         compact.begin(engine, ranks.from_first(new_seed()))
