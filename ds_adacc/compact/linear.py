@@ -92,7 +92,7 @@ class Project(torch.autograd.Function):
     ) -> Tensor:
         output = _linear(x, weight, bias)
         # Under autocast the output tells in which dtype the product was computed.
-        z = shared.project(x, rows, columns, output.dtype) if update.requires_grad else None
+        z = shared.project(id(update), x, rows, columns, output.dtype) if update.requires_grad else None
         ctx.save_for_backward(z, weight)  # saved as the parameter itself, which ZeRO-3 gathers again for backward
         return output
 

@@ -2,13 +2,14 @@
 
 Each would save a projection of the same tensor, where a plain Linear saves that tensor once for all of them. So they
 have the same P, and the first of them to run projects for all. Which layers these are is guessed by their names. A
-wrong guess costs nothing but that: a layer that reads another tensor projects it itself.
+layer that reads another tensor, as k and v of cross-attention do, projects it itself. If one of the layers does not run
+in a forward, the last projection is held until the next forward.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -30,21 +31,26 @@ _TOGETHER = (
 
 
 class Shared:
-    """Projects for `readers` layers. It holds a projection until as many calls have used it, or another is made."""
+    """Projects for `readers` layers. It holds the last projection until each of them has had one."""
 
     def __init__(self, readers: int) -> None:
         self._readers = readers
         self._forget()
 
-    def project(self, x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-        """x P in `dtype`, or what an earlier call has made of the same tensor, if that was not written to since."""
+    def project(self, reader: Hashable, x: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+        """x P in `dtype`, or what an earlier call has made of the same tensor, if that was not written to since.
+
+        `reader` tells which of the layers asks.
+        """
+        if reader in self._served:  # another forward
+            self._forget()
         z, looks = self._made, (x._version, columns._version, dtype)
         if z is None or self._source() is not x or self._looks != looks:
             z = project(x.to(dtype), rows, columns)
             # The tensor itself is not held: it may be what the plan drops.
-            self._made, self._source, self._looks, self._left = z, weakref.ref(x), looks, self._readers
-        self._left -= 1
-        if self._left == 0:
+            self._made, self._source, self._looks = z, weakref.ref(x), looks
+        self._served.add(reader)
+        if len(self._served) == self._readers:
             self._forget()
         return z
 
@@ -52,7 +58,7 @@ class Shared:
         self._made: Tensor | None = None
         self._source: Any = _nothing
         self._looks: Any = None
-        self._left = 0
+        self._served: set[Hashable] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shared, (self._readers,)  # a copy of the model has none of its activations
