@@ -142,7 +142,8 @@ def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
 def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float | None:
     """About the smallest bound on the gradient error with which all live sets fit the budget (bytes).
 
-    None if the budget is too small without a bound as well. Each of about ten searches gets a quarter of the `seconds`.
+    None if the budget is too small without a bound as well, or if the solver finds no plan in time. Each of about ten
+    searches gets a quarter of the `seconds`.
     """
 
     def fits(bound: float | None) -> bool:
@@ -159,7 +160,9 @@ def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float |
     if not fits(None):
         return None
     while not fits(high):
-        low, high = high, 4 * high
+        if high > planner.HOPELESS:
+            return None
+        low, high = high, 16 * high
     while high > 1.1 * low:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)

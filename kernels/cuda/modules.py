@@ -3,9 +3,11 @@
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import threading
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -107,14 +109,31 @@ class DeviceKernel:
 def cached_cubin(source: str, major: int, minor: int) -> bytes:
     """Return the cubin of sources/`source` for a compute capability, from the disk if it has been compiled before.
 
-    The cache is ds_adacc/ under XDG_CACHE_HOME, or ~/.cache. One process compiles, the others wait for it.
+    The cache is ds_adacc/ under XDG_CACHE_HOME, or ~/.cache. One process compiles, the others wait for it. If the cache
+    cannot be used, as on a file system without locks, every process compiles, after a warning.
     """
+    options = compile_options(major, minor)
+    try:
+        return _kept(source, options)
+    except OSError as error:
+        text = (
+            "the CUDA kernels in %s are compiled in every process (%s); to keep them, set XDG_CACHE_HOME to a folder "
+            "that you may write to, on a file system with locks"
+        )
+        logging.getLogger("ds_adacc").warning(text, source, error)
+        return compile_cubin(source, options)
+
+
+def _kept(source: str, options: Sequence[str]) -> bytes:
+    """The cubin in the cache; compiled if it is not there. Raises OSError if the cache cannot be used."""
     from cupy.cuda import nvrtc
 
-    options = compile_options(major, minor)
     parts = (HEADER, read(HEADER), source, read(source), *options, str(nvrtc.getVersion()))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ds_adacc"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ds_adacc"
+    except RuntimeError as error:  # this user has no home
+        raise OSError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{source}-{key[:32]}.cubin"
     with open(folder / f"{source}.lock", "w") as lock:

@@ -228,6 +228,23 @@ def test_others_wait_for_the_one_that_compiles(cache, monkeypatch):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.parametrize("fault", ["no locks", "read-only", "no home"])
+def test_without_a_cache_every_process_compiles(cache, monkeypatch, caplog, fault):
+    def fails(*_, **__):
+        raise RuntimeError("no home") if fault == "no home" else OSError(fault)
+
+    if fault == "no locks":
+        monkeypatch.setattr(fcntl, "flock", fails)
+    elif fault == "read-only":
+        monkeypatch.setattr(modules.Path, "mkdir", fails)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(modules.Path, "home", fails)
+    monkeypatch.setattr(modules, "compile_cubin", lambda *_: b"cubin")
+    assert modules.cached_cubin("sums.cu", 8, 0) == b"cubin"
+    assert f"the CUDA kernels in sums.cu are compiled in every process ({fault})" in caplog.text
+
+
 def test_a_failed_compilation_leaves_nothing_behind(cache, monkeypatch):
     monkeypatch.setattr(modules, "read", lambda name: "a mistake;" if name == "sums.cu" else "")
     with pytest.raises(RuntimeError, match=r"NVRTC cannot compile sums\.cu: (.|\n)*mistake"):
