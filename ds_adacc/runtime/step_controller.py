@@ -73,9 +73,9 @@ class StepController:
 
     With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
     backward begins a new step; this must happen on all `ranks` at the same time. `seen` is what was observed in the
-    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether any plan was so
-    observed. `review` is the rectifier's result for the step that has just ended; it is None if that was not a tracking
-    step.
+    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step under any
+    plan has ended; it is the same on all ranks. `review` is the rectifier's result for the step that has just ended; it
+    is None if that was not a tracking step.
     """
 
     def __init__(
@@ -217,11 +217,14 @@ class StepController:
             return {}
         is_deferred = self.schedule.observe_in == 1
         self.schedule = self.schedule.after_observation()  # on every rank, so that all have the same schedule
-        if is_deferred or self.seen is not None or not step.was_observed or step.purpose is Purpose.TRY:
+        if is_deferred or step.purpose is Purpose.TRY:
+            return {}
+        self.has_run_a_plan = True  # on every rank too, also on one that has called no block
+        if self.seen is not None or not step.was_observed:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
-        self.seen, self.has_run_a_plan = replace(findings.seen, device=DeviceMemory.of(self.device)), True
+        self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
         self._waiting.live_sets |= findings.live_sets
         self._log.info("%s", self.describe())
         self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))

@@ -2,6 +2,7 @@
 
 import torch
 import zoo
+from any_size import Training
 
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
@@ -105,3 +106,13 @@ def test_trials_that_were_broken_off_are_repeated_once():
     assert after.with_trials_again() == after
     doubted = StepSchedule(ended=9).with_trials().after_observation().with_trials_again()
     assert doubted.tries and doubted.observe_in is None
+
+
+def test_a_rank_that_calls_no_block_knows_that_a_plan_has_run():
+    """The others take it from their observation, and all must do the same when no plan fits later."""
+    training = Training(rectifier={"enabled": False})
+    training.compare(9)
+    controller = training.runtime.controller
+    assert controller.plan is not None and not controller.has_run_a_plan
+    training.adacc.end_step()
+    assert controller.seen is None and controller.has_run_a_plan
