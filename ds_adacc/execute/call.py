@@ -50,7 +50,7 @@ class Call:
             if value.origin == "input":
                 tensor = inputs[value.source]
             else:
-                tensor = _buffer(bound, value.source) if noted is None else noted[index]
+                tensor = bound.recording.buffer(value) if noted is None else noted.get(index)
                 if not _looks_like(tensor, value.geometry):
                     self.diverge()
                     return
@@ -175,11 +175,6 @@ def _open(bound: BoundPolicy) -> dict[int, Holder]:
             replay = replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
         holders[index] = Rebuilt(name, replay, output)
     return holders
-
-
-def _buffer(bound: BoundPolicy, source: int) -> torch.Tensor | None:
-    owner, name = bound.recording.buffers[source]
-    return getattr(owner(), name, None)
 
 
 def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> bool:

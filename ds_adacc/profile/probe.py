@@ -44,15 +44,15 @@ class Probe:
     in a step that a loss scaler skips, a random one takes its place.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
-    back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `states`:
-    by value, the states of random generators that a replay needs, noted in the call's forward.
+    back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `noted`:
+    by value, the buffers before the call's forward, and the states that random generators had in it, for replays.
 
     Rule 3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
-        self.states: dict[int, torch.Tensor] = {}
+        self.noted: dict[int, torch.Tensor] = recording.read_buffers()
         self._to_note = states_at(recording.draws)
         self._generators = recording.generators
         # The backward of a Function may write to its gradient and to what it has saved, as Liger-Kernel's do.
@@ -62,7 +62,6 @@ class Probe:
         self._name = recording.name
         self._inputs = [tensor.detach() for tensor in inputs]
         self._versions = [tensor._version for tensor in inputs]
-        self._storages = {parameter.untyped_storage()._cdata for parameter in recording.parameters}
         # The edges, not the tensors: these would keep the inputs' memory.
         of_inputs, of_parameters = _edges(inputs), _edges(recording.parameters)
         # What the graph before the block leads to as well (a tied weight, a bias that earlier blocks read) is left out:
@@ -85,7 +84,7 @@ class Probe:
 
     def _note(self, position: int) -> None:
         for index, generator in self._to_note.get(position, {}).items():
-            self.states[index] = generator.get_state()
+            self.noted[index] = generator.get_state()
 
     def watch(self, output: Any) -> Any:
         """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
@@ -122,7 +121,7 @@ class Probe:
                 return
 
         def measure(bound: BoundPolicy) -> float:
-            call = Call(bound, self._inputs, noted=self.states)
+            call = Call(bound, self._inputs, noted=self.noted)
             try:
                 # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
                 exact = [slot.unpack() for slot in own]

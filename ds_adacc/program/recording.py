@@ -269,6 +269,16 @@ class Recording:
         given = (value for op in self.ops for value in (*op.args, *(value for _, value in op.kwargs)))
         return tuple(value for value in given if isinstance(value, torch.Generator))
 
+    def buffer(self, value: RecordedValue) -> torch.Tensor | None:
+        """What the block has now as the buffer that this value is; None if it has none."""
+        owner, name = self.buffers[value.source]
+        return getattr(owner(), name, None)
+
+    def read_buffers(self) -> dict[int, torch.Tensor]:
+        """The buffers that the block has now, by value."""
+        values = (value for value in self.values if value.origin == "buffer")
+        return {value.index: found for value in values if (found := self.buffer(value)) is not None}
+
     def refuse(self, reasons: dict[int, str]) -> Recording:
         """This recording with the operators in `reasons` (reason by index) marked as never replayed.
 

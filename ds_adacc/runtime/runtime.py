@@ -304,12 +304,12 @@ class Runtime:
         self._seen.add(self._key(block, record, signature))
         step.verified.add(record.block_type)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
-        states = captured.states
-        call, pack, done = self._begin_call(block, record, tensors, tracking, {**captured.buffers, **states})
+        noted = {**captured.buffers, **captured.states}
+        call, pack, done = self._begin_call(block, record, tensors, tracking, noted)
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:
-            probe.slots, probe.states = captured.slots, states
+            probe.slots, probe.noted = captured.slots, noted
         captured.hand_over(pack)
         done()
         call.close()

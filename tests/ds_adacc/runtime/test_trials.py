@@ -167,6 +167,15 @@ def test_other_blocks_keep_the_bound(name):
     assert max(training.run(6)) <= 2 * BOUND
 
 
+@pytest.mark.parametrize("codecs", ["auto", "paper"])
+def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(codecs):
+    """A buffer is read as it was before the forward, also by a replay of a measurement."""
+    training = Training(Scaled, codecs=codecs, budget=0.5)
+    errors = training.run(6)
+    assert training.purposes.count(Purpose.TRY) and max(errors) <= 2 * BOUND
+    assert training.is_lossy and any(policy.replays for policy in training.policies)
+
+
 @pytest.mark.usefixtures("slow_replays")
 def test_without_a_bound_nothing_is_tried():
     training = Training(max_gradient_error=None)
@@ -227,6 +236,17 @@ class Eager(nn.Module):
         probabilities = ((q * 3) @ k.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5).softmax(-1)
         x = x + self.out((probabilities @ v).transpose(1, 2).flatten(2))
         return x + self.mlp(x)
+
+
+class Scaled(zoo.GPTBlock):
+    """Its output is scaled by a buffer, and then goes through another function."""
+
+    def __init__(self):
+        super().__init__(WIDTH, HEADS, 0.0)
+        self.register_buffer("scale", torch.linspace(0.5, 2.0, WIDTH))
+
+    def forward(self, x):
+        return x + torch.sigmoid(super().forward(x) * self.scale).square()
 
 
 class Llama(zoo.LlamaBlock):
