@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from torch import nn
@@ -21,7 +22,8 @@ class Adacc:
 
     `observed_held_bytes` is the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force. `planned_held_bytes` is the plan's prediction of it. Both are None before that step has ended.
-    `compact` has the layers that save a projection of their input; None without the section's `compact`.
+    `compact` has the layers that save a projection of their input; None without the section's `compact`. `is_stepping`:
+    `engine.step` runs.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Adacc:
         self.runtime = runtime
         self.compact = compact
         self.blocks = dict(blocks or {})
+        self.is_stepping = False
         self._has_served = False
         self._has_warned = False
 
@@ -61,6 +64,15 @@ class Adacc:
         elif not self._has_warned:
             self._has_warned = True
             self._warn_of_no_calls()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """`engine.step` runs, which calls the optimizer and ends the step of ds_adacc itself."""
+        self.is_stepping = True
+        try:
+            yield
+        finally:
+            self.is_stepping = False
 
     def state(self) -> State:
         """The state to save in a checkpoint. Call it between two steps."""

@@ -1,6 +1,7 @@
 """The methods of a DeepSpeed engine that ds_adacc patches: `HOOKS`, or `PIPELINE_HOOKS` for a pipeline.
 
 Each entry takes the engine and its original method, and returns the replacement. `engine.adacc` must be set before.
+The `step` of the engine's optimizer is patched too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
     """Replace the methods of the engine that the list names."""
     for name, hook in (PIPELINE_HOOKS if is_pipeline else HOOKS).items():
         setattr(engine, name, hook(engine, getattr(engine, name)))
+    if not is_pipeline and hasattr(engine.optimizer, "step"):  # an engine that only evaluates has none
+        engine.optimizer.step = ending_step_of_optimizer(engine, engine.optimizer.step)
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
@@ -61,7 +64,8 @@ def ending_step(engine: Any, original: Method) -> Method:
     def step(*args: Any, **kwargs: Any) -> Any:
         before, compact = engine.global_steps, engine.adacc.compact
         rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
-        result = original(*args, **kwargs)
+        with engine.adacc.stepping():
+            result = original(*args, **kwargs)
         if engine.global_steps != before:
             if engine.was_step_applied():
                 engine.adacc.runtime.controller.note_update()
@@ -70,6 +74,30 @@ def ending_step(engine: Any, original: Method) -> Method:
             engine.adacc.end_step()
             if engine.monitor.enabled:
                 engine.monitor.write_events(events(engine.adacc.runtime.controller, engine.global_samples))
+        return result
+
+    return step
+
+
+def ending_step_of_optimizer(engine: Any, original: Method) -> Method:
+    """`step` of the engine's optimizer. Called by the program itself, as Lightning Fabric does, it ends the step.
+
+    Raises RuntimeError if the section has "compact".
+    """
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        adacc = engine.adacc
+        if adacc.is_stepping:
+            return original(*args, **kwargs)
+        if adacc.compact is not None:
+            raise RuntimeError(
+                "adacc.compact: the program calls optimizer.step(), which does not change the weights that CompAct has "
+                'frozen; call engine.step(), or remove "compact" from the section'
+            )
+        result = original(*args, **kwargs)
+        adacc.runtime.controller.note_update()
+        adacc.end_step()
         return result
 
     return step

@@ -1,5 +1,5 @@
-"""Trains on one rank under each ZeRO stage: with a step of the optimizer between a forward and its backward; and on
-micro-batches of two lengths, whose backward the engine runs, or the loss itself.
+"""Trains on one rank under each ZeRO stage: with a step of the optimizer between a forward and its backward; on
+micro-batches of two lengths, whose backward the engine runs, or the loss itself; with steps of the optimizer itself.
 """
 
 from __future__ import annotations
@@ -76,8 +76,23 @@ def accumulate(stage, is_direct):
     return {"losses": losses, "live_sets": live_sets, "without": plan.without}
 
 
+def step_of_optimizer(stage, budget):
+    """The losses, and how many calls were recorded, where the program steps the optimizer, not the engine."""
+    engine = engine_of(stage, budget)
+    random, losses = torch.Generator().manual_seed(1), []
+    for _ in range(STEPS):
+        loss = engine(torch.randn(2, 8, zoo.WIDTH, generator=random))
+        losses.append(loss.item())
+        engine.backward(loss)
+        engine.optimizer.step()
+        engine.optimizer.zero_grad()
+    adacc = getattr(engine, "adacc", None)
+    return {"losses": losses, "has_plan": adacc is not None and adacc.runtime.controller.plan is not None}
+
+
 def results(stage):
     late = {name: train(stage, budget) for name, budget in BUDGETS.items()}
+    late |= {f"{name} by optimizer": step_of_optimizer(stage, budget) for name, budget in BUDGETS.items()}
     return {**late, "by_engine": accumulate(stage, is_direct=False), "direct": accumulate(stage, is_direct=True)}
 
 

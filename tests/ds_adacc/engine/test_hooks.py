@@ -37,3 +37,11 @@ def test_a_direct_backward_ends_a_forward_as_the_engines_does(results, stage):
     by_engine, direct = results[stage]["by_engine"], results[stage]["direct"]
     assert direct == by_engine
     assert by_engine["live_sets"] == [2, 2]
+
+
+@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+def test_a_step_of_the_optimizer_itself_ends_the_step(results, stage):
+    """Lightning Fabric does so."""
+    plain, replayed = (results[stage][f"{name} by optimizer"] for name in ("plain", "replayed"))
+    assert replayed["losses"] == plain["losses"] and len(set(plain["losses"])) == STEPS
+    assert replayed["has_plan"] and not plain["has_plan"]
