@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -135,6 +136,9 @@ class Runtime:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         self.calls += 1
+        if not any(each.requires_grad for each in chain(tensors, inner, found.parameters)):
+            self.warnings.holds_nothing(block)
+            return function(*args, **kwargs)
         self._inside = True
         try:
             self.controller.begin_call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -24,6 +25,11 @@ class Warnings:
         """A call ran as if there were no ds_adacc (Rule 2)."""
         key = block.name.split(" ")[-1], reason
         self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+
+    def holds_nothing(self, block: Block) -> None:
+        """Backward does not reach the block, as in a frozen backbone."""
+        text = "block %s is no part of backward, so it holds nothing: no input or parameter of it requires a gradient"
+        self._tell((block.name.split(" ")[-1], "holds nothing"), text, block.name, level=logging.INFO)
 
     def doubtful(self, block: Block, unwatched: str) -> None:
         """The block depends on what no guard watches."""
@@ -95,7 +101,7 @@ class Warnings:
             name,
         )
 
-    def _tell(self, what: tuple[str, str], text: str, *args: object) -> None:
+    def _tell(self, what: tuple[str, str], text: str, *args: object, level: int = logging.WARNING) -> None:
         if what not in self._told:
             self._told.add(what)
-            self._log.warning(text, *args)
+            self._log.log(level, text, *args)

@@ -16,7 +16,7 @@ import ds_adacc.program.replay
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.hooks import ending_backward, ending_step
+from ds_adacc.engine.hooks import abandoning_on_failure, ending_backward, ending_step
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.python_state.closure import closure_of
@@ -78,6 +78,10 @@ class Engine:
 
     def backward(self, loss):
         loss.backward()
+        self._backward_epilogue()
+
+    def _backward_epilogue(self):
+        pass
 
     def step(self):
         self.global_steps += 1
@@ -99,7 +103,8 @@ class Trainer:
             self.runtime = runtime = Runtime(config, stepped=True)
             wrap_blocks(find_blocks(self.model, "auto"), runtime)
             engine.adacc = Adacc(config, runtime)
-            engine.backward = ending_backward(engine, engine.backward)
+            engine._backward_epilogue = ending_backward(engine, engine._backward_epilogue)
+            engine.backward = abandoning_on_failure(engine, engine.backward)
             engine.step = ending_step(engine, engine.step)
         elif section is not None:
             self.runtime = Runtime(load({"adacc": section}))
