@@ -7,6 +7,7 @@ also withholds the KV cache from the layers; this stays as it is.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Collection
 from typing import Any
@@ -20,36 +21,42 @@ _ENABLING = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 
 def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
     """Replace gradient checkpointing now, and again whenever the program enables it: some do so after initialize."""
-    replace_gradient_checkpointing(model, blocks)
+    tell = functools.cache(_tell)  # once: some trainers turn it off and on around every evaluation
+    if replace_gradient_checkpointing(model, blocks):
+        tell()
     for name, module in model.named_modules():
         inner = [block.removeprefix(f"{name}.") if name else block for block in blocks if _touch(name, block)]
         for method in _ENABLING:
             if hasattr(type(module), method):
-                setattr(module, method, types.MethodType(_enabling(method, inner), module))
+                setattr(module, method, types.MethodType(_enabling(method, inner, tell), module))
 
 
-def _enabling(name: str, blocks: Collection[str]) -> Callable[..., None]:
+def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> Callable[..., None]:
     """A method of that name, so that a copied or pickled model has its own."""
 
     def enable(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         getattr(type(self), name)(self, *args, **kwargs)
-        replace_gradient_checkpointing(self, blocks)
+        if replace_gradient_checkpointing(self, blocks):
+            tell()
 
     enable.__name__ = name
     return enable
 
 
-def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:
+def _tell() -> None:
+    get_logger().info("the model's gradient checkpointing is turned off: its blocks run under the plan instead")
+
+
+def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> bool:
     """Turn off gradient checkpointing in every module that is a named block, contains one or lies inside one.
 
-    Such a module then calls its layers directly. All other modules keep their checkpointing. If any module was changed,
-    one log line says so.
+    Such a module then calls its layers directly. All other modules keep their checkpointing. Returns whether any module
+    was changed.
     """
     taken = [m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)]
     for module in taken:
         module._gradient_checkpointing_func = _plainly
-    if taken:
-        get_logger().info("the model's gradient checkpointing is turned off: its blocks run under the plan instead")
+    return bool(taken)
 
 
 def _is_enabled(module: nn.Module) -> bool:
