@@ -39,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadInput as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return BAD_INPUT
-    if arguments.json:
-        print(json.dumps(answer.document, indent=2, allow_nan=False))
-    else:
-        Console().print(answer.view)
+    with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+        if arguments.json:
+            print(json.dumps(answer.document, indent=2, allow_nan=False))
+        else:
+            Console().print(answer.view)
+        sys.stdout.flush()
     return YES if answer.is_yes else NO
 
 

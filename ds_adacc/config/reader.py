@@ -94,7 +94,11 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         found = _read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
     except (ValueError, ConfigError) as error:
-        why = f"{given} is JSON, but no object" if _is_json(given) else error
+        why: object = error
+        if _is_json(given):
+            why = f"{given} is JSON, but no object"
+        elif not given.startswith("{") and not os.path.exists(given):
+            why = f"there is no file {given[:200]!r}"
         raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {why}") from error
     section = found.get(SECTION, found)
     if document.get(SECTION, section) != section:

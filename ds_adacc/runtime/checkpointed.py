@@ -6,12 +6,18 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+from ds_adacc.python_state.content import is_library
+
 _CHECKPOINTS = {  # modules, and what to do about a call of each
     "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",
     "deepspeed.runtime.activation_checkpointing.checkpointing": (
         "import ds_adacc.checkpointing there in place of deepspeed.checkpointing; or call the block itself"
     ),
 }
+_OF_PACKAGES = (
+    "turn off the gradient checkpointing of that package (in timm model.set_grad_checkpointing(False), in others often "
+    "model.gradient_checkpointing_disable())"
+)
 _ENTRIES = {"checkpoint", "non_reentrant_checkpoint", "checkpoint_sequential"}  # their functions that users call
 _LIBRARIES = ("torch", "deepspeed", "ds_adacc", "functools", "contextlib")
 
@@ -28,9 +34,11 @@ def refuse_checkpointed(name: str) -> None:
         if module in _CHECKPOINTS and frame.f_code.co_name in _ENTRIES:
             user = next((each for each in frames if not _is_of_library(each)), None)
             site = "" if user is None else f" in line {user.f_lineno} of {user.f_code.co_filename}"
+            is_installed = user is not None and is_library(user.f_globals.get("__name__"))
+            remedy = _OF_PACKAGES if is_installed else _CHECKPOINTS[module]
             raise CheckpointedTwice(
                 f"block {name} runs inside {module}, which is called{site}. Both would decide what its backward "
-                f"recomputes, and the plan could not be kept. To fix it: {_CHECKPOINTS[module]}; or disable ds_adacc "
+                f"recomputes, and the plan could not be kept. To fix it: {remedy}; or disable ds_adacc "
                 '("adacc": {"enabled": false})'
             )
 

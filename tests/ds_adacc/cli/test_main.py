@@ -1,5 +1,6 @@
 """The command finds its subcommands, and says what is wrong without a traceback."""
 
+import io
 import subprocess
 import sys
 from importlib import metadata
@@ -102,3 +103,15 @@ def test_the_module_is_the_command():
     child = subprocess.run([sys.executable, "-m", "ds_adacc", "report", "/nowhere"], capture_output=True, text=True)
     assert (child.returncode, child.stdout) == (2, "")
     assert child.stderr == "ds_adacc report: /nowhere: No such file or directory\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(subcommand, monkeypatch):
+    """`ds_adacc report --json | head -1`."""
+
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    subcommand(lambda arguments: Answer({}, Text("words")))
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert command.main(["toy", "--json"]) == 0

@@ -38,6 +38,12 @@ def test_what_is_neither_is_refused(monkeypatch, text):
         load({})
 
 
+def test_a_file_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("ADACC_CONFIG", "no-such-file.json")
+    with pytest.raises(ConfigError, match=r"or the path of a JSON file: there is no file 'no-such-file\.json'$"):
+        load({})
+
+
 @pytest.mark.parametrize("text", ["0.4", "null", '""', "[]", "true"])
 def test_json_that_is_no_object_is_called_so(monkeypatch, text):
     monkeypatch.setenv("ADACC_CONFIG", text)

@@ -10,6 +10,7 @@ from stack import WIDTH, Model
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
+from ds_adacc.runtime import checkpointed
 from ds_adacc.runtime.checkpointed import CheckpointedTwice
 from ds_adacc.runtime.runtime import Runtime
 
@@ -43,6 +44,12 @@ def test_torchs_checkpoint_is_named_with_its_place(runtime, model, use_reentrant
     assert f"runs inside torch.utils.checkpoint, which is called in line {line} of {__file__}. " in text
     assert "call the block itself there, without torch.utils.checkpoint" in text
     assert runtime.recordings == 0
+
+
+def test_the_checkpointing_of_a_package_is_turned_off_there(runtime, model, monkeypatch):
+    monkeypatch.setattr(checkpointed, "is_library", lambda module: module == __name__)
+    with pytest.raises(CheckpointedTwice, match=r"turn off the gradient checkpointing of that package \(in timm"):
+        model.step(lambda block, x: checkpoint(runtime.checkpoint, block, x, use_reentrant=False))
 
 
 @pytest.mark.parametrize("function", [deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint])
