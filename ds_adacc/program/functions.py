@@ -62,7 +62,11 @@ class FunctionCall:
                 result = self.cls.forward(context, *given)
         saved = [tensor for tensor in context.to_save or () if tensor is not None] if self.saved else []
         if len(saved) != self.saved:
-            raise RuntimeError(f"it saves {len(saved)} tensors in place of {self.saved}")
+            raise RuntimeError(
+                f"{self.cls.__module__}.{self.cls.__qualname__}: its forward saves {len(saved)} tensors when backward "
+                f"runs it again, and saved {self.saved} in the block's forward. Something that it reads besides its "
+                'arguments has changed. ds_adacc.register_function(cls, replay="never") has its results held instead'
+            )
         return (*as_tuple(result), *saved)
 
 

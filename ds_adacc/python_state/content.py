@@ -76,7 +76,6 @@ def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     return tuple((each.argval, level.argval) for each, level in before if each.opname == "IMPORT_NAME")
 
 
-@functools.cache  # where a package lies does not change, and guards ask for every module of every block
 def is_library(module: str | None) -> bool:
     """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
 
@@ -85,7 +84,13 @@ def is_library(module: str | None) -> bool:
     package = (module or "__main__").partition(".")[0]
     if package in sys.stdlib_module_names or package == "ds_adacc":
         return package != "__main__"
-    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in sys.modules and _is_installed(package)
+
+
+@functools.cache  # where a loaded package lies does not change, and guards ask for every module of every block
+def _is_installed(package: str) -> bool:
+    module = sys.modules[package]
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
     return not _INSTALLED.isdisjoint(path.split(os.sep))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -87,7 +88,7 @@ class Runtime:
         )
         self.calls = 0
         self.recordings = 0
-        self._inside = False
+        self._thread: int | None = None  # that runs a block now
         self.warnings = Warnings()
         self._seen = SeenPrograms()
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
@@ -116,8 +117,11 @@ class Runtime:
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
         # A call inside a block is part of that block, and without gradients nothing is held (Rule 3).
-        if self._inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            if not (self.recordings or self._inside or torch.compiler.is_compiling()):
+        is_inside = self._thread is not None
+        if is_inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if is_inside and self._thread != threading.get_ident():
+                self.warnings.fallen_back(block, "another thread runs a block at the same time")
+            if not (self.recordings or is_inside or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return function(*args, **kwargs)
         reason = surroundings()
@@ -139,7 +143,7 @@ class Runtime:
         if not any(each.requires_grad for each in chain(tensors, inner, found.parameters)):
             self.warnings.holds_nothing(block)
             return function(*args, **kwargs)
-        self._inside = True
+        self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
             block.state, held = found.state(marks_of(block.places), block.state)
@@ -159,7 +163,7 @@ class Runtime:
             self.controller.step.drop_pass()
             raise
         finally:
-            self._inside = False
+            self._thread = None
 
     def _predict(
         self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import threading
 
 import pytest
 import torch
@@ -176,3 +177,28 @@ def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
             zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x))
         )
     assert work.recordings == 1
+
+
+def test_a_block_that_runs_while_another_thread_runs_one_is_told_of(caplog):
+    runtime, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def waits(x):
+        is_inside.set()
+        may_go.wait()
+        return x.sin()
+
+    def batch():
+        return torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+
+    other = threading.Thread(target=runtime.checkpoint, args=(waits, batch()))
+    other.start()
+    is_inside.wait()
+    x = batch()
+    expected = zoo.gradients(block, (x,), {})
+    zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, lambda x: runtime.checkpoint(block, x)))
+    may_go.set()
+    other.join()
+    assert "without ds_adacc, under plain autograd: another thread runs a block at the same time" in caplog.text
+    runtime.checkpoint(block, batch()).sum().backward()
+    assert runtime.recordings == 2
