@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")  # the names under which CuPy is distributed
-_PACKAGES = ("ds_adacc", "torch", "numba", *CUPY)
+_KERNELS = ("triton", "liger-kernel", "flash-attn", "transformer-engine", "xformers")  # whose speed a profile has
+_PACKAGES = ("ds_adacc", "torch", "deepspeed", "numba", *CUPY, *_KERNELS)
 
 
 def cache_folder() -> Path:

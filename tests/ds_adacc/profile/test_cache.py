@@ -122,7 +122,7 @@ def test_what_changes_a_measurement_changes_the_key(changed):
     assert key(**changed) != key()
 
 
-@pytest.mark.parametrize("package", ["torch", "ds_adacc", "numba", "cupy", "cupy-cuda13x"])
+@pytest.mark.parametrize("package", ["torch", "ds_adacc", "deepspeed", "numba", "cupy", "cupy-cuda13x", "liger-kernel"])
 def test_another_version_changes_the_key(package, monkeypatch):
     before, version = key(), environment.metadata.version
     monkeypatch.setattr(environment.metadata, "version", lambda name: "0" if name == package else version(name))
@@ -157,14 +157,14 @@ def test_the_sources_are_read_once_a_process(monkeypatch):
     assert key() == before
 
 
-def test_a_cupy_that_is_not_installed_is_left_out(monkeypatch):
+def test_what_is_not_installed_is_left_out(monkeypatch):
     def version(name):
-        if name.startswith("cupy"):
+        if name not in ("ds_adacc", "torch", "flash-attn"):
             raise environment.metadata.PackageNotFoundError(name)
         return "1"
 
     monkeypatch.setattr(environment.metadata, "version", version)
-    assert environment.versions() == {"ds_adacc": "1", "torch": "1", "numba": "1"}
+    assert environment.versions() == {"ds_adacc": "1", "torch": "1", "flash-attn": "1"}
 
 
 def test_another_device_changes_the_key(monkeypatch):
