@@ -17,7 +17,7 @@ from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_sizes import Example, fits
+from ds_adacc.program.symbolic_program import Example, fits
 
 _TOLD = 3  # predicted sizes with a line of log each
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
-from ds_adacc.profile.symbolic_sizes import SymbolicProfile
+from ds_adacc.profile.symbolic_profile import SymbolicProfile
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_sizes import Example, SymbolicProgram
+from ds_adacc.program.symbolic_program import Example, SymbolicProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 32  # programs; one that is recorded anew at every step must not pile up

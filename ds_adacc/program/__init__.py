@@ -14,6 +14,6 @@ those of `record/`.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
-* `symbolic_sizes`: one program at several input sizes, and what it is at others; `formula`: how a number follows the
+* `symbolic_program`: one program at several input sizes, and what it is at others; `formula`: how a number follows the
   sizes.
 """

@@ -29,7 +29,7 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
 from ds_adacc.program.signature import aliases, ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
-from ds_adacc.program.symbolic_sizes import Example
+from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import marks_of

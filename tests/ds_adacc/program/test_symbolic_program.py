@@ -8,7 +8,7 @@ from recorded import profile_of, record, under
 from ds_adacc import planner
 from ds_adacc.program.formula import Formula, Variables, fit
 from ds_adacc.program.signature import ambient, describe, flatten, sizes_of
-from ds_adacc.program.symbolic_sizes import Example, SymbolicProgram, fits
+from ds_adacc.program.symbolic_program import Example, SymbolicProgram, fits
 from ds_adacc.python_state.closure import closure_of
 
 
