@@ -126,8 +126,9 @@ def sizes_of(signature: Any) -> Sizes:
 def differ_in_sizes(one: Any, other: Any) -> bool:
     """Whether two calls' signatures (`Runtime.run`) differ in nothing but sizes and strides, and do differ in sizes.
 
-    Such calls may run one program at two sizes (`symbolic_program.py`). Whether strides are as predicted is checked with
-    the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by itself.
+    Such calls may run one program at two sizes (`symbolic_program.py`). Whether strides are as predicted is checked
+    with the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by
+    itself.
     """
     mine, its = sizes_of(one), sizes_of(other)
     if mine == its:
