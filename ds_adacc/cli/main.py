@@ -23,6 +23,11 @@ SUBCOMMANDS = {
 YES, NO, BAD_INPUT = 0, 1, 2  # exit codes; argparse has the last one for bad usage
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich's own exits with 1, which says NO here
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, or the process's own. Returns the exit code."""
     chosen = _parser().parse_args(argv)
@@ -43,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.json:
             print(json.dumps(answer.document, indent=2, allow_nan=False))
         else:
-            Console().print(answer.view)
+            _Console().print(answer.view)
         sys.stdout.flush()
     return YES if answer.is_yes else NO
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from ds_adacc.runtime.compiled import compile_blocks
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 Method = Callable[..., Any]
+_ORIGINAL = "ds_adacc_original"
 
 
 def patch_engine(engine: Any, is_pipeline: bool) -> None:
@@ -25,7 +28,15 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
     for name, hook in (PIPELINE_HOOKS if is_pipeline else HOOKS).items():
         setattr(engine, name, hook(engine, getattr(engine, name)))
     if not is_pipeline and hasattr(engine.optimizer, "step"):  # an engine that only evaluates has none
-        engine.optimizer.step = ending_step_of_optimizer(engine, engine.optimizer.step)
+        patch_optimizer(engine)
+
+
+def patch_optimizer(engine: Any) -> None:
+    """Replace the `step` of the engine's optimizer by that of `ending_step_of_optimizer`."""
+    optimizer = engine.optimizer
+    original = getattr(optimizer.step, _ORIGINAL, optimizer.step)  # another engine may have had the optimizer
+    # A method, as torch's schedulers want one.
+    optimizer.step = types.MethodType(ending_step_of_optimizer(engine, original), optimizer)
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
@@ -64,6 +75,7 @@ def ending_step(engine: Any, original: Method) -> Method:
     def step(*args: Any, **kwargs: Any) -> Any:
         before, compact = engine.global_steps, engine.adacc.compact
         rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
+        engine.adacc.runtime.controller.settle()
         with engine.adacc.stepping():
             result = original(*args, **kwargs)
         if engine.global_steps != before:
@@ -85,21 +97,26 @@ def ending_step_of_optimizer(engine: Any, original: Method) -> Method:
     Raises RuntimeError if the section has "compact".
     """
 
+    known = weakref.ref(engine)  # a program's own optimizer may outlive it
+
     @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        adacc = engine.adacc
-        if adacc.is_stepping:
+    def step(_: Any, *args: Any, **kwargs: Any) -> Any:
+        engine = known()
+        if engine is None or engine.adacc.is_stepping:
             return original(*args, **kwargs)
+        adacc = engine.adacc
         if adacc.compact is not None:
             raise RuntimeError(
                 "adacc.compact: the program calls optimizer.step(), which does not change the weights that CompAct has "
                 'frozen; call engine.step(), or remove "compact" from the section'
             )
+        adacc.runtime.controller.settle()
         result = original(*args, **kwargs)
         adacc.runtime.controller.note_update()
         adacc.end_step()
         return result
 
+    setattr(step, _ORIGINAL, original)
     return step
 
 

@@ -21,7 +21,7 @@ from ds_adacc.python_state.watch import Place
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
-_ATTEMPTS = 3  # at recording a block that cannot be recorded; one whose state always changes must not go on for ever
+_ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 
 @dataclass
@@ -167,11 +167,13 @@ class Block:
     """A block and its records, at most 64; the least recently used is forgotten.
 
     `past`: its records in the run that this one resumes, the last used first. `places`: the globals and class
-    attributes that its functions were seen to read. `state`: that of its last call.
+    attributes that its functions were seen to read. `state`: that of its last call. `begins_gradient`: it has returned
+    what requires a gradient, though nothing that it was given or holds does.
     """
 
     def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
         self.name = name
+        self.begins_gradient = False
         self.places: dict[str, Place] = {}
         self.state: State | None = None
         self._records: list[tuple[Hashable, Record]] = []

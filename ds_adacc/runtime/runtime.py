@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -28,6 +28,7 @@ from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
+from ds_adacc.program.schema import tensors_in
 from ds_adacc.program.signature import aliases, ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
@@ -109,6 +110,11 @@ class Runtime:
         """The block types recorded so far, and the policies that the ranks have agreed on for them."""
         return self.controller.agreement
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread runs a block now."""
+        return self._thread == threading.get_ident()
+
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`. The tensors that its backward needs are held as the plan says."""
         owner = with_modules(function, args, kwargs)
@@ -119,7 +125,7 @@ class Runtime:
         # A call inside a block is part of that block, and without gradients nothing is held (Rule 3).
         is_inside = self._thread is not None
         if is_inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            if is_inside and self._thread != threading.get_ident():
+            if is_inside and not self.is_inside:
                 self.warnings.fallen_back(block, "another thread runs a block at the same time")
             if not (self.recordings or is_inside or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
@@ -140,9 +146,12 @@ class Runtime:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         self.calls += 1
-        if not any(each.requires_grad for each in chain(tensors, inner, found.parameters)):
-            self.warnings.holds_nothing(block)
-            return function(*args, **kwargs)
+        if not (block.begins_gradient or _require_gradient(chain(tensors, inner, found.parameters))):
+            output = function(*args, **kwargs)
+            block.begins_gradient = _require_gradient(tensors_in(output))
+            if not block.begins_gradient:
+                self.warnings.holds_nothing(block)
+            return output
         self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
@@ -355,6 +364,10 @@ class Runtime:
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
         self.controller.restore(state.controller, blocks)
+
+
+def _require_gradient(tensors: Iterable[torch.Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors)
 
 
 def _nothing() -> None:

@@ -53,24 +53,30 @@ class Serving:
     def runtime_of(self, function: Callable[..., Any]) -> Runtime | None:
         """The runtime that serves calls of this function: that of the engine whose module it reaches.
 
-        Raises RuntimeError if there are several engines, and the function reaches the module of none or of more than
-        one of them.
+        Within a block it is that of the block. None, after a warning, if the function reaches the module of no engine.
+        Raises RuntimeError if it reaches different modules of several engines.
         """
-        if len(self._lent) < 2 or not torch.is_grad_enabled():  # without gradients nothing is held
+        runtimes = self._runtimes
+        if len(runtimes) < 2 or not torch.is_grad_enabled():  # without gradients nothing is held
             return self.runtime
+        for runtime in runtimes:
+            if runtime.is_inside:
+                return runtime
         reached = closure_of(function).modules
-        found = [
-            runtime
-            for runtime, (_, modules) in zip(self._runtimes, self._lent, strict=True)
-            if any(module in modules for module in reached)
-        ]
-        if len(found) != 1:
+        found: dict[frozenset[nn.Module], Runtime] = {}
+        for runtime, (_, modules) in zip(runtimes, self._lent, strict=True):
+            if its := frozenset(module for module in reached if module in modules):
+                found[its] = runtime  # of engines of one model, the last one
+        if not found:
+            runtimes[-1].warnings.of_no_engine(name_of(function))
+            return None
+        if len(found) > 1:
             raise RuntimeError(
-                f"adacc: {name_of(function)} is checkpointed while {len(self._lent)} engines run with ds_adacc, and it "
-                f"reaches modules of {len(found) or 'none'} of them. So ds_adacc cannot tell whose plan it belongs to. "
+                f"adacc: {name_of(function)} is checkpointed while {len(runtimes)} engines run with ds_adacc, and it "
+                f"reaches modules of {len(found)} of them. So ds_adacc cannot tell whose plan it belongs to. "
                 "Checkpoint a module, or a function that uses modules of one engine only"
             )
-        return found[0]
+        return next(iter(found.values()))
 
     def serve_by(self, section: AdaccConfig | None) -> None:
         """Make a runtime for the section, without an engine.

@@ -73,9 +73,9 @@ class StepController:
 
     With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
     backward begins a new step; this must happen on all `ranks` at the same time. `seen` is what was observed in the
-    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step under any
-    plan has ended; it is the same on all ranks. `review` is the rectifier's result for the step that has just ended; it
-    is None if that was not a tracking step.
+    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the
+    policies of any plan, without trials; it is the same on all ranks. `review` is the rectifier's result for the step
+    that has just ended; it is None if that was not a tracking step.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class StepController:
         self._calibration = Calibration()
         self._waiting = Waiting(self.agreement, self.new_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
+        self._is_unsettled = False
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
@@ -123,6 +124,7 @@ class StepController:
 
         A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
         """
+        self.settle()
         if self.stepped or is_in_backward():
             return
         if self.step.observer is None:
@@ -145,10 +147,21 @@ class StepController:
             self.device = device
 
     def end_backward(self) -> None:
-        """Note the end of a forward and its backward. The block types that ran were alive together: a live set."""
+        """Note the end of a forward and its backward. The block types that ran were alive together: a live set.
+
+        At the end of `loss.backward()` autograd still runs, and no profiler can be stopped: `settle` does the rest.
+        """
+        self._is_unsettled = is_in_backward()
+        if self._is_unsettled:
+            return
         live_set = self.step.end_pass()
         if self._waiting.note(live_set):
             self.put_in_force(live_set)
+
+    def settle(self) -> None:
+        """Do what `end_backward` has put off. Called before the next forward, and before the optimizer runs."""
+        if self._is_unsettled and not is_in_backward():
+            self.end_backward()
 
     def note_update(self) -> None:
         """Note that the optimizer has changed the parameters."""

@@ -26,6 +26,15 @@ class Warnings:
         key = block.name.split(" ")[-1], reason
         self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 
+    def of_no_engine(self, name: str) -> None:
+        """A function was checkpointed while several engines run, and it uses the modules of none."""
+        self._tell(
+            (name, "no engine"),
+            "%s runs without ds_adacc, under plain autograd: several engines run with ds_adacc, and it uses no module "
+            "of any of them",
+            name,
+        )
+
     def holds_nothing(self, block: Block) -> None:
         """Backward does not reach the block, as in a frozen backbone."""
         text = "block %s is no part of backward, so it holds nothing: no input or parameter of it requires a gradient"

@@ -73,15 +73,22 @@ def accumulate(stage, is_direct):
         engine.step()
     plan = engine.adacc.runtime.controller.plan
     live_sets = [len(names) for group in plan.groups for names in group.live_sets]
-    return {"losses": losses, "live_sets": live_sets, "without": plan.without}
+    peak = engine.adacc.runtime.controller.seen.peak
+    return {
+        "losses": losses,
+        "live_sets": live_sets,
+        "without": plan.without,
+        "is_measured": peak is not None and peak.observed > 0,
+        "profiler_runs": torch.autograd._profiler_enabled(),
+    }
 
 
 def step_of_optimizer(stage, budget):
     """The losses, and how many calls were recorded, where the program steps the optimizer, not the engine."""
     engine = engine_of(stage, budget)
-    random, losses = torch.Generator().manual_seed(1), []
+    x, losses = torch.randn(2, 8, zoo.WIDTH, generator=torch.Generator().manual_seed(1)), []
     for _ in range(STEPS):
-        loss = engine(torch.randn(2, 8, zoo.WIDTH, generator=random))
+        loss = engine(x)
         losses.append(loss.item())
         engine.backward(loss)
         engine.optimizer.step()

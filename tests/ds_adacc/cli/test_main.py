@@ -105,13 +105,14 @@ def test_the_module_is_the_command():
     assert child.stderr == "ds_adacc report: /nowhere: No such file or directory\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(subcommand, monkeypatch):
-    """`ds_adacc report --json | head -1`."""
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_has_seen_enough_is_no_error(subcommand, monkeypatch, options):
+    """`ds_adacc report | head -1`."""
 
     class Closed(io.StringIO):
-        def flush(self):
+        def write(self, text):
             raise BrokenPipeError
 
     subcommand(lambda arguments: Answer({}, Text("words")))
     monkeypatch.setattr(sys, "stdout", Closed())
-    assert command.main(["toy", "--json"]) == 0
+    assert command.main(["toy", *options]) == 0

@@ -1,10 +1,14 @@
 """How a backward comes: by the engine, by the loss itself, or only after a step of the optimizer."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from backward_worker import STAGES, STEPS
 from launch import on_ranks
+
+from ds_adacc.engine.hooks import patch_optimizer
 
 pytestmark = pytest.mark.ranks
 
@@ -37,6 +41,7 @@ def test_a_direct_backward_ends_a_forward_as_the_engines_does(results, stage):
     by_engine, direct = results[stage]["by_engine"], results[stage]["direct"]
     assert direct == by_engine
     assert by_engine["live_sets"] == [2, 2]
+    assert by_engine["is_measured"] and not by_engine["profiler_runs"]
 
 
 @pytest.mark.parametrize("stage", [*map(str, STAGES)])
@@ -45,3 +50,27 @@ def test_a_step_of_the_optimizer_itself_ends_the_step(results, stage):
     plain, replayed = (results[stage][f"{name} by optimizer"] for name in ("plain", "replayed"))
     assert replayed["losses"] == plain["losses"] and len(set(plain["losses"])) == STEPS
     assert replayed["has_plan"] and not plain["has_plan"]
+
+
+def test_a_scheduler_may_be_made_after_the_engine():
+    """Torch's wrap the optimizer's step. An optimizer may go from one engine to another."""
+
+    class Engine:
+        def __init__(self, optimizer):
+            self.optimizer, self.steps = optimizer, 0
+            self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
+            self.adacc.runtime = SimpleNamespace(
+                controller=SimpleNamespace(settle=lambda: None, note_update=lambda: None)
+            )
+
+        def end_step(self):
+            self.steps += 1
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=0.1)
+    first, second = Engine(optimizer), Engine(optimizer)
+    patch_optimizer(first)
+    patch_optimizer(second)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    optimizer.step()
+    schedule.step()
+    assert (first.steps, second.steps) == (0, 1)

@@ -34,3 +34,17 @@ def test_frozen_blocks_before_trained_ones_are_no_part_of_the_plan():
     steps(training)
     plan = training.runtime.controller.plan
     assert sum(each.count for each in plan.block_types) == 2
+
+
+def test_a_block_in_which_gradients_begin_is_planned(caplog):
+    """A model of energies differentiates by positions that it makes require a gradient itself."""
+
+    class Begins(zoo.LlamaBlock):
+        def forward(self, x, rope=None):
+            return super().forward(x.detach().requires_grad_(), rope)
+
+    training = Training(Begins, memory_budget=0.7)
+    training.blocks.requires_grad_(False)
+    steps(training)
+    assert training.runtime.controller.plan is not None
+    assert "is no part of backward" not in caplog.text
