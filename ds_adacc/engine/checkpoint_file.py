@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_adacc.execute.block import Block
-from ds_adacc.runtime.runtime import RuntimeState
+from ds_adacc.runtime.saved_state import RuntimeState
 
 FORMAT = 3
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from ds_adacc import planner
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
@@ -24,7 +22,6 @@ from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
 from ds_adacc.profile.codecs import CodecMaker
-from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
@@ -42,21 +39,10 @@ from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.learner import Learner
+from ds_adacc.runtime.saved_state import RuntimeState
 from ds_adacc.runtime.seen_programs import SeenPrograms
-from ds_adacc.runtime.step_controller import ControllerState, StepController
+from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
-
-
-@dataclass(frozen=True)
-class RuntimeState:
-    """The part of a `Runtime` that a checkpoint saves.
-
-    `profiles` are the profiles of this rank, by block type, and `errors` the measured gradient errors of the codecs.
-    """
-
-    controller: ControllerState = field(default_factory=ControllerState)
-    profiles: Mapping[str, planner.Profile] = field(default_factory=dict)
-    errors: Mapping[str, CodecErrors] = field(default_factory=dict)
 
 
 class Runtime:

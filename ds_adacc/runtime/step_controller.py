@@ -21,7 +21,7 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import get_logger
-from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
@@ -47,25 +46,10 @@ from ds_adacc.report.table import decision_table, told
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.review import conclude_trials, rectify
+from ds_adacc.runtime.saved_state import ControllerState
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.waiting import Waiting
-
-
-@dataclass(frozen=True)
-class ControllerState:
-    """The part of a `StepController` that a checkpoint saves.
-
-    `corrected` and `reason` are those of its `Calibration`.
-    """
-
-    agreement: AgreementState = field(default_factory=AgreementState)
-    plan: Plan | None = None
-    seen: Seen | None = None
-    has_run_a_plan: bool = False
-    corrected: int = 0
-    reason: str = ""
-    schedule: StepSchedule = field(default_factory=StepSchedule)
 
 
 class StepController:
