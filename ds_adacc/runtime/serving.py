@@ -64,8 +64,9 @@ class Serving:
                 return runtime
         reached = closure_of(function).modules
         found: dict[frozenset[nn.Module], Runtime] = {}
-        for runtime, (_, modules) in zip(runtimes, self._lent, strict=True):
-            if its := frozenset(module for module in reached if module in modules):
+        for reference, modules in self._lent:
+            its, runtime = frozenset(module for module in reached if module in modules), reference()
+            if its and runtime is not None:
                 found[its] = runtime  # of engines of one model, the last one
         if not found:
             runtimes[-1].warnings.of_no_engine(name_of(function))

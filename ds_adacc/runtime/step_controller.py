@@ -92,7 +92,7 @@ class StepController:
         self._calibration = Calibration()
         self._waiting = Waiting(self.agreement, self.new_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
-        self._is_unsettled = False
+        self._is_put_off = False  # the end of a pass, which `settle` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
@@ -135,8 +135,8 @@ class StepController:
 
         At the end of `loss.backward()` autograd still runs, and no profiler can be stopped: `settle` does the rest.
         """
-        self._is_unsettled = is_in_backward()
-        if self._is_unsettled:
+        self._is_put_off = is_in_backward()
+        if self._is_put_off:
             return
         live_set = self.step.end_pass()
         if self._waiting.note(live_set):
@@ -144,7 +144,7 @@ class StepController:
 
     def settle(self) -> None:
         """Do what `end_backward` has put off. Called before the next forward, and before the optimizer runs."""
-        if self._is_unsettled and not is_in_backward():
+        if self._is_put_off and not is_in_backward():
             self.end_backward()
 
     def note_update(self) -> None:
