@@ -64,7 +64,3 @@ class Registry:
     def records(self) -> list[tuple[Block, Record]]:
         """The records of all blocks that have a recording, each with its block."""
         return [(block, record) for block in self.all() for record in block.records() if record.recording is not None]
-
-    def count(self, block_type: str) -> int:
-        """How many blocks run this block type."""
-        return sum(any(record.block_type == block_type for record in block.records()) for block in self.all())

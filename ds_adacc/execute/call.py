@@ -13,6 +13,32 @@ from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.saved import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
 
+class Forward:
+    """Stands for the calls of one forward: it is gone when autograd holds none of them any more.
+
+    `on_backward` is called when the backward of a call ends, which frees what the call held.
+    """
+
+    __slots__ = ("__weakref__", "on_backward")
+
+    def __init__(self, on_backward: Callable[[], None]) -> None:
+        self.on_backward = on_backward
+
+
+class FirstSlot:
+    """The slot of the first tensor that a call saves, which backward is the last to ask for. It holds the forward."""
+
+    __slots__ = ("forward", "slot")
+
+    def __init__(self, slot: Slot, forward: Forward) -> None:
+        self.slot = slot
+        self.forward = forward
+
+    def unpack(self) -> torch.Tensor:
+        self.forward.on_backward()
+        return self.slot.unpack()
+
+
 class Call:
     """The pack hook of one call, and all its state. After the forward only the slots keep the holders that they need.
 
@@ -23,7 +49,7 @@ class Call:
     it and all that follow are retained.
     """
 
-    __slots__ = ("_noted", "_on_divergence", "_position", "_seen", "bound", "diverged", "holders")
+    __slots__ = ("_noted", "_on_divergence", "_position", "_seen", "bound", "diverged", "forward", "holders")
 
     def __init__(
         self,
@@ -44,6 +70,7 @@ class Call:
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
+        self.forward: Forward | None = None
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index, taken in bound.inputs:
             value = bound.recording.values[index]
@@ -92,6 +119,8 @@ class Call:
             return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].pending = None  # Rule 4: all its sources are saved now
+        if number == 0 and self.forward is not None:
+            return FirstSlot(slot, self.forward)
         return slot
 
     @property

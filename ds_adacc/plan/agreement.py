@@ -99,7 +99,7 @@ class Agreement:
             self.block_types[digest].calls_per_block = seen.calls_per_block(digest)
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
-        """Set a block type's count from its calls observed `alive` at once, and from the number of its `blocks`.
+        """Set a block type's count from its calls observed `alive` at once, and the most `blocks` in one forward.
 
         Before the first plan the whole step is observed, so `alive` is exact. Later a type may have run before the
         observation began. So the count is then at least the number of blocks, and it never decreases.

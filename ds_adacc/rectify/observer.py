@@ -74,11 +74,23 @@ class Observer:
         self._begin_pass()
         return seen
 
+    @property
+    def is_any_alive(self) -> bool:
+        """Whether autograd holds anything of a call."""
+        return bool(self._alive)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backward of a call of this forward has begun."""
+        return bool(self._backward)
+
+    def drop_pass(self) -> None:
+        """Discard what was observed of a forward: no backward has followed it, or a call has failed."""
+        self._begin_pass()
+        if self._profiler is not None:
+            self._profiler.restart()
+
     def opened(self, ticket: Ticket) -> None:
-        if self._forward and not self._alive and not self._backward:  # no backward followed the last forward
-            self._begin_pass()
-            if self._profiler is not None:
-                self._profiler.restart()
         self._alive[id(ticket)] = ticket.block_type, ticket.block_index
         same = sum(block_type == ticket.block_type for block_type, _ in self._alive.values())
         self.most_alive[ticket.block_type] = max(self.most_alive[ticket.block_type], same)
@@ -105,11 +117,6 @@ class Observer:
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
             self.held_calls = Counter(self._alive.values())
-
-    def restart(self) -> None:
-        """Discard the current measurement, because a call has failed. The next call starts a new one."""
-        if self._profiler is not None:
-            self._profiler.restart()
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""

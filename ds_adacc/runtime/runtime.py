@@ -189,19 +189,20 @@ class Runtime:
         run: Callable[[], Any],
     ) -> Any:
         bound = record.bound
-        if bound is not None:
-            self.controller.note_call(record.block_type)
         if bound is None or bound.prefetcher is None:
             self._binder.pass_over()
+        if bound is None:
+            return run()
+        self.controller.note_call(record.block_type, block)
         step = self.controller.step
         # Where everything is retained and nobody looks on, no hooks are needed (Rule 4).
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
-        if bound is None or (bound.is_trivial and not is_watched):
-            return run()
         is_followed = self._is_to_follow(block, record, signature)
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
             self.warnings.fallen_back(block, reason)
+        if reason is not None or (bound.is_trivial and not is_watched):
+            step.note_unknown()
             return run()
         probe = self._probe(record, tensors)
         call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
@@ -223,6 +224,8 @@ class Runtime:
             done()
         finally:
             call.close()
+            if call.diverged:
+                step.note_unknown()
         return output
 
     def _is_to_follow(self, block: Block, record: Record, signature: Hashable) -> bool:
@@ -267,6 +270,7 @@ class Runtime:
             values = self.agreement.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
             pack = OutlierTracker(call, record, self.codecs, values, inputs)
         if observer is None:
+            call.forward = self.controller.step.forward()
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
 
@@ -298,7 +302,7 @@ class Runtime:
             known = self._learner.block_type(recording, captured, block, signature, record)
         record.block_type = recording.digest
         step = self.controller.step
-        self.controller.note_call(record.block_type)
+        self.controller.note_call(record.block_type, block)
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.block_type not in step.verified
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)

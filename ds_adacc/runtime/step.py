@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.call import Forward
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.rectify.observer import Observer
 from ds_adacc.rectify.step_profiler import StepProfiler
 
@@ -120,10 +125,13 @@ class Step:
     """One optimizer step, with all its micro-batches. When it has ended, a new `Step` replaces it.
 
     Steps that record, measure or try have an `observer` from the start. Any other step gets one when it calls a block
-    without a policy, and `is_partly_observed` is then true. `live` are the block types called in the current forward.
-    `recomputes` says that every block recomputes all that it can, so that measuring policies fits where full
-    checkpointing fits. `passes` holds the forward pass observed for each live set. `verified` are the block types whose
-    recording was verified in this step, `probed` those of which a call measures the gradient errors of the codecs.
+    without a policy, and `is_partly_observed` is then true. `recomputes` says that every block recomputes all that it
+    can, so that measuring policies fits where full checkpointing fits. `passes` holds the forward pass observed for
+    each live set. `verified` are the block types whose recording was verified in this step, `probed` those of which a
+    call measures the gradient errors of the codecs.
+
+    A pass is a forward and its backward. The engine tells when one has ended. Of a backward that it does not run,
+    nobody tells: then the pass is over when autograd holds nothing of its calls any more.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:
@@ -131,7 +139,10 @@ class Step:
         self.recomputes = recomputes
         self.observer: Observer | None = None
         self.is_partly_observed = False
-        self.live: set[str] = set()
+        self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
+        self._forward: weakref.ref[Forward] | None = None
+        self._backward_has_begun = False
+        self._holds_unknown = False  # what autograd holds of some calls of this forward, nobody sees
         self.passes: dict[LiveSet, ForwardPass] = {}
         self.verified: set[str] = set()
         self.probed: set[str] = set()
@@ -148,26 +159,59 @@ class Step:
         """Whether a backward has begun while the observer was present."""
         return self.observer is not None and self.observer.held_bytes is not None
 
-    def note_call(self, block_type: str, has_policy: bool) -> None:
+    def note_call(self, block_type: str, block: Block, has_policy: bool) -> None:
         """Note a call of a block of this type. A type without a policy makes the step observed."""
-        self.live.add(block_type)
+        called = self._live.setdefault(block_type, set())
+        if not is_in_backward():  # of the calls of a backward, few are alive at once
+            called.add(block)
         if self.observer is None and not has_policy:
             self.observer, self.is_partly_observed = Observer(), True
 
-    def end_pass(self) -> LiveSet:
-        """Note the end of a forward and its backward. Returns the block types that were alive together, if any."""
-        live_set, self.live = frozenset(self.live), set()
+    def forward(self) -> Forward:
+        """What autograd shall hold until the backward of the next call."""
+        forward = self._forward and self._forward()
+        if forward is None:
+            forward = Forward(self._note_backward)
+            self._forward = weakref.ref(forward)
+        return forward
+
+    def _note_backward(self) -> None:
+        self._backward_has_begun = True
+
+    def note_unknown(self) -> None:
+        """Note a call of which nobody sees how long autograd holds it."""
+        self._holds_unknown = True
+
+    @property
+    def is_pass_over(self) -> bool:
+        """Whether blocks were called, and autograd holds nothing of their calls any more."""
+        if not self._live or self._holds_unknown or (self.observer is not None and self.observer.is_any_alive):
+            return False
+        return self._forward is None or self._forward() is None
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backward of a call of this forward has begun."""
+        return self._backward_has_begun or (self.observer is not None and self.observer.has_backward)
+
+    def end_pass(self) -> Mapping[str, int]:
+        """Note the end of a forward and its backward. Returns how many blocks it has called, by block type."""
+        ran, live_set = {name: len(blocks) for name, blocks in self._live.items()}, frozenset(self._live)
+        self._begin_pass()
         if self.observer is not None:
             seen, known = self.observer.end_pass(), self.passes.get(live_set)
             if live_set and (known is None or len(seen.calls) > len(known.calls)):
                 self.passes[live_set] = seen
-        return live_set
+        return ran
 
     def drop_pass(self) -> None:
-        """Discard what was observed of this forward, because a call has failed."""
-        self.live.clear()
+        """Discard what was observed of this forward: no backward has followed it, or a call has failed."""
+        self._begin_pass()
         if self.observer is not None:
-            self.observer.restart()
+            self.observer.drop_pass()
+
+    def _begin_pass(self) -> None:
+        self._live, self._forward, self._backward_has_begun, self._holds_unknown = {}, None, False, False
 
     def close(self) -> None:
         """Stop measuring."""

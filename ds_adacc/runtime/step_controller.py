@@ -109,10 +109,12 @@ class StepController:
         A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
         """
         self.settle()
-        if self.stepped or is_in_backward():
+        if is_in_backward():
             return
-        if self.step.observer is None:
-            self.step.live.clear()  # without an observer nothing ends the passes
+        if self.step.is_pass_over:
+            self._end_pass_that_is_over()
+        if self.stepped:
+            return
         if not self.step.was_observed:
             return
         if self.step.is_partly_observed:
@@ -120,10 +122,21 @@ class StepController:
         else:
             self.end_step()
 
-    def note_call(self, block_type: str) -> None:
+    def _end_pass_that_is_over(self) -> None:
+        """Take note of a forward of which autograd holds nothing any more, though nobody has told that it ended.
+
+        It had a backward that the engine does not know of, as that of `torch.autograd.grad`. Or it had none, as an
+        evaluation with gradients has not. Then nothing was alive together.
+        """
+        if self.stepped and self.step.has_backward:
+            self.end_backward()
+        elif not self.step.was_observed:  # without an engine, that is where a new step begins
+            self.step.drop_pass()
+
+    def note_call(self, block_type: str, block: Block) -> None:
         """Note a call of a block of this type."""
         self.agreement.note_use(block_type)
-        self.step.note_call(block_type, self.agreement.block_types[block_type].agreed is not None)
+        self.step.note_call(block_type, block, self.agreement.block_types[block_type].agreed is not None)
 
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""
@@ -138,9 +151,9 @@ class StepController:
         self._is_put_off = is_in_backward()
         if self._is_put_off:
             return
-        live_set = self.step.end_pass()
-        if self._waiting.note(live_set):
-            self.put_in_force(live_set)
+        ran = self.step.end_pass()
+        if self._waiting.note(ran):
+            self.put_in_force(ran)
 
     def settle(self) -> None:
         """Do what `end_backward` has put off. Called before the next forward, and before the optimizer runs."""
@@ -172,6 +185,7 @@ class StepController:
             self._waiting.live_sets.update(*(self.agreement.partners([late]) for late in self.trials.late()))
             if self._ballot.passes(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
+            self._waiting.admit_grown()
             if not self.is_waiting:
                 self._corrections = {}
             if self.step.purpose is Purpose.TRY:
@@ -247,7 +261,7 @@ class StepController:
         """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
         for digest in {digest for names in live_sets for digest in names} & self.agreement.block_types.keys():
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
-            self.agreement.count(digest, alive, self.blocks.count(digest))
+            self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
         for seen in self.step.passes.values():
             self.agreement.arrange(seen)
         self.step.passes = {}

@@ -1,0 +1,128 @@
+"""Forwards without a backward, backwards of which the engine does not know, and forwards that call more blocks."""
+
+import gc
+import random
+
+import pytest
+import torch
+import zoo
+from any_size import Training
+
+
+def forward(training, time=9, blocks=None, differentiable=True):
+    """The loss of these blocks in a row; `differentiable`: their input is, so that all of them hold something."""
+    x, rope = torch.randn(2, time, zoo.WIDTH, requires_grad=differentiable), zoo.rope(time)
+    for block in training.blocks if blocks is None else blocks:
+        x = training.runtime.checkpoint(block, x, rope=rope)
+    return x.pow(2).sum()
+
+
+def train(training, *times, **arguments):
+    """A step for each of the lengths. The engine is told when backward has ended."""
+    for time in times:
+        forward(training, time, **arguments).backward()
+        training.runtime.controller.end_backward()
+        training.adacc.end_step()
+
+
+@pytest.fixture
+def count_plans(monkeypatch):
+    """Note the number of calls in each plan of a `Training`."""
+
+    def count(training):
+        decide, training.planned = training.runtime.controller.decide, []
+
+        def noting(*args, **kwargs):
+            plan = decide(*args, **kwargs)
+            training.planned.append(sum(each.count for each in plan.block_types))
+            return plan
+
+        monkeypatch.setattr(training.runtime.controller, "decide", noting)
+        return training
+
+    return count
+
+
+def sizes_together(training):
+    return sorted({len(names) for names in training.agreement.live_sets})
+
+
+def evaluated(training):
+    """An evaluation with gradients, at other lengths."""
+    for time in (12, 15, 18):
+        forward(training, time).item()
+
+
+def interrupted(training):
+    """A backward that fails, after which the program goes on with the next batch."""
+    loss = forward(training, 12)
+    loss.register_hook(_fail)
+    with pytest.raises(MemoryError):
+        loss.backward()
+
+
+def differentiated(training):
+    """A backward of which no hook tells, as that of a penalty on the gradient."""
+    parameters = list(training.blocks.parameters())
+    torch.autograd.grad(forward(training, 12), parameters)
+
+
+def _fail(_):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("between", [evaluated, interrupted, differentiated])
+def test_what_runs_between_two_steps_is_not_alive_with_them(between):
+    training = Training(memory_budget=0.4)
+    train(training, 9, 12, 15, 9)
+    gc.disable()
+    try:
+        for _ in range(6):
+            between(training)
+            train(training, 9)
+    finally:
+        gc.enable()
+    assert sizes_together(training) == [1]
+
+
+def test_two_forwards_before_one_backward_are_alive_together():
+    training = Training(memory_budget=0.4)
+    train(training, 9, 12, 15, 9)
+    for _ in range(3):
+        (forward(training, 9) + forward(training, 12)).backward()
+        training.runtime.controller.end_backward()
+        training.adacc.end_step()
+    assert sizes_together(training) == [2]
+
+
+def test_layers_that_are_unfrozen_later_are_planned_for(count_plans):
+    training = count_plans(Training(layers=4))
+    training.blocks[:2].requires_grad_(False)
+    train(training, *[9] * 4, differentiable=False)
+    assert set(training.planned) == {2}
+    training.blocks[1].requires_grad_(True)
+    train(training, *[9] * 4, differentiable=False)
+    assert training.planned[-1] == 3
+    training.blocks[0].requires_grad_(True)
+    train(training, *[9] * 4, differentiable=False)
+    assert training.planned[-1] == 4
+    order = training.agreement.forward_order
+    indices = [order.indices(training.runtime.blocks.of(block)).values() for block in training.blocks]
+    assert [max(each) for each in indices] == [0, 0, 1, 2]  # the first is of a type of its own: its input is no result
+    before = list(training.planned)
+    train(training, *[9] * 6, differentiable=False)
+    assert training.planned == before
+
+
+def test_layers_that_are_dropped_at_random_call_for_a_plan_as_often_as_more_of_them_run(count_plans):
+    """LayerDrop: the first plan is of as many blocks as its step ran."""
+    training = count_plans(Training(layers=6, memory_budget=0.5, rectifier={"enabled": False}))
+    chance = random.Random(1)
+    most = 0
+    for kept in (3, *(chance.randint(2, 5) for _ in range(8)), 6, 4, 6, 6, 6):
+        blocks = [training.blocks[i] for i in sorted(chance.sample(range(6), kept))]
+        most = max(most, kept)
+        train(training, 9, blocks=blocks)
+    assert training.planned[0] == 3
+    assert training.planned[-1] == most == 6
+    assert len(training.planned) <= 6
