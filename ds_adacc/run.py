@@ -4,7 +4,8 @@
     deepspeed --module ds_adacc.run -m package.train ...
     accelerate launch --module ds_adacc.run train.py ...
 
-The exit code is the script's own, or 2 if there is no such script.
+The exit code is the script's own, or 2 if there is no such script. A script that ends well without a call of
+`deepspeed.initialize` has trained without ds_adacc; a warning says so.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
-from ds_adacc.engine.patch import patch_deepspeed
+from ds_adacc.engine.patch import Patch, patch_deepspeed
+from ds_adacc.log import get_logger
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
 _OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")
@@ -47,15 +50,35 @@ def _run_file(path: str) -> None:
     if not os.path.isfile(path):
         _refuse(f"ds_adacc.run: there is no script {path!r} in {os.getcwd()}\n{_USAGE}")
     sys.path[0] = os.path.dirname(os.path.abspath(path))
-    patch_deepspeed()
-    runpy.run_path(path, run_name="__main__")
+    with _deepspeed_patched():
+        runpy.run_path(path, run_name="__main__")
 
 
 def _run_module(name: str) -> None:
     if not _exists(name):
         _refuse(f"ds_adacc.run: there is no module {name!r} to import\n{_USAGE}")
-    patch_deepspeed()
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    with _deepspeed_patched():
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+@contextmanager
+def _deepspeed_patched() -> Iterator[None]:
+    patch = patch_deepspeed()
+    try:
+        yield
+    except SystemExit as ended:
+        if not ended.code:
+            _tell_unless_called(patch)
+        raise
+    _tell_unless_called(patch)
+
+
+def _tell_unless_called(patch: Patch) -> None:
+    if not patch.was_called:
+        get_logger().warning(
+            "adacc did nothing: the script has ended without a call of deepspeed.initialize. Does it train with "
+            "DeepSpeed? accelerate, say, uses DeepSpeed only where its own config says so"
+        )
 
 
 def _exists(name: str) -> bool:

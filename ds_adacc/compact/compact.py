@@ -11,8 +11,8 @@ from torch import nn
 
 from ds_adacc.compact.boundary import add_update, reset
 from ds_adacc.compact.choice import Chosen, choose
-from ds_adacc.compact.linear import CompactLinear, serve
-from ds_adacc.compact.optimized import Group, Rates, exchange, rates, refuse_coupled_decay
+from ds_adacc.compact.linear import CompactLinear, serve, unserve
+from ds_adacc.compact.optimized import Group, Rates, exchange, exchange_back, rates, refuse_coupled_decay
 from ds_adacc.compact.projection import draw, key_of
 from ds_adacc.compact.shared import Shared, partners
 from ds_adacc.config import CompactConfig, ConfigError
@@ -73,6 +73,12 @@ class Compact:
             )
         refuse_coupled_decay(optimizer)
         self.continue_from(seed, 0)
+
+    def undo(self, groups: Sequence[Group]) -> None:
+        """Leave the model and `groups` as they were before `convert`, since no engine came of it."""
+        exchange_back(groups, {id(layer.compact_update): layer.weight for layer in self.layers.values()})
+        for layer in self.layers.values():
+            unserve(layer)
 
     def continue_from(self, seed: int, applied_steps: int) -> None:
         """Take the seed of a saved run, or a new one, and draw the projections of this point of the run."""

@@ -76,6 +76,14 @@ def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
     return layer
 
 
+def unserve(layer: CompactLinear) -> None:
+    """Make the layer the `nn.Linear` again that `serve` was given."""
+    for name in (PROXY, "rows", "columns", "ds_adacc_shared"):
+        delattr(layer, name)
+    layer.__class__ = nn.Linear
+    layer.weight.requires_grad_(True)
+
+
 class Project(torch.autograd.Function):
     """The layer's forward and backward. Its operators are recorded one by one, so that z is a value of its own."""
 

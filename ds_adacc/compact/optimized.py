@@ -49,6 +49,13 @@ def exchange(groups: Sequence[Group], proxies: Mapping[int, tuple[str, nn.Parame
             group[_TAG] = found
 
 
+def exchange_back(groups: Sequence[Group], weights: Mapping[int, nn.Parameter]) -> None:
+    """Undo `exchange`. `weights`: by the `id` of the proxy, the weight whose place it has."""
+    for group in groups:
+        group["params"] = [weights.get(id(parameter), parameter) for parameter in group["params"]]
+        group.pop(_TAG, None)
+
+
 def rates(optimizer: Any) -> dict[str, Rates]:
     """By the layer's name, the rates that the optimizer's next step uses."""
     return {

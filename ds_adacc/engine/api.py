@@ -54,7 +54,8 @@ def initialize(
     `"enabled": false`, this only calls `deepspeed.initialize`.
 
     Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
-    before anything is set up.
+    before anything is set up, but for an optimizer that CompAct cannot use. Whatever is raised, the layers of the
+    model and the optimizer's parameter groups are as they were.
     """
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
@@ -71,25 +72,30 @@ def initialize(
                 model_parameters = groups
         if stage == 3:
             make_leaves(mixtures(model, blocks.values(), ds_config))
-    result = deepspeed_initialize(
-        args=args,
-        model=model,
-        optimizer=optimizer,
-        model_parameters=model_parameters,
-        training_data=training_data,
-        lr_scheduler=lr_scheduler,
-        distributed_port=distributed_port,
-        mpu=mpu,
-        dist_init_required=dist_init_required,
-        collate_fn=collate_fn,
-        config=config,
-        mesh_param=mesh_param,
-        config_params=config_params,
-    )
-    if section is not None and model is not None:
-        if blocks and stage == 3:
-            make_late_leaves(result[0], blocks)
-        serve(result[0], section, blocks, compact)
+    try:
+        result = deepspeed_initialize(
+            args=args,
+            model=model,
+            optimizer=optimizer,
+            model_parameters=model_parameters,
+            training_data=training_data,
+            lr_scheduler=lr_scheduler,
+            distributed_port=distributed_port,
+            mpu=mpu,
+            dist_init_required=dist_init_required,
+            collate_fn=collate_fn,
+            config=config,
+            mesh_param=mesh_param,
+            config_params=config_params,
+        )
+        if section is not None and model is not None:
+            if blocks and stage == 3:
+                make_late_leaves(result[0], blocks)
+            serve(result[0], section, blocks, compact)
+    except BaseException:
+        if compact is not None:
+            compact.undo(groups)
+        raise
     return result
 
 
@@ -176,6 +182,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         if checkpoints_ranges and section.blocks == "auto":
             blocks = {}
     ranks = _planning_ranks(engine)
+    if compact is not None:
+        compact.begin(engine, ranks.from_first(new_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
     runtime = Runtime(section, ranks, stepped=True, cache=cache.open_default(), journal=journal)
     journal.write(
@@ -189,8 +197,6 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime, engine.module)
     engine.adacc = Adacc(section, runtime, blocks, compact)
-    if compact is not None:
-        compact.begin(engine, ranks.from_first(new_seed()))
     patch_engine(engine, is_pipeline)
     get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
     keep_replaced(engine.module, blocks)

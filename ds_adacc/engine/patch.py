@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
@@ -11,18 +12,28 @@ from ds_adacc.engine.api import initialize
 from ds_adacc.log import get_logger
 
 
-def patch_deepspeed() -> None:
+@dataclass
+class Patch:
+    """What `patch_deepspeed` leaves behind. `was_called`: a script or a library has called the replacement."""
+
+    was_called: bool = False
+
+
+def patch_deepspeed() -> Patch:
     """Replace `deepspeed.initialize` in this process by `ds_adacc.initialize`.
 
     The replacement logs a warning if the config does not enable ds_adacc.
     """
-    deepspeed.initialize = _initialize
+    patch = Patch()
 
+    @functools.wraps(initialize)
+    def replacement(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
+        patch.was_called = True
+        result = initialize(*args, **kwargs)
+        if not hasattr(result[0], "adacc"):
+            text = 'adacc is off: the engine\'s config has no "adacc" section, or says "enabled": false in it'
+            get_logger().warning(text)
+        return result
 
-@functools.wraps(initialize)
-def _initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
-    result = initialize(*args, **kwargs)
-    if not hasattr(result[0], "adacc"):
-        text = 'adacc is off: the engine\'s config has no "adacc" section, or says "enabled": false in it'
-        get_logger().warning(text)
-    return result
+    deepspeed.initialize = replacement
+    return patch

@@ -1,5 +1,6 @@
 """`ds_adacc.run` without any launcher: what the script sees, and what is said if there is none."""
 
+import contextlib
 import json
 import sys
 import types
@@ -79,6 +80,26 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert deepspeed.initialize is before
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "sys.exit()"])
+def test_a_script_that_never_called_deepspeed_is_told_so_at_its_end(script, ending, caplog):
+    """accelerate runs a script under DDP if its config does not say DeepSpeed."""
+    script.write_text(f"import sys\n{ending}")
+    with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit):
+        main([str(script)])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("adacc did nothing: the script has ended without a call of deepspeed.init")
+
+
+@pytest.mark.parametrize("ending", ["import deepspeed; deepspeed.initialize()", "sys.exit(3)", "1 / 0"])
+def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, caplog):
+    engine = types.SimpleNamespace(adacc=object())
+    monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engine, None, None, None))
+    script.write_text(f"import sys\n{ending}")
+    with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit, ZeroDivisionError):
+        main([str(script)])
+    assert not caplog.records
 
 
 def test_an_engine_that_is_not_served_is_told_of_once(script, monkeypatch, caplog):

@@ -4,6 +4,7 @@ import math
 
 import deepspeed
 import pytest
+import torch
 from compact_worker import EXACT, RANK, RESUMED, ROUNDED, SAVED_AFTER, STEPS, label, new_model
 from deepspeed.pipe import PipelineModule
 from launch import on_ranks, told
@@ -150,3 +151,28 @@ def test_a_pipeline_is_refused(monkeypatch):
     monkeypatch.setattr(PipelineModule, "__init__", lambda self: super(PipelineModule, self).__init__())
     with pytest.raises(ConfigError, match="does not work with a PipelineModule"):
         ds_adacc.initialize(model=PipelineModule(), config=SECTION)
+
+
+@pytest.mark.parametrize("gives_optimizer", [False, True])
+def test_a_model_is_as_it_was_if_no_engine_comes_of_it(gives_optimizer, monkeypatch):
+    """A wrong key elsewhere in ds_config stops DeepSpeed when the layers are served already."""
+    monkeypatch.setattr(ds_adacc.engine.api, "deepspeed_initialize", _refuse)
+    model = new_model()
+    before, classes = model.state_dict(keep_vars=True), [type(module) for module in model.modules()]
+    optimizer = torch.optim.AdamW(model.parameters()) if gives_optimizer else None
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a wrong key"):
+            ds_adacc.initialize(model=model, optimizer=optimizer, model_parameters=model.parameters(), config=SECTION)
+        after = model.state_dict(keep_vars=True)
+        assert list(after) == list(before) and all(after[name] is before[name] for name in before)
+        assert [type(module) for module in model.modules()] == classes
+        assert list(model.buffers()) == [] and all(p.requires_grad for p in model.parameters())
+        assert not any("ds_adacc" in name for module in model.modules() for name in vars(module))
+        if gives_optimizer:
+            (group,) = optimizer.param_groups
+            assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
+            assert "compact" not in group
+
+
+def _refuse(**_):
+    raise ValueError("a wrong key")
