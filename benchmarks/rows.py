@@ -90,6 +90,7 @@ class Rows:
         except torch.OutOfMemoryError as error:
             found = {"out_of_memory": str(error).splitlines()[0]}
         except Exception:
+            traceback.print_exc()  # if the device is lost, this process may die before the row is written
             found = {"error": traceback.format_exc()}
         row = self._end({"name": name, "seconds": round(time.monotonic() - began, 3), **found})
         if "error" in found:

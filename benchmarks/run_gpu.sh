@@ -8,6 +8,7 @@
 # --seconds   for all stages together; the last ones get what is left of it
 # --rehearse  small sizes, on the CPU: to see that all of it works
 # WHEELS      a folder of wheels to install first, where there is no network
+# COMMIT      that of this source tree, where it is no clone
 # SCRATCH     a folder for these and for caches, which later runs find there (default: in TMPDIR)
 #
 # Exits with 1 if a row has an error, or if a stage had to be stopped.
@@ -48,12 +49,13 @@ if [[ ${#options[@]} -gt 0 ]]; then
 fi
 
 if [[ -n $wheels ]]; then
-    if [[ ! -e $scratch/site/.complete ]]; then
+    site=$scratch/site-packages  # by this name ds_adacc knows that what lies in it is no code of the user's
+    if [[ ! -e $site/.complete ]]; then
         echo "installing the wheels in $wheels"
-        python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "$wheels"/*.whl \
-            >>"$log" 2>&1 && touch "$scratch/site/.complete" || { tail -n 25 "$log"; exit 1; }
+        python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site" "$wheels"/*.whl \
+            >>"$log" 2>&1 && touch "$site/.complete" || { tail -n 25 "$log"; exit 1; }
     fi
-    export PYTHONPATH=$scratch/site${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 fi
 # The packages kernels and planner lie beside ds_adacc, so these sources must be installed; that needs no network.
 found='import ds_adacc, importlib.util as util; util.find_spec("ds_adacc.kernels") or exit(1)'
@@ -74,7 +76,7 @@ run() {
         timeout --kill-after=10 $((left + 10)) python3 "benchmarks/gpu/${stage}_stage.py" "$out" \
             --until $((EPOCHSECONDS + left)) "${resume[@]}" "${options[@]}" >>"$log" 2>&1
         code=$?
-        [[ $code -eq 75 || -e $out/$stage.running ]] || return $code
+        [[ $code -eq 75 || $code -gt 128 || -e $out/$stage.running ]] || return $code
         resume=(--resume)
     done
     return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -32,7 +33,9 @@ def as_list(about: Mapping[str, object]) -> str:
 
 
 def _commit() -> str:
-    """The commit of this source tree, with a mark if files have changed since; "unknown" if it is not a clone.
+    """The commit of this source tree, with a mark if files have changed since.
+
+    If it is not a clone, the variable COMMIT of the environment tells; without that it is "unknown".
 
     Results do not count: a script that writes some after each part would mark the next part.
     """
@@ -40,7 +43,7 @@ def _commit() -> str:
         name = _git("describe", "--always", "--exclude=*")
         changed = _git("diff", "--name-only", "HEAD", "--", ".", ":(top,exclude)benchmarks/results")
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git, or no clone
-        return "unknown"
+        return os.environ.get("COMMIT", "unknown")
     return f"{name}-dirty" if changed else name
 
 

@@ -49,7 +49,7 @@ REFUSED = ("No available kernel", "No viable backend", "cuDNN Frontend error", "
 
 def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> None:
     rows.measure("machine", lambda: machine(device))
-    rows.measure("doctor", lambda: doctor.run(Namespace(config=None, script=None)).document)
+    rows.measure("doctor", examined)
     for name, dtype in product(kernels.CODECS, CODEC_DTYPES[:1] if rehearses else CODEC_DTYPES):
         case = f"kernels {name} {_short(dtype)}"
         rows.measure(case, lambda of=(name, dtype): launch(*of, device))
@@ -87,6 +87,13 @@ def machine(device: torch.device) -> Row:
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(watched)},
         "nvidia_smi": _output(["nvidia-smi"]) if device.type == "cuda" else None,
     }
+
+
+def examined() -> Row:
+    """What `ds_adacc doctor` finds. Raises AssertionError if anything is amiss: the other rows would mislead."""
+    found = doctor.run(Namespace(config=None, script=None)).document
+    assert found["fine"], found
+    return found
 
 
 def _output(command: list[str]) -> list[str]:

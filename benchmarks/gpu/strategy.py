@@ -135,6 +135,7 @@ class Ours(Strategy):
             "added_seconds": plan.added_seconds,
             "solve_seconds": plan.solve_seconds,
             "proven_optimal": plan.proven_optimal,
+            "without_solver": [group.solution.fallback for group in plan.groups if group.solution.fallback],
             "recordings": runtime.recordings,
             "profiles_measured": runtime.profiler.measured,
             **compared,

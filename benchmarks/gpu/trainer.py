@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero import parameter_offload
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
-from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils import safe_get_full_grad, set_z3_leaf_modules
 from measure import PATIENCE, never_steady
 from memory import PeakMemory
 from models import Size, build, precision, text
@@ -32,7 +32,8 @@ WARM_UP_STEPS = 2
 class Trainer:
     """The model `name`, with a fused AdamW, in a DeepSpeed engine of this ZeRO stage; no launcher is needed.
 
-    With an "adacc" section, ds_adacc.initialize enables it; without one `strategy` may be set at any time.
+    With an "adacc" section, ds_adacc.initialize enables it; without one `strategy` may be set at any time. Under ZeRO-3
+    the blocks are leaf modules in either case: gathering their parameters one by one takes longer.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Trainer:
         }
         if section is not None:
             config["adacc"] = dict(section)
+        if stage == 3 and section is None:
+            set_z3_leaf_modules(model, [type(model.blocks[0])])
         # DeepSpeed's own fused optimizer would be compiled first. This one is torch's.
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         self.engine, *_ = ds_adacc.initialize(model=model, optimizer=optimizer, config=config)

@@ -1,6 +1,7 @@
 """Stage `zero3`: a GPT of 1.2 billion parameters under ZeRO-3, enabled as a user enables it, on one GPU.
 
-Each strategy has an engine of its own, from the same weights: ZeRO-3 and ds_adacc change a model's modules.
+Each strategy has an engine of its own, from the same weights: ZeRO-3 and ds_adacc change a model's modules. In all of
+them the blocks are leaf modules, whose parameters ZeRO-3 gathers together.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_a
 _BY_IDENTITY = frozenset({"ds_adacc", "triton"})
 _OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
+# Libraries wherever they lie. DeepSpeed's hooks reach its whole engine, and some install it from a clone of their own.
+TRUSTED = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
 Items = list[tuple[Any, Any]]
 
@@ -79,10 +81,10 @@ def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 def is_library(module: str | None) -> bool:
     """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
 
-    That is the standard library, ds_adacc, and every package that is installed.
+    That is the standard library, the packages in `TRUSTED`, and every package that is installed.
     """
     package = (module or "__main__").partition(".")[0]
-    if package in sys.stdlib_module_names or package == "ds_adacc":
+    if package in sys.stdlib_module_names or package in TRUSTED:
         return package != "__main__"
     return package in sys.modules and _is_installed(package)
 

@@ -17,7 +17,7 @@ import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.content import global_names, imports, is_library
+from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
 from ds_adacc.python_state.function_calls import FunctionCalls, arguments
 from ds_adacc.python_state.function_calls import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
@@ -35,7 +35,6 @@ _COLLECTIVES = frozenset(
     | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
     | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
 )
-_WITHOUT_STATE = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
@@ -247,7 +246,7 @@ class Watch:
                     self._note_members(value, names, code, found)
             elif source in _RANDOM and callable(value) and not isinstance(value, type):
                 self._cannot_guard(f"{source}.{name}", code)
-            elif source.partition(".")[0] not in _WITHOUT_STATE and not (is_library(source) and callable(value)):
+            elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
                 found.setdefault(f"{source}.{name}", (members, name))
 
     def _cannot_guard(self, what: str, code: types.CodeType) -> None:

@@ -3,8 +3,10 @@
 import sys
 import types
 
+import deepspeed
 import pytest
 
+from ds_adacc.python_state import content
 from ds_adacc.python_state.content import is_library
 
 
@@ -34,3 +36,16 @@ def test_a_package_is_known_once_it_is_loaded(package, is_namespace):
 def test_the_users_own_modules_are_not_libraries():
     assert is_library("torch.nn") and is_library("math") and is_library("ds_adacc.run")
     assert not is_library("__main__") and not is_library(None) and not is_library(__name__)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """DeepSpeed lies in a clone of its repository, as after `pip install -e DeepSpeed`."""
+    content._is_installed.cache_clear()
+    monkeypatch.setattr(deepspeed, "__file__", "/home/user/DeepSpeed/deepspeed/__init__.py")
+    yield
+    content._is_installed.cache_clear()
+
+
+def test_deepspeed_is_a_library_wherever_it_lies(elsewhere):
+    assert is_library("deepspeed.runtime.zero")

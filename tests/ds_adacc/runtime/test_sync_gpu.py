@@ -19,7 +19,7 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize("budget", [0.7, 0.45])
+@pytest.mark.parametrize("budget", [0.7, 0.5])
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_steady_step_has_no_synchronisation(section, budget):
     torch.manual_seed(0)

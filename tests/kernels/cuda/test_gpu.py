@@ -103,6 +103,7 @@ def test_the_host_never_waits_and_only_the_payload_is_allocated(name, dtype):
     codec = build(name, 1024)
     codec.decompress(codec.compress(x), x.shape, dtype)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # a fragment of the cache may be given whole for less
     before = torch.cuda.memory_allocated()
     torch.cuda.set_sync_debug_mode("error")
     try:
