@@ -110,7 +110,9 @@ def _load(engine: Any, folder: Path) -> None:
     if reasons:
         get_logger().warning("the plan is made anew: %s", reasons[0])
     elif state.runtime.controller.plan is not None:
-        get_logger().info("the plan of the checkpoint %s is restored, for the sizes that it was made for", folder)
+        get_logger().info(
+            "the plan of the checkpoint %s is restored; it takes effect at the input sizes that it is for", folder
+        )
 
 
 def _name(engine: Any) -> str:

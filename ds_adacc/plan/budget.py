@@ -19,6 +19,11 @@ class Budget:
         self._asked = config.memory_budget
         self._forces_compression = config.forces_compression
 
+    @property
+    def fraction(self) -> float | None:
+        """The budget as a fraction of the peak without checkpointing, if the section gives it so."""
+        return float(self._asked.amount) if self._asked.kind == "fraction" else None
+
     def aside(self) -> AbstractContextManager[None]:
         """What is allocated here does not count in the step's peak, on which a budget of "auto" depends."""
         is_asked_for = self.limit is None and self._asked.kind == "auto"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.program.generators import unmoved
+from ds_adacc.program.recording import Recording
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.report.decision import Decision, decision_of, span
 
 _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
+_ROUNDED = 1  # byte, by which a fraction of a peak is rounded
+_MORE = "`ds_adacc report` shows its table"
 
 
 def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
@@ -34,11 +39,22 @@ def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
         for block_type in plan.block_types
         if block_type.name not in agreement.block_types
     ]
-    lines += _summary(plan, seen)
+    lines += _summary(plan, agreement.budget, seen)
     lines += _errors(plan, agreement)
     if plan.baselines:
         lines.append(plain(baselines_grid(plan.baselines)))
     return "\n".join(lines)
+
+
+def in_a_line(plan: Plan, seen: Seen, is_corrected: bool) -> str:
+    """What was observed under a plan that gets no table. `is_corrected`: another plan follows at once."""
+    peak = f"peak planned {human_bytes(plan.peak)}"
+    if seen.peak is not None:
+        peak += f", observed {human_bytes(round(seen.peak.observed))}"
+    if is_corrected:
+        return f"{peak}: the memory model is corrected, and a new plan is made"
+    cost = f"adds {1000 * plan.added_seconds:.1f} ms to a forward and backward"
+    return f"a new plan is in force ({plan.reason}): {peak}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
 
 
 def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
@@ -59,11 +75,30 @@ def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
 
 
 def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
-    for block_type in plan.block_types:
-        if block_type.name in agreement.block_types:
-            recording = agreement.block_types[block_type.name].recording
-            name = span(agreement.forward_order.names(block_type.name)) or recording.name
-            yield decision_of(name, block_type, plan.policies[block_type.name], recording)
+    known = {each.name: agreement.block_types.get(each.name) for each in plan.block_types}
+    decisions = [
+        (
+            decision_of(
+                span(agreement.forward_order.names(each.name)) or known[each.name].recording.name,
+                each,
+                plan.policies[each.name],
+                known[each.name].recording,
+            ),
+            known[each.name].recording,
+        )
+        for each in plan.block_types
+        if known[each.name] is not None
+    ]
+    count = Counter(decision.name for decision, _ in decisions)
+    for decision, recording in decisions:
+        is_alone = count[decision.name] == 1  # else the same blocks have several types, most often by their sizes
+        yield decision if is_alone else replace(decision, name=f"{decision.name} at {_size(recording)}")
+
+
+def _size(recording: Recording) -> str:
+    """The sizes of the largest input."""
+    inputs = [value.geometry for value in recording.values if value.origin == "input"]
+    return "x".join(map(str, max(inputs, key=lambda each: each.numel).size)) if inputs else "no input"
 
 
 def _errors(plan: Plan, agreement: Agreement) -> list[str]:
@@ -77,8 +112,24 @@ def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.bound:g}"]
 
 
-def _summary(plan: Plan, seen: Seen | None) -> list[str]:
-    budget = human_bytes(plan.budget) if plan.budget < _NO_BUDGET else "none"
+def _shown(budget: int) -> str:
+    return human_bytes(budget) if budget < _NO_BUDGET else "none"
+
+
+def _of_largest(plan: Plan, budget: Budget) -> list[str]:
+    """Where the budget is a fraction: that it is of a larger batch than the plan's, if it is."""
+    if budget.fraction is None:
+        return []
+    if budget.limit is not None and budget.limit > plan.budget:
+        largest = human_bytes(budget.limit)
+        return [f"    larger batches have come since: the budget is {largest} now, {budget.fraction:g} of the largest"]
+    largest = plan.budget / budget.fraction
+    if plan.without and largest - plan.without > _ROUNDED / budget.fraction:
+        return [f"    the budget is {budget.fraction:g} of the largest batch so far, of {human_bytes(round(largest))}"]
+    return []
+
+
+def _summary(plan: Plan, budget: Budget, seen: Seen | None) -> list[str]:
     fraction = plan.peak / plan.without if plan.without else 1.0
     lines = [
         f"  held between forward and backward: planned {human_bytes(plan.held)}, "
@@ -88,8 +139,9 @@ def _summary(plan: Plan, seen: Seen | None) -> list[str]:
         lines.append(f"    {human_bytes(seen.held.planned)} was planned for the calls of that step")
     peak = "" if seen is None or seen.peak is None else f", observed {human_bytes(round(seen.peak.observed))}"
     lines += [
-        f"  peak: planned {human_bytes(plan.peak)}{peak}; budget {budget}",
+        f"  peak: planned {human_bytes(plan.peak)}{peak}; budget {_shown(plan.budget)}",
         f"  peak without checkpointing: {human_bytes(plan.without)}; the plan takes {fraction:.2f} of it",
+        *_of_largest(plan, budget),
         f"  added to a forward and backward: {1000 * plan.added_seconds:.1f} ms",
     ]
     if seen is not None and seen.seconds is not None:

@@ -21,7 +21,7 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ import torch
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.log import get_logger
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
@@ -42,7 +41,7 @@ from ds_adacc.rectify.calibration import Calibration, Pair, Seen
 from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
-from ds_adacc.report.table import decision_table, told
+from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.review import conclude_trials, rectify
@@ -96,7 +95,7 @@ class StepController:
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
-        self._log = get_logger()
+        self._plan_log = PlanLog(self.agreement, journal)
 
     def _bindings(self) -> Bindings:
         return Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
@@ -217,13 +216,14 @@ class StepController:
         return bool(self._waiting.live_sets)
 
     def compare(self) -> Mapping[str, Correction]:
-        """Compare the plan with the first step under it, and log the result as one table.
+        """Compare the plan with the first step under it, and tell of the result.
 
         Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
         """
-        if self._is_resumed and self.agreement.block_types:
-            self._report_resumed()
         step, plan = self.step, self.plan
+        if self._is_resumed and self.agreement.block_types:
+            self._is_resumed = False
+            self._plan_log.restored(plan, self.seen, self.schedule.ended)
         if plan is None:
             return {}
         is_deferred = self.schedule.observe_in == 1
@@ -237,8 +237,7 @@ class StepController:
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
         self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
         self._waiting.live_sets |= findings.live_sets
-        self._log.info("%s", self.describe())
-        self.journal.write("observed", step=self.schedule.ended, **asdict(self.seen))
+        self._plan_log.observed(plan, self.seen, self.schedule.ended, is_corrected=bool(findings.live_sets))
         return findings.corrections
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
@@ -272,7 +271,7 @@ class StepController:
         self.bindings.forget_adopted(all_but=plan.policies)
         self.put_in_force(block_type.name for block_type in plan.block_types)
         self.bindings.keep_block_types()
-        self.journal.write("plan", **told(plan, self.agreement, self.schedule.ended))
+        self._plan_log.decided(plan, self.schedule.ended)
         return plan
 
     def admit(self, block: Block, record: Record, recording: Recording) -> None:
@@ -299,11 +298,6 @@ class StepController:
             self._waiting.all_wait(names for group in self.plan.groups for names in group.live_sets)
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
-
-    def describe(self) -> str:
-        """The table of the plan in force, with the observations."""
-        assert self.plan is not None
-        return decision_table(self.plan, self.agreement, self.seen)
 
     # -- checkpoints
 
@@ -353,14 +347,3 @@ class StepController:
         self._corrections, self._ballot = {}, Ballot(self.ranks)
         self._is_resumed = state.plan is not None
         self.step = self._next_step()
-
-    def _report_resumed(self) -> None:
-        """Log the plan that the blocks run, after the first step of a resumed run."""
-        assert self.plan is not None
-        self._is_resumed = False
-        if self.plan.policies.keys().isdisjoint(self.agreement.block_types):
-            self._log.warning("the plan is made anew: no recorded block matches the checkpoint's plan")
-            return
-        self.journal.write("plan", **told(self.plan, self.agreement, self.schedule.ended))
-        if self.seen is not None:
-            self._log.info("%s", self.describe())

@@ -24,7 +24,7 @@ class Training:
         self.adacc = Adacc(config, self.runtime)
         self.purposes, self.peaks = [], []
 
-    def step(self, time, batch=2, **arguments):
+    def micro_batch(self, time, batch=2, **arguments):
         torch.manual_seed(time)
         x = torch.randn(batch, time, zoo.WIDTH, requires_grad=True)
         if isinstance(self.blocks[0], zoo.LlamaBlock):
@@ -41,8 +41,14 @@ class Training:
         exact = run(lambda block, x, **kwargs: block(x, **kwargs))
         self.purposes.append(self.runtime.controller.step.purpose)
         found = run(self.runtime.checkpoint)
-        self.adacc.end_step()
+        self.runtime.controller.end_backward()
         return exact, found
+
+    def step(self, time, batch=2, **arguments):
+        """A micro-batch, and the end of the step. The gradients of plain autograd, and ours."""
+        gradients = self.micro_batch(time, batch, **arguments)
+        self.adacc.end_step()
+        return gradients
 
     def compare(self, time, batch=2, **arguments):
         zoo.assert_same_bits(*self.step(time, batch, **arguments))

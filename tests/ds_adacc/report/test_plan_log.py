@@ -1,0 +1,95 @@
+"""What the log says of plans: one table, and then lines; of several sizes, and of a budget that has grown."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from any_size import Training
+
+from ds_adacc.rectify.calibration import Pair, Seen
+from ds_adacc.report.journal import Journal
+from ds_adacc.report.plan_log import PlanLog
+from ds_adacc.report.table import decision_table
+
+SEEN = Seen(Pair(100, 100), Pair(2048, 1024), None)
+
+
+def steps(*lengths, **section):
+    training = Training(rectifier={"enabled": False}, **section)
+    for time in lengths:
+        training.compare(time)
+    return training
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level("INFO", logger="ds_adacc")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(log):
+    training = steps(9, 9)
+    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None))
+    log_before = len(log())
+    told.observed(plan, SEEN, 2, is_corrected=True)
+    told.observed(plan, SEEN, 3, is_corrected=False)
+    told.observed(replace(plan, reason="new shapes recorded"), SEEN, 9, is_corrected=False)
+    corrected, table, later = log()[log_before:]
+    assert re.fullmatch(
+        r"step 2: peak planned \S+ KiB, observed 1.00 KiB: the memory model is corrected, and a new plan is made",
+        corrected,
+    )
+    assert table.startswith("plan (first step recorded):\n") and "instead" in table
+    assert later.startswith("step 9: a new plan is in force (new shapes recorded): peak planned ")
+    assert later.endswith(" ms to a forward and backward. `ds_adacc report` shows its table")
+
+
+def test_a_run_shows_one_table(log):
+    training = steps(9, 9, 9)
+    training.runtime.controller.decide(training.agreement.live_sets, "a reason")
+    for time in (9, 9):
+        training.compare(time)
+    assert [text.startswith("plan (") for text in log() if "plan (" in text or "in force" in text] == [True, False]
+
+
+def test_a_restored_plan_is_called_so(log):
+    training = steps(9, 9)
+    plan, before = training.runtime.controller.plan, len(log())
+    told = PlanLog(training.agreement, Journal(None))
+    told.restored(plan, SEEN, 1)
+    told.observed(plan, SEEN, 2, is_corrected=False)
+    table, line = log()[before:]
+    assert table.startswith("plan (restored from the checkpoint):\n")
+    assert line.startswith("step 2: a new plan is in force")
+
+
+def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
+    """Two lengths that the blocks met before the first plan, in two micro-batches of one step."""
+    training = Training(rectifier={"enabled": False})
+    for time in (9, 15):
+        training.micro_batch(time)
+    training.adacc.end_step()
+    training.compare(15)
+    text = decision_table(training.runtime.controller.plan, training.agreement, None)
+    assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
+
+
+def test_a_budget_that_has_grown_since_the_plan_is_told_of():
+    training = steps(9, 9, memory_budget=0.6)
+    plan, budget = training.runtime.controller.plan, training.agreement.budget
+    assert "of the largest" not in decision_table(plan, training.agreement, None)
+    budget.limit = 2 * plan.budget
+    text = decision_table(plan, training.agreement, None)
+    assert f"larger batches have come since: the budget is {_kib(budget.limit)} now, 0.6 of the largest" in text
+    larger = replace(plan, budget=budget.limit)
+    text = decision_table(larger, training.agreement, None)
+    assert f"the budget is 0.6 of the largest batch so far, of {_kib(budget.limit / 0.6)}" in text
+
+
+def test_a_budget_in_bytes_is_of_no_batch():
+    training = steps(9, 9, memory_budget="1MiB")
+    assert "of the largest" not in decision_table(training.runtime.controller.plan, training.agreement, None)
+
+
+def _kib(nbytes):
+    return f"{nbytes / 1024:.2f} KiB"
