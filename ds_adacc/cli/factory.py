@@ -66,13 +66,11 @@ class Factory:
             raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
 
     @property
-    def default_batch(self) -> int:
-        """The default of the function's first parameter. Raises BadInput if it has none."""
+    def default_batch(self) -> int | None:
+        """The default of the function's first parameter, if it has one."""
         parameters = list(inspect.signature(self._function).parameters.values())
         default = parameters[0].default if parameters else None
-        if not isinstance(default, int):
-            raise BadInput(f"factory {self.text!r} has no default micro-batch size; give one with --batch")
-        return default
+        return default if isinstance(default, int) else None
 
     def make(self, batch: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """The model, and positional and keyword arguments. Raises BadInput for whatever the function raises."""

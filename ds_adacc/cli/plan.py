@@ -21,6 +21,7 @@ from ds_adacc.cli.planning import Planned, Stage, plan
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 
 _STAGES = 6
+_MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as a tensor, a tuple or a dict; the current directory is importable. The loss is the output's `loss` if it "
         "has one, else the sum of all that is floating-point in it",
     )
-    text = "the micro-batch size to plan for (by default the factory's own), and another to estimate from (twice that)"
+    text = (
+        "the micro-batch size to plan for (by default the factory's own, or else that of the config), and another to "
+        "estimate from (twice that)"
+    )
     parser.add_argument("--batch", type=int, nargs="+", metavar="N", help=text)
     parser.add_argument("--budget", help="in place of the section's memory_budget: auto, 12GiB, 0.4")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plan.json and figures (PNG and SVG) here")
@@ -41,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The plan. The answer is no if no plan fits. Raises BadInput."""
-    section = _section(arguments.ds_config, arguments.budget)
+    section, configured = _read(arguments.ds_config, arguments.budget)
     factory = Factory(arguments.factory)
-    batches = _batches(arguments.batch, factory)
+    batches = _batches(arguments.batch or [_default_batch(factory, configured)])
     if arguments.out:
         _require_plots()
     with _stages() as stage:
@@ -55,7 +59,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     return Answer(shown, Group(*parts), planned.solution is not None)
 
 
-def _section(path: str, budget: str | None) -> AdaccConfig:
+def _read(path: str, budget: str | None) -> tuple[AdaccConfig, Any]:
+    """The section, and the micro-batch size of the config: None without one, and "auto" if that is what it says."""
     try:
         config = read(path)
         if budget is not None and isinstance(config.get(SECTION), dict):
@@ -65,7 +70,7 @@ def _section(path: str, budget: str | None) -> AdaccConfig:
         raise BadInput(str(error)) from error
     if section is None:
         raise BadInput(f'{path}: has no "{SECTION}" section, or it is disabled')
-    return section
+    return section, config.get(_MICRO_BATCH)
 
 
 def _number(text: str) -> int | float | str:
@@ -76,8 +81,17 @@ def _number(text: str) -> int | float | str:
         return text
 
 
-def _batches(given: list[int] | None, factory: Factory) -> tuple[int, int]:
-    sizes = given or [factory.default_batch]
+def _default_batch(factory: Factory, configured: Any) -> int:
+    size = factory.default_batch or configured
+    if not isinstance(size, int):
+        raise BadInput(
+            f"factory {factory.text!r} has no default micro-batch size, and the config has no {_MICRO_BATCH}; give one "
+            "with --batch"
+        )
+    return size
+
+
+def _batches(sizes: list[int]) -> tuple[int, int]:
     if len(sizes) > 2 or min(sizes) < 1:
         raise BadInput(f"--batch {' '.join(map(str, sizes))}: give one or two sizes of at least 1")
     first, second = (*sizes, 2 * sizes[0])[:2]

@@ -212,7 +212,10 @@ def _estimate(planned: Planned) -> Sequence[RenderableType]:
     small, large = estimate.batches
     if estimate.refusal:
         return [Text(f"\nno estimate of the largest micro-batch:\n  {estimate.refusal}")]
-    rows = [(name, "any" if most is None else str(most)) for name, most in estimate.largest.items()]
+    rows = [
+        (name, "any" if most is None else str(most) if most else "not even 1")
+        for name, most in estimate.largest.items()
+    ]
     title = (
         "Largest micro-batch within the budget\n"
         f"(estimated: bytes grow on the line through micro-batches {small} and {large})"

@@ -15,6 +15,7 @@ _ENABLE = (
     "call ds_adacc.initialize in place of deepspeed.initialize; or leave the script as it is and launch it by "
     "`deepspeed --module ds_adacc.run SCRIPT`"
 )
+_ENABLING = frozenset({"initialize", "attach", "checkpointing", "huggingface"})  # names in the package ds_adacc
 _ENTRIES = {"initialize": "deepspeed", "Trainer": "transformers", "Accelerator": "accelerate"}
 
 
@@ -33,20 +34,40 @@ def check_script(path: str) -> str:
     Only this file is read, not what it imports. Raises OSError or SyntaxError for a file that cannot be read.
     """
     tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
-    own = [line for line, module in _imports(tree) if module.partition(".")[0] == "ds_adacc"]
-    if own:
-        return f"{path} imports ds_adacc in line {own[0]}"
+    own = sorted(_uses(tree))
+    for line, name in own:
+        if name in _ENABLING:
+            return f"{path} uses ds_adacc.{name} in line {line}"
     imported = {module.partition(".")[0] for _, module in _imports(tree)}
     for line, name in _calls(tree):
         if _ENTRIES.get(name) in imported:
             raise Absent(
-                f"{path} calls {_ENTRIES[name]}'s {name} in line {line}, and nothing of ds_adacc: the section does "
-                "nothing",
+                f"{path} calls {_ENTRIES[name]}'s {name} in line {line}, and nothing that enables ds_adacc: the "
+                "section does nothing",
                 _ENABLE,
             )
-    raise Absent(
-        f"{path} does not import ds_adacc, so the section does nothing, unless another module enables it", _ENABLE
-    )
+    what = "uses nothing that enables ds_adacc" if own else "does not import ds_adacc"
+    raise Absent(f"{path} {what}, so the section does nothing, unless another module enables it", _ENABLE)
+
+
+def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the name of each thing of ds_adacc that the script imports, or has by `ds_adacc.name`."""
+    bound = set()  # names of the package itself
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package, _, rest = alias.name.partition(".")
+                if package == "ds_adacc":
+                    bound.add(alias.asname or package)
+                    yield node.lineno, rest.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            package, _, rest = node.module.partition(".")
+            if package == "ds_adacc":
+                names = [rest.partition(".")[0]] if rest else [alias.name for alias in node.names]
+                yield from ((node.lineno, name) for name in names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
+            yield node.lineno, node.attr
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

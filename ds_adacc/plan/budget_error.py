@@ -32,34 +32,32 @@ def explained(
 
     `recordings` are by block type; those of other ranks' block types are not known here.
     """
-    least = planner.human_bytes(refusal.smallest)
-    fraction = math.ceil(refusal.smallest / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
-    words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
-    text = (
+    lines = [
         f"adacc.memory_budget: no plan fits {refusal.budget} bytes ({planner.human_bytes(refusal.budget)}), which is "
-        f"too small for the blocks' activations. The {words} is {refusal.smallest} bytes ({least}): "
-        f'"memory_budget": {refusal.smallest} or, as a fraction of the peak without checkpointing, '
-        f'"memory_budget": {fraction:g}{refusal.hint}.'
-    )
+        "too small for the blocks' activations. A smaller micro-batch needs less."
+    ]
     problems = [request.problem(names) for names in request.live_sets]
     solutions = [planner.leanest(problem, "") for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
     in_one_block = solution.peak - sum(solution.held)
     if 2 * in_one_block > solution.peak:
-        text += (
-            f" About {planner.human_bytes(in_one_block)} of it are taken only while the backward of a single block "
-            "runs; smaller blocks (adacc.blocks) take less."
+        lines.append(
+            f"About {planner.human_bytes(in_one_block)} are taken only while the backward of a single block runs; "
+            "smaller blocks (adacc.blocks) take less."
         )
-    text += " A smaller micro-batch needs less."
     largest = _held_up_by(problem, solution, recordings)
     if largest:
-        text += f" The largest tensors that even then are held, over all blocks: {'; '.join(largest)}."
+        lines.append(f"The largest tensors that even a lean plan holds, over all blocks: {'; '.join(largest)}.")
     met = (recordings[each.name] for each in problem.block_types if each.name in recordings)
     reasons = {recording.name: recording.remarks_on_replays for recording in met}
-    for name, remarks in reasons.items():
-        if remarks:
-            text += f" Why no more of {name} is recomputed: {'; '.join(remarks)}."
-    return BudgetTooSmall(refusal, text)
+    lines += [f"Why no more of {name} is recomputed: {'; '.join(each)}." for name, each in reasons.items() if each]
+    fraction = math.ceil(refusal.smallest / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
+    words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
+    lines.append(
+        f'The {words} is {planner.human_bytes(refusal.smallest)}: "memory_budget": {refusal.smallest} or, as a '
+        f'fraction of the peak without checkpointing, "memory_budget": {fraction:g}{refusal.hint}.'
+    )
+    return BudgetTooSmall(refusal, "\n  ".join(lines))
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:

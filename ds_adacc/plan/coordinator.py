@@ -91,13 +91,13 @@ class Coordinator:
             lambda: self._attempt(everyone, PlanContext(sets, agreed_orders, room, reason, must_fit))
         )
         self.agreement.forward_order.orders = agreed_orders
+        for reason in dict.fromkeys(group.solution.fallback for group in plan.groups if group.solution.fallback):
+            text = (
+                "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. The "
+                "reason: %s. More time (adacc.solver.max_seconds, now %s) may help"
+            )
+            get_logger().warning(text, reason, self.agreement.config.solver.max_seconds)
         for group in plan.groups:
-            if group.solution.fallback:
-                text = (
-                    "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. "
-                    "The reason: %s. More time (adacc.solver.max_seconds, now %s) may help"
-                )
-                get_logger().warning(text, group.solution.fallback, self.agreement.config.solver.max_seconds)
             if group.shortfall:
                 text = (
                     "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. Blocks "

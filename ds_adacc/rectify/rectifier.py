@@ -90,7 +90,10 @@ class Rectifier:
                     drifted.append(digest)
                 if drift > worst:
                     worst = drift
-                    reason = f"compression rate of {value.label} ({value.role}) {before:.3f} -> {now:.3f}"
+                    reason = (
+                        f"with its outliers of now, {value.label} ({value.role}) compresses to {now:.3f} of its bytes, "
+                        f"and in the plan to {before:.3f}"
+                    )
         return Verdict(counts, tuple(drifted), reason)
 
 

@@ -124,8 +124,8 @@ def _replan(
             raise
         return _stay(step, reason, error, rejected)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
-    outcome = f"{changed} of its values are now stored in another way" if changed else "it is the same as before"
-    get_logger().info("step %d: the plan was made anew: %s; %s", step, reason, outcome)
+    outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"
+    get_logger().info("step %d: the solver has run again: %s; %s", step, reason, outcome)
     return Review(True, changed)
 
 

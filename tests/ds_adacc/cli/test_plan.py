@@ -329,7 +329,24 @@ def test_times_that_are_no_numbers_are_named(config, said, monkeypatch):
 
 def test_a_factory_without_a_default_wants_a_batch(config, said):
     error = refused(said, config(), "factories:without_default")
-    assert error.endswith("'factories:without_default' has no default micro-batch size; give one with --batch\n")
+    assert error.endswith(
+        "'factories:without_default' has no default micro-batch size, and the config has no "
+        "train_micro_batch_size_per_gpu; give one with --batch\n"
+    )
+
+
+def test_a_factory_without_a_default_is_given_that_of_the_config(config, document):
+    path = Path(config(codecs="none"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "train_micro_batch_size_per_gpu": 3}))
+    _, told = document("plan", str(path), "factories:without_default")
+    assert told["batch"] == 3
+
+
+def test_where_not_even_one_sample_fits_it_is_said(config, said):
+    _, out, _ = said("plan", config(codecs="none"), "factories:gpt", "--budget", "0.001")
+    assert [line.split()[-3:] for line in out.splitlines() if line.startswith("  full checkpointing")] == [
+        ["not", "even", "1"]
+    ]
 
 
 @pytest.mark.parametrize(

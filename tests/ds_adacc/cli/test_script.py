@@ -25,42 +25,61 @@ def looked(document, tmp_path, config, script):
 
 @pytest.mark.parametrize(
     ("script", "called", "line"),
-    [(PLAIN, "deepspeed's initialize", 4), (FROM, "deepspeed's initialize", 2), (TRAINER, "transformers's Trainer", 2)],
+    [
+        (PLAIN, "deepspeed's initialize", 4),
+        (FROM, "deepspeed's initialize", 2),
+        (TRAINER, "transformers's Trainer", 2),
+        (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4),
+    ],
 )
 def test_a_script_that_nothing_serves(document, tmp_path, script, called, line):
     code, found = looked(document, tmp_path, SECTION, script)
     assert code == 1
     assert found["section"]["fine"] and not found["script"]["fine"]
-    said = f"train.py calls {called} in line {line}, and nothing of ds_adacc: the section does nothing"
+    said = f"train.py calls {called} in line {line}, and nothing that enables ds_adacc: the section does nothing"
     assert found["script"]["detail"].endswith(said)
     assert "deepspeed --module ds_adacc.run SCRIPT" in found["script"]["remedy"]
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "name", "line"),
     [
-        PLAIN.replace("import torch", "import ds_adacc"),
-        "from ds_adacc.huggingface import AdaccCallback\n" + TRAINER,
-        "import ds_adacc.checkpointing as checkpointing\n" + PLAIN,
+        (
+            PLAIN.replace("import torch", "import ds_adacc").replace("= deepspeed.", "= ds_adacc."),
+            "initialize",
+            4,
+        ),
+        (PLAIN.replace("import torch", "import ds_adacc as ours") + "ours.attach(engine)", "attach", 5),
+        ("from ds_adacc import initialize\n" + FROM.partition("\n")[2], "initialize", 1),
+        ("from ds_adacc.huggingface import AdaccCallback\n" + TRAINER, "huggingface", 1),
+        ("import ds_adacc.checkpointing as checkpointing\n" + PLAIN, "checkpointing", 1),
     ],
 )
-def test_a_script_that_enables_it(document, tmp_path, script):
+def test_a_script_that_enables_it(document, tmp_path, script, name, line):
     code, found = looked(document, tmp_path, SECTION, script)
     assert (code, found["script"]["fine"], found["section"]["fine"]) == (0, True, True)
-    assert found["script"]["detail"].endswith("train.py imports ds_adacc in line 1")
+    assert found["script"]["detail"].endswith(f"train.py uses ds_adacc.{name} in line {line}")
+
+
+def test_a_script_that_imports_it_for_something_else(document, tmp_path):
+    code, found = looked(document, tmp_path, SECTION, "import ds_adacc\nprint(ds_adacc.__version__)\n")
+    assert code == 1
+    assert "train.py uses nothing that enables ds_adacc, so the section does nothing" in found["script"]["detail"]
 
 
 def test_a_config_without_a_section(document, tmp_path, monkeypatch):
-    code, found = looked(document, tmp_path, {"fp16": {"enabled": False}}, "import ds_adacc")
+    code, found = looked(document, tmp_path, {"fp16": {"enabled": False}}, "import ds_adacc; ds_adacc.initialize()")
     assert (code, found["section"]["fine"]) == (1, False)
     assert "ADACC_CONFIG" in found["section"]["remedy"]
     monkeypatch.setenv("ADACC_CONFIG", '{"memory_budget": 0.5}')
-    code, found = looked(document, tmp_path, {}, "import ds_adacc")
+    code, found = looked(document, tmp_path, {}, "import ds_adacc; ds_adacc.initialize()")
     assert (code, found["section"]["detail"]) == (0, 'the "adacc" section from ADACC_CONFIG is valid')
 
 
 def test_a_section_with_a_mistake(document, tmp_path):
-    code, found = looked(document, tmp_path, {"adacc": {"memory_budgett": 0.5}}, "import ds_adacc")
+    code, found = looked(
+        document, tmp_path, {"adacc": {"memory_budgett": 0.5}}, "import ds_adacc; ds_adacc.initialize()"
+    )
     assert code == 1
     assert "adacc.memory_budgett = 0.5: unknown key" in found["section"]["detail"]
     assert found["section"]["remedy"] == ""
