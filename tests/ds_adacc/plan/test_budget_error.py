@@ -30,11 +30,8 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
     assert text.startswith("adacc.memory_budget: no plan fits 1024 bytes (1.00 KiB), which is too small")
     last = text.splitlines()[-1]
     least = planner.human_bytes(error.smallest)
-    assert re.fullmatch(
-        rf'  The smallest budget (that fits|found to fit) is {least}: "memory_budget": {error.smallest} or, as a fraction '
-        r'of the peak without checkpointing, "memory_budget": 0\.\d+\.',
-        last,
-    )
+    start = rf'  The smallest budget (that fits|found to fit) is {least}: "memory_budget": {error.smallest} or, as a '
+    assert re.fullmatch(start + r'fraction of the peak without checkpointing, "memory_budget": 0\.\d+\.', last)
     held = text.partition("The largest tensors that even a lean plan holds, over all blocks: ")[2].split("; ")
     assert len(held) == 3
     assert any(name.startswith("dropout mask '") for name in held)
