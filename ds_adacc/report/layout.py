@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -113,6 +114,14 @@ def shortened(text: str, most: int) -> str:
         return text
     end = (most - 1) // 2
     return f"{text[: most - 1 - end]}\N{HORIZONTAL ELLIPSIS}{text[-end:]}"
+
+
+def shortened_path(name: str, most: int) -> str:
+    """The name of blocks without the modules around them, as far as it must be no longer than so many characters."""
+    rest = name
+    while len(rest) >= most and re.match(r"[^\d.]+\.[^\d.]", rest):
+        rest = rest.partition(".")[2]
+    return name if len(name) <= most else shortened(f"\N{HORIZONTAL ELLIPSIS}{rest}" if rest != name else name, most)
 
 
 def folded(values: Sequence[DecidedValue]) -> list[DecidedValue]:

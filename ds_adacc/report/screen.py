@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, span
-from ds_adacc.report.layout import columns_that_fit, decision_tables, folded, grid, shortened
+from ds_adacc.report.layout import WIDTH, columns_that_fit, decision_tables, folded, grid, shortened_path
 
 _LINES = 32  # of the tables of all block types together; the sums and the other strategies take some fifteen more
 _DETAILED = 2  # block types whose values are shown
@@ -30,8 +30,9 @@ def brief_tables(decisions: Sequence[Decision]) -> RenderableType:
     for decision in detailed:
         short, left_out = _fitted(decision, _LINES // len(detailed))
         is_whole = is_whole and short == replace(decision, values=tuple(folded(decision.values)))
-        name = shortened(decision.name, _NAME)
-        parts += [Text(f"  {heading(replace(decision, name=name))}"), decision_tables(short, left_out)]
+        room = WIDTH - 2 - len(heading(replace(decision, name="")))
+        title = heading(replace(decision, name=shortened_path(decision.name, room)))
+        parts += [Text(f"  {title}"), decision_tables(short, left_out)]
     if others:
         parts += [Text(), _listed(others)]
     parts += [Text(f"  {remark}") for remark in dict.fromkeys(r for each in decisions for r in each.remarks)]
@@ -101,7 +102,7 @@ def _rest(policies: Sequence[UsedPolicy]) -> UsedPolicy | None:
 def _listed(decisions: Sequence[Decision]) -> RenderableType:
     """A line for each of these block types, the last for those that are left."""
     listed = decisions if len(decisions) <= _ROWS else decisions[: _ROWS - 1]
-    rows = [_row(shortened(each.name, _NAME), [each]) for each in listed]
+    rows = [_row(shortened_path(each.name, _NAME), [each]) for each in listed]
     if len(listed) < len(decisions):
         rest = decisions[len(listed) :]
         rows.append(_row(f"{len(rest)} more", rest))

@@ -11,7 +11,7 @@ from recorded import profile_of, random_policy, record
 
 from ds_adacc import planner
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, decision_of
-from ds_adacc.report.layout import decision_tables, plain, shortened, table
+from ds_adacc.report.layout import decision_tables, plain, shortened, shortened_path, table
 
 
 def decided(name, count):
@@ -103,7 +103,7 @@ def test_columns_are_left_out_where_there_is_no_room():
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end():
-    assert shortened("x" * 28, 28) == "x" * 28
+    assert shortened("x" * 28, 28) == shortened_path("x" * 28, 28) == "x" * 28
     short = shortened("transformer.layers.11.attention.query_key_value out", 28)
     assert len(short) == 28 and short.startswith("transformer.la") and short.endswith("ey_value out")
 
@@ -116,3 +116,16 @@ def test_rich_is_imported_for_a_table_alone():
     code = "import sys, ds_adacc.report.table; print('rich.table' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("base_model.model.model.layers.1-31 (LlamaDecoderLayer)", "…model.layers.1-31 (LlamaDecoderLayer)"),
+        ("model.layers.1-31 (LlamaDecoderLayer)", "model.layers.1-31 (LlamaDecoderLayer)"),
+        ("layers.0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20 (Layer)", "layers.0, 2, 4, 6, 8… 16, 18, 20 (Layer)"),
+        ("a.very.deep.path.of.modules.layers.0 (AClassWithAVeryLongName)", "…layers.0 (AClassWithAVeryLongName)"),
+    ],
+)
+def test_of_a_long_path_the_end_is_kept(name, shown):
+    assert shortened_path(name, 40) == shown
