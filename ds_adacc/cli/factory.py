@@ -137,14 +137,14 @@ def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}
-    for digest, block_type in runtime.agreement.block_types.items():
-        same = sum(block_type.recording.name == runtime.agreement.block_types[other].recording.name for other in names)
+    for digest, block_type in runtime.agreement.known_types.items():
+        same = sum(block_type.recording.name == runtime.agreement.known_types[other].recording.name for other in names)
         names[digest] = f"{block_type.recording.name} #{same + 1}" if same else block_type.recording.name
     given = {block_type.name: block_type for block_type in group.problem.block_types}
     block_types = tuple(_named(given[digest], name) for digest, name in names.items())
     order = tuple(names[digest] for digest in group.problem.order)
     problem = planner.Problem(block_types, order, group.problem.max_gradient_error)
-    return problem, {name: runtime.agreement.block_types[digest] for digest, name in names.items()}
+    return problem, {name: runtime.agreement.known_types[digest] for digest, name in names.items()}
 
 
 def _named(block_type: planner.BlockType, name: str) -> planner.BlockType:

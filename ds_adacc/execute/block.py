@@ -41,7 +41,7 @@ class Record:
     """What is known of one block under one signature.
 
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
-    `block_type`: the digest of its recording.
+    `digest`: that of its recording, which names its block type.
     `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
     `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
@@ -53,7 +53,7 @@ class Record:
     """
 
     state: Guards | None = None
-    block_type: str = ""
+    digest: str = ""
     recording: Recording | None = None
     trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Record:
                 on_host[id(order)] = order.to("cpu", torch.int32)
             outliers[index] = on_host[id(order)], int(count)
         return {
-            "block_type": self.block_type,
+            "block_type": self.digest,
             "outliers": outliers,
             "changes": dict(self.changes),
             "settled": sorted(self.settled),
@@ -130,7 +130,7 @@ class Record:
         """The record that `to_plain` made `data` of; it has no policy yet."""
         outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
         return cls(
-            block_type=data["block_type"],
+            digest=data["block_type"],
             outliers=outliers,
             changes=Counter(data["changes"]),
             settled=frozenset(data["settled"]),
@@ -225,9 +225,9 @@ class Block:
                 values.setdefault(name, {now}).add(before)
         return {name: len(each) for name, each in values.items()}
 
-    def forget(self, block_types: Collection[str]) -> None:
+    def forget(self, digests: Collection[str]) -> None:
         """Forget the records of these block types."""
-        self._records = [(s, record) for s, record in self._records if record.block_type not in block_types]
+        self._records = [(s, record) for s, record in self._records if record.digest not in digests]
 
     def drop(self, record: Record) -> None:
         """Forget this record."""
@@ -244,7 +244,7 @@ class Block:
     def recall(self, recording: Recording) -> Record | None:
         """The record that the resumed run had of this program, which is handed out once; None if it had none."""
         for position, record in enumerate(self._past):
-            if recording.doubted(record.doubt).digest == record.block_type:
+            if recording.doubted(record.doubt).digest == record.digest:
                 return self._past.pop(position)
         return None
 
@@ -255,9 +255,9 @@ class Block:
         return {"name": self.name, "records": [record.to_plain(on_host) for record in known]}
 
     @property
-    def block_types(self) -> set[str]:
+    def digests(self) -> set[str]:
         """The block types of its records, and of the records of the resumed run that were not recalled."""
-        return {record.block_type for record in (*self.records(), *self._past)}
+        return {record.digest for record in (*self.records(), *self._past)}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Block:

@@ -45,18 +45,18 @@ class AgreementState:
 class Agreement:
     """The block types that this rank has run, and the policies in force, which are the same on every rank.
 
-    `block_types`: those that this rank has run. `types`: those that the ranks have planned for; the policies of a type
-    that this rank has not run yet are kept until it runs. `live_sets`: what was planned for; `unfit`: those that no
-    plan fits. `inputs` says how the block inputs that a
-    policy retains are held. `origins`: of each block type whose policies were adopted from another size of its program,
-    that other block type; the one used last comes last. A `Coordinator` changes all of this on all ranks at once;
-    `NewSizes` adds adopted types on its own rank.
+    By their digests, `known_types` are those that this rank has run, and `agreed_types` those that the ranks have
+    planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
+    planned for; `unfit`: those that no plan fits. `inputs` says how the block inputs that a policy retains are held.
+    `origins`: of each block type whose policies were adopted from another size of its program, that other block type;
+    the one used last comes last. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted
+    types on its own rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
         self.config = config
-        self.block_types: dict[str, KnownType] = {}
-        self.types: dict[str, AgreedType] = {}
+        self.known_types: dict[str, KnownType] = {}
+        self.agreed_types: dict[str, AgreedType] = {}
         self.origins: OrderedDict[str, str] = OrderedDict()
         self.budget = Budget(config)
         self.live_sets: tuple[LiveSet, ...] = ()
@@ -69,7 +69,7 @@ class Agreement:
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
         orders = tuple(self.forward_order.orders.items())
-        agreed = tuple(each for name, each in self.types.items() if name not in self.origins)
+        agreed = tuple(each for name, each in self.agreed_types.items() if name not in self.origins)
         errors = tuple(self.approvals.blocks.items())
         return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors)
 
@@ -78,25 +78,25 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.block_types, self.origins = {}, OrderedDict()
+        self.known_types, self.origins = {}, OrderedDict()
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
-        self.types = {agreed.spec.name: agreed for agreed in state.agreed}
+        self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
         self.forward_order.restore(dict(state.orders), blocks, indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
-        known = self.block_types[digest] = KnownType(recording.of_type(), profile)
-        if digest in self.types:
-            known.agreed = self.types[digest]
+        known = self.known_types[digest] = KnownType(recording.of_type(), profile)
+        if digest in self.agreed_types:
+            known.agreed = self.agreed_types[digest]
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
         return known
 
     def arrange(self, seen: ForwardPass) -> None:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
-        self.forward_order.learn(seen, self.block_types.keys())
-        for digest in seen.block_types & self.block_types.keys():
-            self.block_types[digest].calls_per_block = seen.calls_per_block(digest)
+        self.forward_order.learn(seen, self.known_types.keys())
+        for digest in seen.digests & self.known_types.keys():
+            self.known_types[digest].calls_per_block = seen.calls_per_block(digest)
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
         """Set a block type's count from its calls observed `alive` at once, and the most `blocks` in one forward.
@@ -104,7 +104,7 @@ class Agreement:
         Before the first plan the whole step is observed, so `alive` is exact. Later a type may have run before the
         observation began. So the count is then at least the number of blocks, and it never decreases.
         """
-        known = self.block_types[digest]
+        known = self.known_types[digest]
         is_first = self.budget.limit is None and known.agreed is None
         known.count = alive if alive and is_first else max(known.count, alive, blocks)
 
@@ -113,42 +113,42 @@ class Agreement:
 
         Adopted policies are not among them: each rank adopts its own.
         """
-        planned = (digest for digest in digests if digest in self.types and digest not in self.origins)
-        return {digest: self.types[digest].policies for digest in planned}
+        planned = (digest for digest in digests if digest in self.agreed_types and digest not in self.origins)
+        return {digest: self.agreed_types[digest].policies for digest in planned}
 
     def runs(self, digest: str, policies: TypePolicies) -> bool:
         """Whether these policies are in force for the block type."""
-        return digest in self.types and self.types[digest].policies == policies
+        return digest in self.agreed_types and self.agreed_types[digest].policies == policies
 
     def permits(self, digest: str, index: int | None) -> bool:
         """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
-        agreed = self.types[digest]
+        agreed = self.agreed_types[digest]
         return self.approvals.permit((self.origin(digest), index), agreed.policy(index), agreed.spec.profile)
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
-        return not all(self.may_all_run(self.types[block_type.name]) for block_type in plan.block_types)
+        return not all(self.may_all_run(self.agreed_types[block_type.name]) for block_type in plan.block_types)
 
     def errors_in_force(self) -> dict[BlockKey, float]:
         """The measured gradient errors of the policies in force, by block."""
-        return self.approvals.in_force(self.types.values())
+        return self.approvals.in_force(self.agreed_types.values())
 
     @property
     def has_lossy(self) -> bool:
         """Whether a policy in force is lossy, where the section bounds its error."""
-        policies = ((policy, each.spec.profile) for each in self.types.values() for policy in set(each.policies))
+        policies = ((policy, each.spec.profile) for each in self.agreed_types.values() for policy in set(each.policies))
         return self.approvals.bound is not None and any(is_lossy(policy, profile) for policy, profile in policies)
 
     def is_lossy(self, block: Block, digest: str) -> bool:
         """Whether the policy in force for this block is lossy, where the section bounds its error."""
-        agreed = self.types.get(digest)
+        agreed = self.agreed_types.get(digest)
         if agreed is None or self.approvals.bound is None:
             return False
         return is_lossy(agreed.policy(self.forward_order.index(block, digest)), agreed.spec.profile)
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
-        self.block_types = {digest: block_type for digest, block_type in self.block_types.items() if digest in digests}
+        self.known_types = {digest: known for digest, known in self.known_types.items() if digest in digests}
 
     def block_key(self, block: Block, digest: str) -> BlockKey:
         """By what a block is known to the approvals, whatever the sizes of its inputs. `digest`: its type at these."""
@@ -160,11 +160,11 @@ class Agreement:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        return tuple(digest for digest, block_type in self.block_types.items() if block_type.policies is None)
+        return tuple(digest for digest, known in self.known_types.items() if known.policies is None)
 
     def is_planned(self, names: LiveSet) -> bool:
         """Whether these block types were planned together, or together fit the budget under their current policies."""
-        agreed = [self.block_types[name].agreed for name in names]
+        agreed = [self.known_types[name].agreed for name in names]
         if None in agreed:
             return False
         # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
@@ -196,7 +196,7 @@ class Agreement:
         """Bytes that `calls` hold under the policies in force: the number of calls by block type and block index."""
         total = 0
         for (digest, index), count in calls.items():
-            known = self.block_types[digest]
+            known = self.known_types[digest]
             profile = self.counted(known) if known.agreed is None else known.agreed.spec.profile
             total += count * known.policy(index).held_bytes(profile)
         return total
@@ -214,13 +214,13 @@ class Agreement:
     def put_in_force(self, agreed: Sequence[AgreedType]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank."""
         for each in agreed:
-            self.types.pop(each.spec.name, None)  # the types planned last are kept longest
+            self.agreed_types.pop(each.spec.name, None)  # the types planned last are kept longest
             self.origins.pop(each.spec.name, None)
             self._agree(each)
-        planned = [name for name in self.types if name not in self.origins]
+        planned = [name for name in self.agreed_types if name not in self.origins]
         self._disagree(planned[: -max(_REMEMBERED, len(agreed))])
-        self.forward_order.keep(self.types)
-        self.approvals.keep(self.types)
+        self.forward_order.keep(self.agreed_types)
+        self.approvals.keep(self.agreed_types)
 
     def adopt(self, agreed: AgreedType, origin: str) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
@@ -239,16 +239,16 @@ class Agreement:
         self.forward_order.forget(set(names))
         for name in names:
             del self.origins[name]
-            self.block_types.pop(name, None)
+            self.known_types.pop(name, None)
 
     def _agree(self, agreed: AgreedType) -> None:
         name = agreed.spec.name
-        self.types[name] = agreed
-        if name in self.block_types:
-            self.block_types[name].agreed = agreed
+        self.agreed_types[name] = agreed
+        if name in self.known_types:
+            self.known_types[name].agreed = agreed
 
     def _disagree(self, names: Iterable[str]) -> None:
         for name in names:
-            self.types.pop(name, None)
-            if name in self.block_types:
-                self.block_types[name].agreed = None
+            self.agreed_types.pop(name, None)
+            if name in self.known_types:
+                self.known_types[name].agreed = None

@@ -77,7 +77,7 @@ class Coordinator:
         new = {names for sets in self._ranks.gather(list(live_sets)) for names in sets}
         known = largest((*self.agreement.live_sets, *new))
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
-        mine = sorted(touched & self.agreement.block_types.keys())
+        mine = sorted(touched & self.agreement.known_types.keys())
         reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
         budget = self.agreement.budget
         available = None if device is None else available_bytes(device, self._recomputed(known), budget.peak)
@@ -114,14 +114,14 @@ class Coordinator:
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""
         unfit = {names for group in plan.groups if group.shortfall for names in group.unfit(plan.budget)}
-        live = frozenset(self.agreement.types)
+        live = frozenset(self.agreement.agreed_types)
         self.agreement.unfit = largest(names for names in (*self.agreement.unfit, *unfit) if names <= live)
         self.agreement.live_sets = largest(names & live for names in set(live_sets) - unfit)
 
     def _report(
         self, digest: str, capacity: Mapping[str, Mapping[int, int]], corrections: Mapping[str, Correction]
     ) -> RankReport:
-        known = self.agreement.block_types[digest]
+        known = self.agreement.known_types[digest]
         channels = {**known.capacity, **capacity.get(digest, {})}
         profile = self.agreement.counted(known)
         return RankReport(profile, known.count, known.calls_per_block, channels, corrections.get(digest))
@@ -130,7 +130,7 @@ class Coordinator:
         """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
         own = {
             digest: planner.BlockType(digest, self.agreement.counted(block_type), block_type.count)
-            for digest, block_type in self.agreement.block_types.items()
+            for digest, block_type in self.agreement.known_types.items()
         }
         sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in live_sets]
         return max(
@@ -152,12 +152,12 @@ class Coordinator:
             forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
         settled = {  # a block type whose policies were rejected is settled on none
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
-            for digest, agreed in agreement.types.items()
+            for digest, agreed in agreement.agreed_types.items()
         }
         try:
             groups = solve(request, budget, agreement.config, settled, forgiven)
         except planner.InfeasibleBudget as error:
-            recordings = {digest: known.recording for digest, known in agreement.block_types.items()}
+            recordings = {digest: known.recording for digest, known in agreement.known_types.items()}
             raise explained(error, request, without, recordings) from None
         plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
         chosen = plan.policies
@@ -169,9 +169,10 @@ class Coordinator:
         merged = {}
         for digest in sorted({digest for told in everyone for digest in told}):
             reports = [told[digest] for told in everyone if digest in told]
-            before = self.agreement.types[digest].correction if digest in self.agreement.types else Correction()
+            agreed = self.agreement.agreed_types.get(digest)
+            before = Correction() if agreed is None else agreed.correction
             capacity, correction = merge_capacity(reports), merge_corrections(reports, before)
-            known = self.agreement.block_types.get(digest)
+            known = self.agreement.known_types.get(digest)
             profile = correction.of(self.agreement.outlier_prices.of(merge_profiles(reports), known, capacity))
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))

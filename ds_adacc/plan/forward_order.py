@@ -23,21 +23,21 @@ class ForwardPass:
     reversed: bool
 
     @property
-    def block_types(self) -> frozenset[str]:
-        return frozenset(block_type for block_type, _ in self.calls)
+    def digests(self) -> frozenset[str]:
+        return frozenset(digest for digest, _ in self.calls)
 
     @property
     def order(self) -> tuple[str, ...]:
         """The block type of each call in forward order; () unless backward reverses it."""
-        return tuple(block_type for block_type, _ in self.calls) if self.reversed else ()
+        return tuple(digest for digest, _ in self.calls) if self.reversed else ()
 
-    def blocks(self, block_type: str) -> list[Block]:
+    def blocks(self, digest: str) -> list[Block]:
         """The blocks of this type in the order of their first calls."""
-        return list(dict.fromkeys(block for name, block in self.calls if name == block_type))
+        return list(dict.fromkeys(block for name, block in self.calls if name == digest))
 
-    def calls_per_block(self, block_type: str) -> int:
+    def calls_per_block(self, digest: str) -> int:
         """How often each block of this type was called. If that differs between blocks, the number of all calls."""
-        each = Counter(id(block) for name, block in self.calls if name == block_type)
+        each = Counter(id(block) for name, block in self.calls if name == digest)
         return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
 
 
@@ -52,31 +52,31 @@ class ForwardOrder:
         self.orders: Orders = {}
         self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
 
-    def index(self, block: Block, block_type: str) -> int | None:
+    def index(self, block: Block, digest: str) -> int | None:
         """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
-        return self._indices.get(block, {}).get(block_type)
+        return self._indices.get(block, {}).get(digest)
 
-    def names(self, block_type: str) -> list[str]:
+    def names(self, digest: str) -> list[str]:
         """The names of the blocks of this type, in forward order."""
-        found = [(indices[block_type], block.name) for block, indices in self._indices.items() if block_type in indices]
+        found = [(indices[digest], block.name) for block, indices in self._indices.items() if digest in indices]
         return [name for _, name in sorted(found)]
 
     def learn(self, seen: ForwardPass, known: Collection[str]) -> None:
         """Learn the order from a forward pass, for its block types that are in `known`."""
-        block_types = seen.block_types.intersection(known)
-        self.orders = {**self.orders, block_types: seen.order}
+        digests = seen.digests.intersection(known)
+        self.orders = {**self.orders, digests: seen.order}
         for indices in self._indices.values():
-            for block_type in block_types & indices.keys():
-                del indices[block_type]
-        for block_type in block_types:
-            for index, block in enumerate(seen.blocks(block_type)):
-                self._indices.setdefault(block, {})[block_type] = index
+            for digest in digests & indices.keys():
+                del indices[digest]
+        for digest in digests:
+            for index, block in enumerate(seen.blocks(digest)):
+                self._indices.setdefault(block, {})[digest] = index
 
-    def follow(self, block_type: str, like: str) -> None:
+    def follow(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""
         for indices in self._indices.values():
             if like in indices:
-                indices[block_type] = indices[like]
+                indices[digest] = indices[like]
 
     def forget(self, names: Collection[str]) -> None:
         """Forget the blocks' indices for these block types, which no order has."""

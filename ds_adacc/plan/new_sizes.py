@@ -45,7 +45,7 @@ class NewSizes:
             return None
         if not program.program.tells(sizes.numbers, example):
             return None
-        known = self._agreement.block_types.get(program.at(sizes) or "")
+        known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = known.recording.of_block(recording)
             return (known, predicted) if fits(predicted, inputs) else None
@@ -67,7 +67,7 @@ class NewSizes:
         They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
         """
         agreement = self._agreement
-        relative, digest = agreement.block_types.get(agreement.origin(like)), known.recording.digest
+        relative, digest = agreement.known_types.get(agreement.origin(like)), known.recording.digest
         if agreement.budget.limit is None or known.agreed is not None or relative is None:
             return False
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
@@ -80,7 +80,7 @@ class NewSizes:
         name = agreed.spec.name
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets = *agreement.live_sets, *agreement.unfit
-        adoption = Adoption(agreed, profile, agreement.types, sets, agreement.forward_order.orders)
+        adoption = Adoption(agreed, profile, agreement.agreed_types, sets, agreement.forward_order.orders)
         limit = agreement.budget.grown(adoption.without)
         # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
         policies = adoption.policies(
@@ -100,7 +100,7 @@ class NewSizes:
         policies have changed.
         """
         agreement = self._agreement
-        agreed = [agreement.block_types[name].agreed for name in names]
+        agreed = [agreement.known_types[name].agreed for name in names]
         if None in agreed or not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
             return False
         lean = {each.spec.name: self._recomputed(each) for each in agreed if each.spec.name in agreement.origins}

@@ -42,9 +42,9 @@ class SymbolicTypes:
     def __init__(self) -> None:
         self._types: OrderedDict[str, SymbolicType] = OrderedDict()
 
-    def of(self, block_type: str | None) -> SymbolicType | None:
+    def of(self, digest: str | None) -> SymbolicType | None:
         """The program of which this block type is a size; None if it is not known."""
-        return None if block_type is None else self._types.get(block_type)
+        return None if digest is None else self._types.get(digest)
 
     def profile(self, like: str | None, sizes: Sizes, recording: Recording) -> planner.Profile | None:
         """The profile of a recording if it is the program of `like` at other sizes, and two of them were measured."""
@@ -53,47 +53,47 @@ class SymbolicTypes:
         return known.profile.at(sizes, recording) if is_of else None
 
     def learn(
-        self, block_type: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile
+        self, digest: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile
     ) -> None:
         """Note that this block type was recorded at these sizes.
 
         `like` is the type that a block of it has at other sizes; None if there is none yet.
         """
-        if block_type in self._types:
+        if digest in self._types:
             return
         known = self.of(like)
         if known is None or not known.program.learn(Example(sizes, recording)):
             known = SymbolicType(SymbolicProgram(Example(sizes, recording)), SymbolicProfile(sizes, recording, profile))
         if not known.profile.is_measured:
             known.profile.learn(sizes, recording, profile)
-        known.recorded[sizes] = block_type
-        self._types[block_type] = known
+        known.recorded[sizes] = digest
+        self._types[digest] = known
         while len({id(each) for each in self._types.values()}) > _MOST:
             self._types.popitem(last=False)
 
-    def confirm(self, block_type: str, constants: tuple[float, ...]) -> None:
+    def confirm(self, digest: str, constants: tuple[float, ...]) -> None:
         """Note that a block of this type was found to have these constants at two sizes."""
-        known = self._types.get(block_type)
+        known = self._types.get(digest)
         if known is not None:
             if len(known.constants) >= _MOST_CONSTANTS:
                 known.constants.clear()
             known.constants.add(constants)
 
-    def follow(self, block_type: str, like: str, sizes: Sizes) -> None:
+    def follow(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
-        self._types[block_type] = known = self._types[like]
-        known.predicted[sizes] = block_type
+        self._types[digest] = known = self._types[like]
+        known.predicted[sizes] = digest
 
-    def doubt(self, block_type: str) -> None:
+    def doubt(self, digest: str) -> None:
         """Predict no further sizes of this block type's program until a recording confirms how it follows them."""
-        known = self._types.get(block_type)
+        known = self._types.get(digest)
         if known is not None:
             known.program.is_confirmed = False
             known.predicted = {}
 
-    def forget(self, block_types: Iterable[str]) -> None:
+    def forget(self, digests: Iterable[str]) -> None:
         """Forget these predicted block types. Those that were recorded stay."""
-        for name in block_types:
+        for name in digests:
             known = self._types.get(name)
             if known is not None:
                 known.predicted = {sizes: other for sizes, other in known.predicted.items() if other != name}

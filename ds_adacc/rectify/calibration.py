@@ -73,15 +73,15 @@ class Calibration:
         self.corrected = corrected
 
     def compare(
-        self, plan: Plan, held: Pair, measured: Sequence[Measured], block_types: Mapping[str, KnownType]
+        self, plan: Plan, held: Pair, measured: Sequence[Measured], known_types: Mapping[str, KnownType]
     ) -> Findings:
         """Compare a step under the plan with the plan, and compute the corrections of the memory model."""
-        excess = excesses(measured, block_types)
-        for digest in [digest for digest, each in excess.items() if _is_doubted(each, block_types[digest])]:
-            _warn_of_others(block_types[digest], _size(excess.pop(digest)))
-        agreed = {digest: block_types[digest].agreed.correction for digest in excess}
+        excess = excesses(measured, known_types)
+        for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
+            _warn_of_others(known_types[digest], _size(excess.pop(digest)))
+        agreed = {digest: known_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
-        seen = Seen(held, found, observed_seconds(measured, block_types))
+        seen = Seen(held, found, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         self.reason = ""
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
@@ -108,7 +108,7 @@ class Calibration:
         return {digest: each for digest, each in excess.items() if each.plus(Correction()) != Correction()}
 
 
-def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType]) -> dict[str, Correction]:
+def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType]) -> dict[str, Correction]:
     """By block type, the most bytes that its calls took beyond the prediction, in forward and in backward.
 
     Block types whose bytes were not measured are left out.
@@ -116,30 +116,30 @@ def excesses(measured: Iterable[Measured], block_types: Mapping[str, KnownType])
     found: dict[str, Correction] = {}
     for call in measured:
         if (
-            call.block_type in block_types
-            and block_types[call.block_type].policies is not None
+            call.digest in known_types
+            and known_types[call.digest].policies is not None
             and call.forward_growth is not None
         ):
-            excess = _excess(call, block_types[call.block_type])
-            found[call.block_type] = excess.larger(found[call.block_type]) if call.block_type in found else excess
+            excess = _excess(call, known_types[call.digest])
+            found[call.digest] = excess.larger(found[call.digest]) if call.digest in found else excess
     return found
 
 
-def _is_doubted(excess: Correction, block_type: KnownType) -> bool:
+def _is_doubted(excess: Correction, known: KnownType) -> bool:
     """Whether the excess is more than all that a call of the block takes without checkpointing.
 
     A prediction may be off, but not by the whole block: something else has allocated while the call ran.
     """
-    profile = block_type.agreed.spec.profile
+    profile = known.agreed.spec.profile
     return _size(excess) > planner.simulate(profile, planner.retain_policy(profile)).inner_peak
 
 
-def _warn_of_others(block_type: KnownType, nbytes: int) -> None:
+def _warn_of_others(known: KnownType, nbytes: int) -> None:
     get_logger().warning(
         "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes, so other "
         "code has allocated it, and the plan is not changed. If memory runs out, look for what allocates in backward: "
         "hooks, or buckets for communication (zero_optimization.reduce_bucket_size)",
-        block_type.recording.name,
+        known.recording.name,
         planner.human_bytes(nbytes),
     )
 
@@ -164,13 +164,13 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 
-def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, KnownType]) -> Pair | None:
+def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, KnownType]) -> Pair | None:
     """Seconds of the measured calls: their forwards, and all backwards but the last. None if no call was measured."""
     planned = observed = 0.0
     for call in measured:
-        if call.block_type not in block_types or block_types[call.block_type].policies is None:
+        if call.digest not in known_types or known_types[call.digest].policies is None:
             continue
-        profile, policy = _planned(block_types[call.block_type], call.block_index)
+        profile, policy = _planned(known_types[call.digest], call.block_index)
         forward, backward = profile.overlap_seconds
         compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
         planned += forward + compression
@@ -181,18 +181,18 @@ def observed_seconds(measured: Sequence[Measured], block_types: Mapping[str, Kno
     return Pair(planned, observed) if observed else None
 
 
-def _planned(block_type: KnownType, block_index: int | None) -> tuple[planner.Profile, planner.Policy]:
-    assert block_type.agreed is not None
-    return block_type.agreed.spec.profile, block_type.policy(block_index)
+def _planned(known: KnownType, block_index: int | None) -> tuple[planner.Profile, planner.Policy]:
+    assert known.agreed is not None
+    return known.agreed.spec.profile, known.policy(block_index)
 
 
-def _excess(call: Measured, block_type: KnownType) -> Correction:
+def _excess(call: Measured, known: KnownType) -> Correction:
     """The bytes that a call took beyond the prediction; negative if it took fewer."""
-    profile, policy = _planned(block_type, call.block_index)
+    profile, policy = _planned(known, call.block_index)
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + GradientLifetimes(block_type.recording).of_outputs
+    at_first = run.held + GradientLifetimes(known.recording).of_outputs
     return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))

@@ -36,9 +36,9 @@ class Observer:
 
     def begin(self, record: Record, block: Block, block_index: int | None) -> Ticket:
         """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own."""
-        ticket = Ticket(self, record.block_type, block_index, block)
+        ticket = Ticket(self, record.digest, block_index, block)
         if self._profiler is not None:
-            ticket.moments = self._profiler.forward_begins(record.block_type, block_index)
+            ticket.moments = self._profiler.forward_begins(record.digest, block_index)
         return ticket
 
     def watch(
@@ -91,12 +91,12 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        self._alive[id(ticket)] = ticket.block_type, ticket.block_index
-        same = sum(block_type == ticket.block_type for block_type, _ in self._alive.values())
-        self.most_alive[ticket.block_type] = max(self.most_alive[ticket.block_type], same)
+        self._alive[id(ticket)] = ticket.digest, ticket.block_index
+        same = sum(digest == ticket.digest for digest, _ in self._alive.values())
+        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], same)
         if not self._backward:
             ticket.number = len(self._forward)
-            self._forward.append((ticket.block_type, ticket.block))
+            self._forward.append((ticket.digest, ticket.block))
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
 
@@ -135,11 +135,11 @@ class Ticket:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("block", "block_index", "block_type", "has_begun", "moments", "number", "observer")
+    __slots__ = ("block", "block_index", "digest", "has_begun", "moments", "number", "observer")
 
-    def __init__(self, observer: Observer, block_type: str, block_index: int | None, block: Block) -> None:
+    def __init__(self, observer: Observer, digest: str, block_index: int | None, block: Block) -> None:
         self.observer = observer
-        self.block_type = block_type
+        self.digest = digest
         self.block_index = block_index
         self.block = block
         self.number: int | None = None

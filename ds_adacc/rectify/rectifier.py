@@ -60,10 +60,10 @@ class Rectifier:
         """
         last: dict[tuple[Block, str], Record] = {}
         for block, record in blocks.records():
-            last.setdefault((block, agreement.origin(record.block_type)), record)
+            last.setdefault((block, agreement.origin(record.digest)), record)
         counts: dict[str, dict[int, int]] = {}
         for (_, digest), record in last.items():
-            values = agreement.block_types[record.block_type].recording.values
+            values = agreement.known_types[record.digest].recording.values
             most = counts.setdefault(digest, {})
             for index, (_, count) in record.outliers.items():
                 if values[index].role in self.config.roles:
@@ -72,11 +72,11 @@ class Rectifier:
 
     def _compare(self, counts: Counts, agreement: Agreement) -> Verdict:
         """Compare the compression rates (CRate, Table 2) with those in the plan."""
-        if not any(known.adds_time for known in agreement.block_types.values()):
+        if not any(known.adds_time for known in agreement.known_types.values()):
             return Verdict(counts, (), "")  # no plan is faster than one that retains everything
         drifted, worst, reason = [], self.config.drift, ""
         for digest, found in counts.items():
-            known = agreement.block_types.get(digest)
+            known = agreement.known_types.get(digest)
             if known is None or known.agreed is None:
                 continue
             for index, count in found.items():

@@ -30,7 +30,7 @@ class CallMoments:
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     """
 
-    block_type: str
+    digest: str
     block_index: int | None
     began: Moment
     ended: Moment | None = None
@@ -48,7 +48,7 @@ class Measured:
     `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward.
     """
 
-    block_type: str
+    digest: str
     block_index: int | None
     forward_growth: int | None
     backward_growth: int | None
@@ -70,14 +70,14 @@ class StepProfiler:
         self._calls: list[CallMoments] = []
         self._is_closed = False
 
-    def forward_begins(self, block_type: str, block_index: int | None) -> CallMoments | None:
+    def forward_begins(self, digest: str, block_index: int | None) -> CallMoments | None:
         """Note that a call's forward begins. None if it is not measured: such as a forward inside a backward."""
         if self._is_closed or is_in_backward() or threading.get_ident() != self._thread:
             return None
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
-        self._calls.append(CallMoments(block_type, block_index, self.now()))
+        self._calls.append(CallMoments(digest, block_index, self.now()))
         return self._calls[-1]
 
     def restart(self) -> None:
@@ -124,7 +124,7 @@ class StepProfiler:
             backward = self._trace.transient(call.backward.mark, end.mark, call.input_gradients)
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
-            call.block_type,
+            call.digest,
             call.block_index,
             forward,
             backward,

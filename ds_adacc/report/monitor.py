@@ -65,9 +65,9 @@ def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
     payload: Counter[str] = Counter()
     raw: Counter[str] = Counter()
     for block_type in plan.block_types:
-        if block_type.name not in agreement.block_types:
+        if block_type.name not in agreement.known_types:
             continue
-        values = agreement.block_types[block_type.name].recording.values
+        values = agreement.known_types[block_type.name].recording.values
         for policy, blocks in Counter(plan.policies[block_type.name]).items():
             calls = blocks * block_type.calls_per_block
             for index, store in enumerate(policy.stores):
@@ -85,7 +85,7 @@ def _gradient_errors(controller: Any) -> Iterable[Reading]:
     errors = agreement.errors_in_force()
     named: dict[str, float] = {}
     for block, record in controller.blocks.records():
-        key = record.block_type, agreement.forward_order.index(block, record.block_type)
+        key = record.digest, agreement.forward_order.index(block, record.digest)
         if key in errors:
             name = block.name.split(" ")[0]
             name = name if "." in name or key[1] is None else f"{name}.{key[1]}"

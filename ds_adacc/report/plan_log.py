@@ -38,7 +38,7 @@ class PlanLog:
 
     def restored(self, plan: Plan, seen: Seen | None, step: int) -> None:
         """The first step has ended of a run that goes on from a checkpoint with this plan."""
-        if plan.policies.keys().isdisjoint(self._agreement.block_types):
+        if plan.policies.keys().isdisjoint(self._agreement.known_types):
             self._log.warning(
                 "the checkpoint's plan is for other blocks or input sizes than those of the first step, so a new plan "
                 "is made. Without lossy codecs the losses stay exact; with them they may differ a little"

@@ -37,7 +37,7 @@ def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
     lines += [
         f"  {block_type.count} calls of a block that another rank runs"
         for block_type in plan.block_types
-        if block_type.name not in agreement.block_types
+        if block_type.name not in agreement.known_types
     ]
     lines += _summary(plan, agreement.budget, seen)
     lines += _errors(plan, agreement)
@@ -75,7 +75,7 @@ def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
 
 
 def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
-    known = {each.name: agreement.block_types.get(each.name) for each in plan.block_types}
+    known = {each.name: agreement.known_types.get(each.name) for each in plan.block_types}
     decisions = [
         (
             decision_of(

@@ -32,23 +32,23 @@ class Bindings:
         self._trials = trials
         self._binder = binder
 
-    def choose_all(self, block_types: Iterable[str], step: Step, device: torch.device | None) -> None:
+    def choose_all(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
         """Put the policies of these block types in force for all records, from the next call of each on."""
-        changed = set(block_types)
+        changed = set(digests)
         for block, record in self._blocks.records():
-            if record.block_type in changed:
+            if record.digest in changed:
                 self.choose(block, record, step, device)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
     def _reserve_host_memory(self) -> None:
         """Get pinned memory for what is offloaded now: it takes long, and the next step may be one that is measured."""
-        types = self._agreement.block_types
+        types = self._agreement.known_types
         last: dict[Block, Record] = {}  # of each block, the record that it ran last: one at a time offloads
         for block, record in self._blocks.records():
-            if self._agreement.inputs.on_host or types[record.block_type].offloads:
+            if self._agreement.inputs.on_host or types[record.digest].offloads:
                 last.setdefault(block, record)
-        self._binder.reserve((record, types[record.block_type].calls_per_block) for record in last.values())
+        self._binder.reserve((record, types[record.digest].calls_per_block) for record in last.values())
 
     def choose(self, block: Block, record: Record, step: Step, device: torch.device | None) -> None:
         """Put the policy of this block in force for the record, or on trial.
@@ -56,11 +56,11 @@ class Bindings:
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """
         agreement = self._agreement
-        origin, index = key = agreement.block_key(block, record.block_type)
-        known = agreement.block_types[record.block_type]
+        origin, index = key = agreement.block_key(block, record.digest)
+        known = agreement.known_types[record.digest]
         policy, inputs = known.policy(index), agreement.inputs
-        is_tried_again = step.is_tracking and agreement.is_lossy(block, record.block_type)
-        is_permitted = known.agreed is None or agreement.permits(record.block_type, index)
+        is_tried_again = step.is_tracking and agreement.is_lossy(block, record.digest)
+        is_permitted = known.agreed is None or agreement.permits(record.digest, index)
         on_trial = is_tried_again or not is_permitted
         is_rejected = agreement.approvals.is_rejected(key, policy)
         record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, origin, index)
@@ -75,10 +75,10 @@ class Bindings:
         Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
         """
         agreement = self._agreement
-        if origin == record.block_type or origin not in agreement.types or agreement.permits(origin, index):
+        if origin == record.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
             return None
-        policy = agreement.block_types[origin].policy(index)
-        known = agreement.block_types[record.block_type]
+        policy = agreement.known_types[origin].policy(index)
+        known = agreement.known_types[record.digest]
         if is_lossy(known.policy(index), known.profile) or agreement.approvals.is_rejected((origin, index), policy):
             return None
         return Trial(policy)
@@ -95,13 +95,13 @@ class Bindings:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""
         self._forget(self._new_sizes.drop_adopted(all_but=all_but))
 
-    def _forget(self, block_types: Collection[str]) -> None:
-        if block_types:
+    def _forget(self, digests: Collection[str]) -> None:
+        if digests:
             for block in self._blocks.all():
-                block.forget(block_types)
+                block.forget(digests)
             self.keep_block_types()
 
     def keep_block_types(self) -> None:
         """Forget the block types of which no block has a record, and from which no other is predicted or adopted."""
-        kept = {record.block_type for _, record in self._blocks.records()}
+        kept = {record.digest for _, record in self._blocks.records()}
         self._agreement.keep({*kept, *self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()})

@@ -61,7 +61,7 @@ class Learner:
                 record.state = {**marks_of(other.places), **(record.state or {})}
         return None
 
-    def block_type(
+    def known_type(
         self, recording: Recording, captured: Capture, block: Block, signature: Hashable, record: Record
     ) -> KnownType:
         """The block type of a recording, measured if it is new."""
@@ -70,8 +70,8 @@ class Learner:
         relative, _ = block.relative(signature, record.state)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.recording.constants == recording.constants
-        like = relative.block_type if is_like else None
-        if digest not in agreement.block_types:
+        like = relative.digest if is_like else None
+        if digest not in agreement.known_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own
             profile = symbolic_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
             known = agreement.add(digest, recording, profile)
@@ -83,7 +83,7 @@ class Learner:
                 self._warnings.unmeasurable(known.recording.name, reason)
         if is_like:
             symbolic_types.confirm(digest, recording.constants)
-        known = agreement.block_types[digest]
+        known = agreement.known_types[digest]
         known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 

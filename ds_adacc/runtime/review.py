@@ -74,7 +74,7 @@ def rectify(controller: Controller) -> Review:
 def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError]) -> str:
     """The block with the largest error, for the log."""
     (digest, index), found = max(rejected.items(), key=lambda item: item[1].error)
-    known = controller.agreement.block_types.get(digest)
+    known = controller.agreement.known_types.get(digest)
     name = "a block of another rank" if known is None else known.recording.name
     which = "" if index is None else f" (number {index + 1})"
     bound = controller.agreement.approvals.bound
@@ -84,7 +84,7 @@ def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError
 def _measured(controller: Controller) -> Sequence[PolicyErrors]:
     """What each rank has measured, which is also written to the journal."""
     everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
-    bound, known = controller.agreement.approvals.bound, controller.agreement.block_types
+    bound, known = controller.agreement.approvals.bound, controller.agreement.known_types
     largest = {key: found.error for key, found in worst(everyone)}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
         errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}

@@ -169,12 +169,12 @@ class Runtime:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
         example = Example(its_sizes, like.recording)
-        predicted = self.controller.new_sizes.at_sizes(like.block_type, example, sizes_of(signature), tensors)
+        predicted = self.controller.new_sizes.at_sizes(like.digest, example, sizes_of(signature), tensors)
         if predicted is None:
             return None
         known, recording = predicted
         record = like.at_other_sizes(state, recording)
-        record.block_type = known.recording.digest
+        record.digest = known.recording.digest
         self.controller.admit(block, record, recording)
         block.add(signature, record)
         return record
@@ -193,7 +193,7 @@ class Runtime:
             self._binder.pass_over()
         if bound is None:
             return run()
-        self.controller.note_call(record.block_type, block)
+        self.controller.note_call(record.digest, block)
         step = self.controller.step
         # Where everything is retained and nobody looks on, no hooks are needed (Rule 4).
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
@@ -236,7 +236,7 @@ class Runtime:
         return False
 
     def _key(self, block: Block, record: Record, signature: Hashable) -> Hashable:
-        return self._seen.key(record.block_type, signature, block, self.blocks.all())
+        return self._seen.key(record.digest, signature, block, self.blocks.all())
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller = self.controller
@@ -259,7 +259,7 @@ class Runtime:
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            index = self.agreement.forward_order.index(block, record.block_type)
+            index = self.agreement.forward_order.index(block, record.digest)
             ticket = observer.begin(record, block, index)
         told = self.warnings.diverged
         if record.is_predicted:
@@ -267,7 +267,7 @@ class Runtime:
         call = Call(bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
-            values = self.agreement.block_types[record.block_type].tracked_values(self.config.rectifier.roles)
+            values = self.agreement.known_types[record.digest].tracked_values(self.config.rectifier.roles)
             pack = OutlierTracker(call, record, self.codecs, values, inputs)
         if observer is None:
             call.forward = self.controller.step.forward()
@@ -299,17 +299,17 @@ class Runtime:
         record.state = state
         recording = self._learner.recording(block, signature, record, captured)
         with self.agreement.budget.aside():
-            known = self._learner.block_type(recording, captured, block, signature, record)
-        record.block_type = recording.digest
+            known = self._learner.known_type(recording, captured, block, signature, record)
+        record.digest = recording.digest
         step = self.controller.step
-        self.controller.note_call(record.block_type, block)
+        self.controller.note_call(record.digest, block)
         self.controller.note_device(captured.tensors.device)
-        is_verified_anew = step.is_tracking and record.block_type not in step.verified
+        is_verified_anew = step.is_tracking and record.digest not in step.verified
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
         self.controller.admit(block, record, recording)
         block.add(signature, record)
         self._seen.add(self._key(block, record, signature))
-        step.verified.add(record.block_type)
+        step.verified.add(record.digest)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         noted = {**captured.buffers, **captured.states}
         call, pack, done = self._begin_call(block, record, tensors, tracking, noted)
@@ -328,23 +328,23 @@ class Runtime:
         The first calls of a step come while few other tensors are held.
         """
         step = self.controller.step
-        return step.is_tracking and record.recording is not None and record.block_type not in step.verified
+        return step.is_tracking and record.recording is not None and record.digest not in step.verified
 
     def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         block.drop(record)
-        self.controller.new_sizes.symbolic_types.doubt(record.block_type)
+        self.controller.new_sizes.symbolic_types.doubt(record.digest)
         self.warnings.mispredicted(bound, position)
 
     # -- checkpoints
 
     def state(self) -> RuntimeState:
         """The state to save in a checkpoint. Call `controller.state_is_saved` first."""
-        block_types = self.agreement.block_types
-        profiles = {digest: known.profile for digest, known in block_types.items()}
-        errors = {digest: known.errors for digest, known in block_types.items() if known.errors_are_measured}
+        known_types = self.agreement.known_types
+        profiles = {digest: known.profile for digest, known in known_types.items()}
+        errors = {digest: known.errors for digest, known in known_types.items() if known.errors_are_measured}
         # What the run before has left, as far as a block may still come back to it.
-        kept = {digest for block in self.blocks.every() for digest in block.block_types}
+        kept = {digest for block in self.blocks.every() for digest in block.digests}
         past = {digest: each for digest, each in self.profiler.remembered.items() if digest in kept}
         past_errors = {digest: each for digest, each in self.controller.trials.remembered.items() if digest in kept}
         return RuntimeState(self.controller.state(), {**past, **profiles}, {**past_errors, **errors})

@@ -21,7 +21,7 @@ class SeenPrograms:
         self._seen: set[Hashable] = set()
         self._states: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
-    def key(self, block_type: str, signature: Hashable, block: Block, blocks: Iterable[Block]) -> Hashable:
+    def key(self, digest: str, signature: Hashable, block: Block, blocks: Iterable[Block]) -> Hashable:
         """Names a program of this block type as `block` runs it, one of the `blocks`, in a call of this signature."""
         arguments, _, *ambience = signature
         alike = [each for each in blocks if each.kind == block.kind and each.state is not None]
@@ -29,7 +29,7 @@ class SeenPrograms:
         known = self._states.get(block)
         if known is None or known[0] != of:
             known = self._states[block] = of, _state(block, alike)
-        return block_type, block.kind, arguments, *ambience, known[1]
+        return digest, block.kind, arguments, *ambience, known[1]
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._seen

@@ -159,9 +159,9 @@ class Step:
         """Whether a backward has begun while the observer was present."""
         return self.observer is not None and self.observer.held_bytes is not None
 
-    def note_call(self, block_type: str, block: Block, has_policy: bool) -> None:
+    def note_call(self, digest: str, block: Block, has_policy: bool) -> None:
         """Note a call of a block of this type. A type without a policy makes the step observed."""
-        called = self._live.setdefault(block_type, set())
+        called = self._live.setdefault(digest, set())
         if not is_in_backward():  # of the calls of a backward, few are alive at once
             called.add(block)
         if self.observer is None and not has_policy:

@@ -132,10 +132,10 @@ class StepController:
         elif not self.step.was_observed:  # without an engine, that is where a new step begins
             self.step.drop_pass()
 
-    def note_call(self, block_type: str, block: Block) -> None:
+    def note_call(self, digest: str, block: Block) -> None:
         """Note a call of a block of this type."""
-        self.agreement.note_use(block_type)
-        self.step.note_call(block_type, block, self.agreement.block_types[block_type].agreed is not None)
+        self.agreement.note_use(digest)
+        self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
 
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""
@@ -197,7 +197,7 @@ class StepController:
             self.step = self._next_step()
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
-                self.put_in_force(self.agreement.block_types)
+                self.put_in_force(self.agreement.known_types)
 
     def _next_step(self) -> Step:
         if self.plan is None:
@@ -221,7 +221,7 @@ class StepController:
         Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
         """
         step, plan = self.step, self.plan
-        if self._is_resumed and self.agreement.block_types:
+        if self._is_resumed and self.agreement.known_types:
             self._is_resumed = False
             self._plan_log.restored(plan, self.seen, self.schedule.ended)
         if plan is None:
@@ -234,7 +234,7 @@ class StepController:
         if self.seen is not None or not step.was_observed:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
-        findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.block_types)
+        findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.known_types)
         self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
         self._waiting.live_sets |= findings.live_sets
         self._plan_log.observed(plan, self.seen, self.schedule.ended, is_corrected=bool(findings.live_sets))
@@ -258,7 +258,7 @@ class StepController:
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
         """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
-        for digest in {digest for names in live_sets for digest in names} & self.agreement.block_types.keys():
+        for digest in {digest for names in live_sets for digest in names} & self.agreement.known_types.keys():
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
         for seen in self.step.passes.values():
@@ -279,9 +279,9 @@ class StepController:
         record.recording = recording
         self.bindings.choose(block, record, self.step, self.device)
 
-    def put_in_force(self, block_types: Iterable[str]) -> None:
+    def put_in_force(self, digests: Iterable[str]) -> None:
         """Put the policies of these block types in force for their blocks, as this step needs them."""
-        self.bindings.choose_all(block_types, self.step, self.device)
+        self.bindings.choose_all(digests, self.step, self.device)
 
     # -- requests from other modules
 
@@ -293,7 +293,7 @@ class StepController:
         if placement == self.agreement.inputs:
             return
         self.agreement.inputs = placement
-        self.put_in_force(self.agreement.block_types)
+        self.put_in_force(self.agreement.known_types)
         if self.plan is not None:
             self._waiting.all_wait(names for group in self.plan.groups for names in group.live_sets)
             self.step.close()

@@ -72,14 +72,14 @@ class Trials:
         """
         if self.bound is None:
             return None
-        known, trial, probed = self._agreement.block_types[record.block_type], record.trial, step.probed
+        known, trial, probed = self._agreement.known_types[record.digest], record.trial, step.probed
         if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
             trial = None
-        asks_for_codecs = self._asks_for_codecs(record, known) and record.block_type not in probed
+        asks_for_codecs = self._asks_for_codecs(record, known) and record.digest not in probed
         if trial is None and not asks_for_codecs:
             return None
         if asks_for_codecs:
-            probed.add(record.block_type)
+            probed.add(record.digest)
         if trial is not None:
             trial.has_begun = True
 
@@ -92,7 +92,7 @@ class Trials:
                 with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
                 if known.agreed is not None and is_training:
-                    self._late.add(record.block_type)
+                    self._late.add(record.digest)
             if trial is not None and is_training:
                 profile = known.agreed.spec.profile
                 trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
@@ -116,7 +116,7 @@ class Trials:
         """Whether a policy waits for a step of trials before it may run."""
         waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and not r.trial.has_begun]
         agreement = self._agreement
-        keys = ((agreement.block_key(block, record.block_type), record.trial.policy) for block, record in waiting)
+        keys = ((agreement.block_key(block, record.digest), record.trial.policy) for block, record in waiting)
         return any(agreement.approvals.error(*key) is None for key in keys)
 
     def are_unfinished(self, blocks: Registry) -> bool:
@@ -128,7 +128,7 @@ class Trials:
         """The errors of the policies that were measured in the step, each with its block."""
         records = ((b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is not None)
         key = self._agreement.block_key
-        return [(key(block, record.block_type), record.trial.result) for block, record in records]
+        return [(key(block, record.digest), record.trial.result) for block, record in records]
 
 
 def _lossy(profile: planner.Profile) -> bool:

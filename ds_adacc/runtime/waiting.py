@@ -53,7 +53,7 @@ class Waiting:
         for name, count in blocks.items():
             before = self.most_blocks[name]
             self.most_blocks[name] = max(before, count)
-            if 0 < before < count and name in self._agreement.types:
+            if 0 < before < count and name in self._agreement.agreed_types:
                 self._grown.add(frozenset(blocks))
 
     def admit_grown(self) -> None:
@@ -68,7 +68,7 @@ class Waiting:
 
     def ask_again(self) -> None:
         """Whether a live set has a plan is asked again when it runs, since there is a new one."""
-        for name in self.most_blocks.keys() - self._agreement.types.keys():
+        for name in self.most_blocks.keys() - self._agreement.agreed_types.keys():
             del self.most_blocks[name]
         self._planned = set()
 

@@ -401,7 +401,7 @@ def test_inputs_are_placed_by_what_they_are(monkeypatch):
     block, args, kwargs = zoo.example("llama")
     runtime = Runtime(load({"adacc": LOSSLESS}))
     runtime.checkpoint(block, *args, **kwargs)
-    (block_type,) = runtime.agreement.block_types.values()
+    (block_type,) = runtime.agreement.known_types.values()
     shared, alone = InputPlacement(group=object()), InputPlacement(on_host=True)
     stores = [shared.store(value) for value in block_type.recording.values]
     assert stores[0] == PARTITION and set(stores[1:]) == {"retain"}  # rope and mask stay with the caller

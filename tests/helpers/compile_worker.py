@@ -50,7 +50,7 @@ def train(name, section):
 def account(engine):
     runtime = engine.adacc.runtime
     return {
-        "compiled": [block_type.recording.runs_compiled for block_type in runtime.agreement.block_types.values()],
+        "compiled": [block_type.recording.runs_compiled for block_type in runtime.agreement.known_types.values()],
         "policies": [asdict(policy) for chosen in runtime.controller.plan.policies.values() for policy in chosen],
         "planned": engine.adacc.planned_held_bytes,
         "observed": engine.adacc.observed_held_bytes,

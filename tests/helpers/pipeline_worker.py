@@ -79,8 +79,8 @@ def account(runtime, engine):
         return None
     return {
         "recordings": runtime.recordings,
-        "block_types": len(runtime.agreement.block_types),
-        "counts": sorted(block_type.count for block_type in runtime.agreement.block_types.values()),
+        "block_types": len(runtime.agreement.known_types),
+        "counts": sorted(block_type.count for block_type in runtime.agreement.known_types.values()),
         "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
         "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
         "held": runtime.controller.seen

@@ -54,7 +54,7 @@ def main(out):
 
 
 def capacities(agreement):
-    return {digest: sorted(block_type.capacity.items()) for digest, block_type in agreement.block_types.items()}
+    return {digest: sorted(block_type.capacity.items()) for digest, block_type in agreement.known_types.items()}
 
 
 def spike(module, args):

@@ -48,15 +48,15 @@ def train(section):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-        met |= set(engine.adacc.runtime.agreement.block_types) if section else set()
+        met |= set(engine.adacc.runtime.agreement.known_types) if section else set()
     return {"losses": losses, "met": sorted(met), **(told(engine) if section else {})}
 
 
 def told(engine):
     """The policies in force, and for how many block types this rank has them."""
     agreement = engine.adacc.runtime.agreement
-    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in agreement.types.items()}
-    return {"policies": policies, "own": sorted(agreement.block_types), "undecided": list(agreement.undecided)}
+    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in agreement.agreed_types.items()}
+    return {"policies": policies, "own": sorted(agreement.known_types), "undecided": list(agreement.undecided)}
 
 
 def main(out):

@@ -82,7 +82,7 @@ def test_training_under_a_plan(model, section):
         runtime.controller.end_backward()
         runtime.controller.end_step()
     (policies,) = runtime.controller.plan.policies.values()
-    recording = next(iter(runtime.agreement.block_types.values())).recording
+    recording = next(iter(runtime.agreement.known_types.values())).recording
     projections = [value.index for value in recording.values if value.label.endswith("projection")]
     if section["codecs"] == "none":
         assert any(policy.replays for policy in policies)
@@ -108,7 +108,7 @@ def test_another_epoch_draws_other_projections_and_records_nothing_anew(model):
         seen.append(gradients(model, lambda given: model[1](model[0](given)), x()))
         runtime.controller.end_backward()
         runtime.controller.end_step()
-    assert len(runtime.agreement.block_types) == 1
+    assert len(runtime.agreement.known_types) == 1
     assert runtime.profiler.measured == 1
     assert torch.equal(seen[0][0], seen[1][0])  # the input's gradient
     names = ["input", *(name for name, parameter in model.named_parameters() if parameter.requires_grad)]

@@ -87,7 +87,7 @@ def test_observation_forgets_what_is_gone():
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     bound = bind(recording, planner.retain_policy(profile_of(recording)), {})
-    observer, known, sizes = Observer(), Record(block_type="block_type"), []
+    observer, known, sizes = Observer(), Record(digest="digest"), []
     for _ in range(3):
         call = Call(bound, args)
         pack, done = observer.watch(observer.begin(known, Block("block"), 0), call, call.pack)

@@ -129,7 +129,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.controller.decide([frozenset(runtime.agreement.block_types)], "again")
+    runtime.controller.decide([frozenset(runtime.agreement.known_types)], "again")
     return runtime.controller.plan.block_types[0].count
 
 
@@ -152,9 +152,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.agreement.block_types["stale"] = runs.agreement.block_types[runs.blocks.records()[0][1].block_type]
+    runs.agreement.known_types["stale"] = runs.agreement.known_types[runs.blocks.records()[0][1].digest]
     recount(runs)
-    assert set(runs.agreement.block_types) == {runs.blocks.records()[0][1].block_type}
+    assert set(runs.agreement.known_types) == {runs.blocks.records()[0][1].digest}
 
 
 class Doubled(nn.Module):
@@ -188,7 +188,7 @@ def test_without_an_engine_what_ran_earlier_in_the_forward_shares_the_budget_too
     (plan,) = run(runs, Doubled(runs.checkpoint), (3, 3, 5, 5, 5))
     assert [len(names) for names in plan.groups[0].live_sets] == [2]
     assert len(plan.block_types) == 2
-    assert len(runs.agreement.block_types) == 3 and not runs.agreement.undecided  # one is another's larger size
+    assert len(runs.agreement.known_types) == 3 and not runs.agreement.undecided  # one is another's larger size
 
 
 def test_without_an_engine_a_further_size_needs_no_further_plan(caplog):
@@ -212,7 +212,7 @@ def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
 def test_a_kind_that_comes_back_counts_as_before():
     runs = runtime()
     step(runs, [block := Numbered()] * 6)
-    ((digest, block_type),) = runs.agreement.block_types.items()
+    ((digest, block_type),) = runs.agreement.known_types.items()
     runs.agreement.keep(())
     assert runs.agreement.add(digest, block_type.recording, block_type.profile).count == 6
     assert block is not None
@@ -222,7 +222,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
-    ((name, block_type),) = runs.agreement.block_types.items()
+    ((name, block_type),) = runs.agreement.known_types.items()
     planned = runs.agreement.held_bytes({(name, 0): 1})
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
@@ -235,7 +235,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
-    (block_type,) = runs.agreement.block_types.values()
+    (block_type,) = runs.agreement.known_types.values()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
         resized = runs.agreement.outlier_prices.of(block_type.profile, block_type, {index: capacity})

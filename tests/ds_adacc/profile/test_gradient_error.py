@@ -23,7 +23,7 @@ def met(name="gpt", codecs="auto", sharp=0.0):
             bias[:, 1] -= sharp
     runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": 1.0}}), stepped=True)
     zoo.loss_of(runtime.checkpoint(block, *args, **kwargs)).backward()
-    (known,) = runtime.agreement.block_types.values()
+    (known,) = runtime.agreement.known_types.values()
     return known
 
 

@@ -45,7 +45,7 @@ def meet(path, **section):
     """The block type that a process makes of the first block it meets, and how often it measured."""
     runtime = start(path, **section)
     pass_through(runtime, [zoo.GPTBlock()])
-    (block_type,) = runtime.agreement.block_types.values()
+    (block_type,) = runtime.agreement.known_types.values()
     return block_type, runtime.profiler.measured
 
 

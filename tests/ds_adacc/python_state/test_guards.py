@@ -332,11 +332,11 @@ class Fussy(nn.Module):
 def test_a_block_that_could_not_be_recorded_is_tried_again_in_another_state():
     training = Training(lambda: Fussy(True), memory_budget=0.7, rectifier={"enabled": False})
     training.compare(9)
-    assert not training.agreement.block_types
+    assert not training.agreement.known_types
     for block in training.blocks:
         block.is_sparse, block.calls = False, 0
     training.compare(9)
-    assert training.agreement.block_types
+    assert training.agreement.known_types
 
 
 def test_a_block_that_can_never_be_recorded_is_not_tried_at_every_call():

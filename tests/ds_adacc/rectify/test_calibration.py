@@ -97,13 +97,13 @@ def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward,
     found = Correction(forward, -(2 << 20))
     monkeypatch.setattr(calibration, "excesses", lambda _, block_types: dict.fromkeys(block_types, found))
     runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.4, steps=3)
-    (block_type,) = runtime.agreement.block_types.values()
+    (block_type,) = runtime.agreement.known_types.values()
     assert block_type.agreed.correction == expected
 
 
 def test_three_plans_in_a_row_are_corrected_and_later_ones_again(monkeypatch):
     runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
-    plan, block_types, calibrator = runtime.controller.plan, runtime.agreement.block_types, calibration.Calibration()
+    plan, block_types, calibrator = runtime.controller.plan, runtime.agreement.known_types, calibration.Calibration()
 
     def corrects(excess):
         found = dict.fromkeys(block_types, Correction(excess))

@@ -34,7 +34,7 @@ class Training:
 
     @property
     def block_type(self):
-        return next(iter(self.runtime.agreement.block_types.values()))
+        return next(iter(self.runtime.agreement.known_types.values()))
 
     def step(self):
         if self.runtime.controller.step.is_tracking:

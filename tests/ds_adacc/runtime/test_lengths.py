@@ -57,13 +57,13 @@ def test_a_budget_in_bytes_holds_at_every_size():
     for time in (30, 20, 25, 29, 31, 12, 27):
         training.compare(time)
         held = training.agreement
-        for digest in held.block_types:
-            known = held.block_types[digest]
+        for digest in held.known_types:
+            known = held.known_types[digest]
             if known.agreed is not None:
                 assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
     assert training.agreement.budget.limit == budget
-    shortest = min(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
-    longest = max(held.block_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
+    shortest = min(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
+    longest = max(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     kept = [sum(store is not None for p in known.policies for store in p.stores) for known in (shortest, longest)]
     assert kept[0] > kept[1], "a short batch keeps more"
 
@@ -117,8 +117,8 @@ def test_a_step_binds_the_policies_of_what_it_runs(codecs, monkeypatch):
     training.step(20)
     for block in training.runtime.blocks.all():
         record = block.records()[0]
-        index = training.agreement.forward_order.index(block, record.block_type)
-        assert record.bound.policy == training.agreement.block_types[record.block_type].policy(index)
+        index = training.agreement.forward_order.index(block, record.digest)
+        assert record.bound.policy == training.agreement.known_types[record.digest].policy(index)
 
 
 def test_a_mask_of_the_same_length_varies_along():
@@ -232,7 +232,7 @@ def test_a_constant_of_each_block_makes_no_type_of_its_own(scales):
     own = iter(scales)
     training = Training(lambda: Scheduled(0.1, next(own)), rectifier={"enabled": False})
     training.compare(20)
-    assert len(training.agreement.block_types) == 1
+    assert len(training.agreement.known_types) == 1
     for time in (30, 40, 50, 30):
         training.compare(time)
     recorded = training.runtime.recordings
@@ -262,7 +262,7 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
     for time in (20, 30, 40, 50):
         training.compare(time)
         for _, record in controller.blocks.records():
-            assert agreement.block_types[record.block_type].agreed is agreement.types[record.block_type]
+            assert agreement.known_types[record.digest].agreed is agreement.agreed_types[record.digest]
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -147,7 +147,7 @@ def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
             patch.setattr("ds_adacc.runtime.step_controller.StepController.decide", fail)
             from ds_adacc.runtime.review import _replan
 
-            digest = next(iter(work.agreement.block_types))
+            digest = next(iter(work.agreement.known_types))
             _replan(work.controller, [digest], "drift", {}, ())
         return weakref.ref(local)
 

@@ -100,7 +100,7 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     training = settled()
     training.step((25, 25))
     controller = training.runtime.controller
-    last = frozenset(each.records()[0].block_type for each in controller.blocks.all())
+    last = frozenset(each.records()[0].digest for each in controller.blocks.all())
     plan = controller.decide([last], "drift")
     for length in range(33, 55):
         training.step((length, length))
@@ -114,12 +114,13 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
     for length in (20, 21, 22, 23, 24, 25, 20, 21):
         training.step((None, length))
     agreement = training.runtime.agreement
-    assert len(agreement.types) == 3
-    assert len(agreement.block_types) == 6
+    assert len(agreement.agreed_types) == 3
+    assert len(agreement.known_types) == 6
     for length in (20, 21, 22):
         training.step((16, length))
-    assert len(agreement.types) >= 4, "a plan for more of them at once is in force as a whole"
-    assert all((known.agreed is None) == (name not in agreement.types) for name, known in agreement.block_types.items())
+    assert len(agreement.agreed_types) >= 4, "a plan for more of them at once is in force as a whole"
+    known_types, agreed_types = agreement.known_types, agreement.agreed_types
+    assert all((known.agreed is None) == (name not in agreed_types) for name, known in known_types.items())
 
 
 def test_a_checkpoint_grows_with_no_resume(monkeypatch):

@@ -52,7 +52,7 @@ def test_steps_before_and_after_planning_have_the_same_bits():
         compare(blocks, batch(), work.checkpoint)
     assert work.controller.plan is not None
     assert work.controller.plan.block_types[0].count == 3
-    assert len(work.agreement.block_types) == 1
+    assert len(work.agreement.known_types) == 1
 
 
 def test_a_sufficient_budget_installs_no_hooks():
@@ -74,7 +74,7 @@ def test_changing_shapes_get_records_of_their_own_and_are_bounded():
     for time in range(10, 90):
         compare(blocks, batch(time=time), work.checkpoint)
     assert len(records_of(work)) == 2 * 64
-    assert len(work.agreement.block_types) <= 64 + 4  # the recorded ones stay
+    assert len(work.agreement.known_types) <= 64 + 4  # the recorded ones stay
 
 
 def test_records_hold_no_activations():
@@ -158,7 +158,7 @@ def test_megatron_style_closures_made_anew_at_every_forward():
         plain = zoo.gradients(blocks, (x,), {}, lambda x: whole(x, lambda f, x: f(x)))
         zoo.assert_same_bits(plain, zoo.gradients(blocks, (x,), {}, lambda x: whole(x, work.checkpoint)))
     assert work.recordings == 2
-    assert len(work.agreement.block_types) == 1
+    assert len(work.agreement.known_types) == 1
 
 
 def test_methods_partials_and_lambdas_are_blocks_too():

@@ -71,7 +71,7 @@ def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
     assert all(seen.calls for seen in runs.controller.step.passes.values())
     runs.controller.end_step()
     order = runs.agreement.forward_order
-    for name in runs.agreement.block_types:
+    for name in runs.agreement.known_types:
         assert [order.index(runs.blocks.of(block), name) for block in blocks] == [0, 1, 2]
 
 

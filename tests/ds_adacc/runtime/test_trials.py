@@ -66,7 +66,7 @@ class Training:
 
     @property
     def is_lossy(self):
-        (known,) = self.runtime.agreement.block_types.values()
+        (known,) = self.runtime.agreement.known_types.values()
         profile = known.agreed.spec.profile
         return any(planner.is_lossy(profile, v, store) for p in self.policies for v, store in enumerate(p.stores))
 
@@ -104,7 +104,7 @@ def test_one_sharp_layer_is_planned_by_its_own_errors():
     sharpened(training.blocks[1], 3, 40)
     assert max(training.run(6)) <= 2 * BOUND
     (policies,) = training.runtime.controller.plan.policies.values()
-    (known,) = training.runtime.agreement.block_types.values()
+    (known,) = training.runtime.agreement.known_types.values()
     for index, policy in enumerate(policies):
         assert training.runtime.agreement.permits(known.recording.digest, index), policy
 
@@ -302,7 +302,7 @@ def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
     training.run(12)
     steady.run(12)
     assert all(known.rejections == 0 for known in approvals.blocks.values())
-    (found,), (known,) = (each.runtime.agreement.block_types.values() for each in (training, steady))
+    (found,), (known,) = (each.runtime.agreement.known_types.values() for each in (training, steady))
     assert found.errors == known.errors and found.errors_are_measured
     assert training.is_lossy and training.runtime.controller.step.purpose is not Purpose.TRY
     errors = training.runtime.agreement.errors_in_force()
