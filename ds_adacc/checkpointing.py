@@ -180,6 +180,11 @@ def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
         _default.borrow(runtime, module)
 
 
+def had_engine() -> bool:
+    """Whether ds_adacc has run with an engine in this process."""
+    return _default.has_lent
+
+
 def _before_configure() -> None:
     """Without `configure` and without an engine, a runtime with the default section serves."""
     if _default.runtime is None and not _default.is_configured:

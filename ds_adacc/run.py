@@ -4,8 +4,8 @@
     deepspeed --module ds_adacc.run -m package.train ...
     accelerate launch --module ds_adacc.run train.py ...
 
-The exit code is the script's own, or 2 if there is no such script. A script that ends well without a call of
-`deepspeed.initialize` has trained without ds_adacc; a warning says so.
+The exit code is the script's own, or 2 if there is no such script. A script that ends well without a DeepSpeed engine
+has done so without ds_adacc; a warning says so.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from ds_adacc import checkpointing
 from ds_adacc.engine.patch import Patch, patch_deepspeed
 from ds_adacc.log import get_logger
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
+_HELP = frozenset({"-h", "--help"})
 _OF_THE_LAUNCHER = ("--local_rank=", "--local-rank=")
 
 
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     is_module = given[:1] == ["-m"]
     if is_module:
         given.pop(0)
-    if given[:1] in (["-h"], ["--help"]):
+    if _HELP.intersection(given[:1]):
         print(__doc__)
         return
     if not given:
@@ -74,10 +76,10 @@ def _deepspeed_patched() -> Iterator[None]:
 
 
 def _tell_unless_called(patch: Patch) -> None:
-    if not patch.was_called:
+    if not (patch.was_called or checkpointing.had_engine() or _HELP.intersection(sys.argv)):
         get_logger().warning(
-            "adacc did nothing: the script has ended without a call of deepspeed.initialize. Does it train with "
-            "DeepSpeed? accelerate, say, uses DeepSpeed only where its own config says so"
+            "adacc did nothing: the script has ended without a DeepSpeed engine. Does it train with DeepSpeed? "
+            "accelerate, say, uses DeepSpeed only where its own config says so"
         )
 
 

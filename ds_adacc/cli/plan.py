@@ -83,12 +83,10 @@ def _number(text: str) -> int | float | str:
 
 def _default_batch(factory: Factory, configured: Any) -> int:
     size = factory.default_batch or configured
-    if not isinstance(size, int):
-        raise BadInput(
-            f"factory {factory.text!r} has no default micro-batch size, and the config has no {_MICRO_BATCH}; give one "
-            "with --batch"
-        )
-    return size
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    config = f"the config has no {_MICRO_BATCH}" if size is None else f"{_MICRO_BATCH} is {size!r} in the config"
+    raise BadInput(f"factory {factory.text!r} has no default micro-batch size, and {config}; give one with --batch")
 
 
 def _batches(sizes: list[int]) -> tuple[int, int]:

@@ -15,7 +15,8 @@ _ENABLE = (
     "call ds_adacc.initialize in place of deepspeed.initialize; or leave the script as it is and launch it by "
     "`deepspeed --module ds_adacc.run SCRIPT`"
 )
-_ENABLING = frozenset({"initialize", "attach", "checkpointing", "huggingface"})  # names in the package ds_adacc
+# names in the package ds_adacc, and * for all of them
+_ENABLING = frozenset({"initialize", "attach", "checkpointing", "huggingface", "engine", "run", "*"})
 _ENTRIES = {"initialize": "deepspeed", "Trainer": "transformers", "Accelerator": "accelerate"}
 
 

@@ -40,6 +40,7 @@ class Compact:
         }
         self._scales = {one.name: one.scale for one in chosen}
         self._epoch: int | None = None
+        self._exchanged: tuple[Sequence[Group], list[list[nn.Parameter]]] = (), []  # groups, and what they had
         self._is_known_to_train = False
 
     @property
@@ -74,11 +75,16 @@ class Compact:
         refuse_coupled_decay(optimizer)
         self.continue_from(seed, 0)
 
-    def undo(self, groups: Sequence[Group]) -> None:
-        """Leave the model and `groups` as they were before `convert`, since no engine came of it."""
-        exchange_back(groups, {id(layer.compact_update): layer.weight for layer in self.layers.values()})
+    def undo(self) -> None:
+        """Leave the layers, and the groups that `convert` was given, as they were before it: no engine came of it."""
+        exchange_back(*self._exchanged)
         for layer in self.layers.values():
             unserve(layer)
+
+    def put_proxies(self, groups: Sequence[Group], weights: Mapping[str, nn.Parameter]) -> None:
+        """Put the proxies in the place of their layers' `weights` in the optimizer's groups."""
+        self._exchanged = groups, [list(group["params"]) for group in groups]
+        exchange(groups, {id(weights[name]): (name, layer.compact_update) for name, layer in self.layers.items()})
 
     def continue_from(self, seed: int, applied_steps: int) -> None:
         """Take the seed of a saved run, or a new one, and draw the projections of this point of the run."""
@@ -128,8 +134,7 @@ def convert(
     chosen, left = choose(model, blocks, config, trained)
     weights = {one.name: one.layer.weight for one in chosen}
     compact = Compact(config, chosen)
-    proxies = {id(weights[name]): (name, layer.compact_update) for name, layer in compact.layers.items()}
-    exchange(groups, proxies)
+    compact.put_proxies(groups, weights)
     _tell(compact, left)
     return compact
 

@@ -49,10 +49,10 @@ def exchange(groups: Sequence[Group], proxies: Mapping[int, tuple[str, nn.Parame
             group[_TAG] = found
 
 
-def exchange_back(groups: Sequence[Group], weights: Mapping[int, nn.Parameter]) -> None:
-    """Undo `exchange`. `weights`: by the `id` of the proxy, the weight whose place it has."""
-    for group in groups:
-        group["params"] = [weights.get(id(parameter), parameter) for parameter in group["params"]]
+def exchange_back(groups: Sequence[Group], parameters: Sequence[list[nn.Parameter]]) -> None:
+    """Undo `exchange`, whatever DeepSpeed has done to the groups since. `parameters`: those that each group had."""
+    for group, own in zip(groups, parameters, strict=True):
+        group["params"] = own
         group.pop(_TAG, None)
 
 

@@ -30,7 +30,7 @@ from ds_adacc.profile import cache
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled import refuse
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
 
 
 def initialize(
@@ -54,8 +54,8 @@ def initialize(
     `"enabled": false`, this only calls `deepspeed.initialize`.
 
     Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
-    before anything is set up, but for an optimizer that CompAct cannot use. Whatever is raised, the layers of the
-    model and the optimizer's parameter groups are as they were.
+    before anything is set up, but for an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the
+    layers of the model and the optimizer's parameter groups as they were.
     """
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
@@ -70,9 +70,9 @@ def initialize(
             compact = convert(model, blocks, section.compact, groups)
             if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
                 model_parameters = groups
-        if stage == 3:
-            make_leaves(mixtures(model, blocks.values(), ds_config))
     try:
+        if blocks and stage == 3:
+            make_leaves(mixtures(model, blocks.values(), ds_config))
         result = deepspeed_initialize(
             args=args,
             model=model,
@@ -93,8 +93,9 @@ def initialize(
                 make_late_leaves(result[0], blocks)
             serve(result[0], section, blocks, compact)
     except BaseException:
+        unwrap_blocks(blocks)
         if compact is not None:
-            compact.undo(groups)
+            compact.undo()
         raise
     return result
 

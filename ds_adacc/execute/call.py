@@ -16,13 +16,18 @@ from ds_adacc.program.saved import CopyingSlot, ParameterSlot, Slot, ValueSlot, 
 class Forward:
     """Stands for the calls of one forward: it is gone when autograd holds none of them any more.
 
-    `on_backward` is called when the backward of a call ends, which frees what the call held.
+    Each call has autograd hold it: by the slot of its first saved tensor or, without hooks, by a node of the graph.
+    `on_backward` is called when the backward of a call has come that far.
     """
 
     __slots__ = ("__weakref__", "on_backward")
 
     def __init__(self, on_backward: Callable[[], None]) -> None:
         self.on_backward = on_backward
+
+    def note_gradient(self, _: tuple[torch.Tensor | None, ...]) -> None:
+        """A hook of a node in the graph, which runs before the node's backward."""
+        self.on_backward()
 
 
 class FirstSlot:

@@ -66,9 +66,8 @@ class Observer:
 
     def end_pass(self) -> ForwardPass:
         """End a forward and its backward, and return what was observed of them."""
-        if self._profiler is not None and self._forward:
-            self.measured = self._profiler.stop()
-            self._profiler = None
+        if self._profiler is not None and self._forward and (measured := self._profiler.stop()) is not None:
+            self.measured, self._profiler = measured, None
         in_reverse = self._backward == list(reversed(range(len(self._forward))))
         seen = ForwardPass(tuple(self._forward), in_reverse and not self._interleaved)
         self._begin_pass()

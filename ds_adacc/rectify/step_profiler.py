@@ -100,10 +100,15 @@ class StepProfiler:
             event.record()
         return Moment(time.perf_counter(), mark, event)
 
-    def stop(self) -> list[Measured]:
-        """Stop measuring, and return the measurements of the calls with a forward and a backward. Always call this."""
-        if self._trace is None or not self._trace.stop():
+    def stop(self) -> list[Measured] | None:
+        """Stop measuring, and return the measurements of the calls with a forward and a backward. Always call this.
+
+        None if the trace runs on, as on another thread than the one that has begun it: `close` stops it later.
+        """
+        if self._trace is None:
             return []
+        if not self._trace.stop():
+            return None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]

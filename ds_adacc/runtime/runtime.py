@@ -202,8 +202,9 @@ class Runtime:
         if reason is not None:
             self.warnings.fallen_back(block, reason)
         if reason is not None or (bound.is_trivial and not is_watched):
-            step.note_unknown()
-            return run()
+            output = run()
+            step.note_plain(output)
+            return output
         probe = self._probe(record, tensors)
         call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
         if probe is not None:
@@ -224,8 +225,8 @@ class Runtime:
             done()
         finally:
             call.close()
-            if call.diverged:
-                step.note_unknown()
+        if call.diverged:
+            step.note_plain(output)
         return output
 
     def _is_to_follow(self, block: Block, record: Record, signature: Hashable) -> bool:
@@ -320,6 +321,8 @@ class Runtime:
         captured.hand_over(pack)
         done()
         call.close()
+        if call.diverged:
+            step.note_plain(output)
         return output if probe is None else probe.watch(output)
 
     def _is_to_verify(self, record: Record) -> bool:

@@ -22,10 +22,11 @@ class Serving:
 
     The runtimes of engines are *lent*: an engine alone keeps its runtime alive, since under ZeRO-3 that leads to the
     whole engine. While none is lent, the runtime that `serve_by` has made for `section` serves. `section` is None
-    before that, and if "enabled" is false.
+    before that, and if "enabled" is false. `has_lent`: there was an engine in this process.
     """
 
     def __init__(self) -> None:
+        self.has_lent = False  # ever
         self._begin()
 
     def reset(self) -> None:
@@ -97,7 +98,7 @@ class Serving:
         if not self._lent:
             self._abandon()
             self._own, self.section = None, None
-        self.is_configured = True
+        self.is_configured = self.has_lent = True
         modules = weakref.WeakSet(() if module is None else module.modules())
         self._lent.append((weakref.ref(runtime, self._forget), modules))
         runtime.controller.hold_inputs(self._placement())

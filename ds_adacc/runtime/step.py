@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from ds_adacc.execute.call import Forward
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.program.schema import tensors_in
 from ds_adacc.rectify.observer import Observer
 from ds_adacc.rectify.step_profiler import StepProfiler
 
@@ -178,9 +180,17 @@ class Step:
     def _note_backward(self) -> None:
         self._backward_has_begun = True
 
-    def note_unknown(self) -> None:
-        """Note a call of which nobody sees how long autograd holds it."""
-        self._holds_unknown = True
+    def note_plain(self, output: Any) -> None:
+        """Note a call without hooks. The graph that leads to its output holds the forward in place of a slot.
+
+        Of an output without a graph nobody sees how long autograd holds what its call has saved.
+        """
+        nodes = (tensor.grad_fn for tensor in tensors_in(output))
+        node = next((node for node in nodes if node is not None), None)
+        if node is None:
+            self._holds_unknown = True
+        else:
+            node.register_prehook(self.forward().note_gradient)
 
     @property
     def is_pass_over(self) -> bool:

@@ -110,8 +110,7 @@ class StepController:
         self.settle()
         if is_in_backward():
             return
-        if self.step.is_pass_over:
-            self._end_pass_that_is_over()
+        self._end_pass_if_over()
         if self.stepped:
             return
         if not self.step.was_observed:
@@ -121,15 +120,19 @@ class StepController:
         else:
             self.end_step()
 
-    def _end_pass_that_is_over(self) -> None:
-        """Take note of a forward of which autograd holds nothing any more, though nobody has told that it ended.
+    def _end_pass_if_over(self) -> None:
+        """Take note of a forward of which autograd holds nothing any more, if there is one: nobody has told of its end.
 
         It had a backward that the engine does not know of, as that of `torch.autograd.grad`. Or it had none, as an
         evaluation with gradients has not. Then nothing was alive together.
         """
-        if self.stepped and self.step.has_backward:
+        if not self.step.is_pass_over:
+            return
+        if not self.step.has_backward:
+            self.step.drop_pass()
+        elif self.stepped:
             self.end_backward()
-        elif not self.step.was_observed:  # without an engine, that is where a new step begins
+        elif not self.step.was_observed:  # without an engine, a new step begins after an observed backward
             self.step.drop_pass()
 
     def note_call(self, digest: str, block: Block) -> None:
@@ -176,6 +179,7 @@ class StepController:
 
         Raises what planning raises; the next step begins in that case too.
         """
+        self._end_pass_if_over()
         self.end_backward()
         self.schedule = self.schedule.with_step_ended()
         self.review = None

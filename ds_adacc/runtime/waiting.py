@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.new_sizes import NewSizes
 
@@ -45,16 +46,19 @@ class Waiting:
         return not is_planned
 
     def _note_growth(self, ran: Mapping[str, int]) -> None:
-        """See whether a block type ran in more blocks than ever, as where layers are unfrozen one after another."""
+        """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
+
+        Each number of blocks calls for one plan at most: a rank may meet many before a plan knows of them.
+        """
         blocks: dict[str, int] = {}
         for name, count in ran.items():  # a block that ran at two sizes is one block
             origin = self._agreement.origin(name)
             blocks[origin] = max(count, blocks.get(origin, 0))
         for name, count in blocks.items():
-            before = self.most_blocks[name]
-            self.most_blocks[name] = max(before, count)
-            if 0 < before < count and name in self._agreement.agreed_types:
+            agreed = self._agreement.agreed_types.get(name)
+            if agreed is not None and count > max(self.most_blocks[name], _planned_blocks(agreed)):
                 self._grown.add(frozenset(blocks))
+            self.most_blocks[name] = max(self.most_blocks[name], count)
 
     def admit_grown(self) -> None:
         """Have the live sets that have grown wait for a plan. This comes after planning: a step observes them first."""
@@ -76,3 +80,8 @@ class Waiting:
         """Have all live sets wait for a new plan, those of the plan in force among them."""
         self.live_sets |= self._planned.union(in_force)
         self._planned = set()
+
+
+def _planned_blocks(agreed: AgreedType) -> int:
+    """How many blocks the plan is for. Where these share a policy, nobody knows: at most as many as there are calls."""
+    return agreed.spec.blocks if agreed.spec.blocks > 1 else agreed.spec.count

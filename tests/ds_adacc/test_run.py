@@ -9,6 +9,7 @@ import deepspeed
 import pytest
 
 import ds_adacc.engine.patch
+from ds_adacc import checkpointing
 from ds_adacc.engine.patch import patch_deepspeed
 from ds_adacc.run import main
 
@@ -83,17 +84,34 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "sys.exit()"])
-def test_a_script_that_never_called_deepspeed_is_told_so_at_its_end(script, ending, caplog):
+def test_a_script_that_never_called_deepspeed_is_told_so_at_its_end(script, ending, monkeypatch, caplog):
     """accelerate runs a script under DDP if its config does not say DeepSpeed."""
+    monkeypatch.setattr(checkpointing._default, "has_lent", False)
     script.write_text(f"import sys\n{ending}")
     with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit):
         main([str(script)])
     (record,) = caplog.records
-    assert record.getMessage().startswith("adacc did nothing: the script has ended without a call of deepspeed.init")
+    assert record.getMessage().startswith("adacc did nothing: the script has ended without a DeepSpeed engine")
 
 
-@pytest.mark.parametrize("ending", ["import deepspeed; deepspeed.initialize()", "sys.exit(3)", "1 / 0"])
+def test_the_help_of_a_script_is_no_training(script, caplog):
+    script.write_text("import sys\nsys.exit()")
+    with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit):
+        main([str(script), "--help"])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "import deepspeed; deepspeed.initialize()",
+        "from ds_adacc import checkpointing; checkpointing._default.has_lent = True",  # as ds_adacc.initialize does
+        "sys.exit(3)",
+        "1 / 0",
+    ],
+)
 def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, caplog):
+    monkeypatch.setattr(checkpointing._default, "has_lent", False)
     engine = types.SimpleNamespace(adacc=object())
     monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engine, None, None, None))
     script.write_text(f"import sys\n{ending}")

@@ -53,6 +53,10 @@ def test_a_script_that_nothing_serves(document, tmp_path, script, called, line):
         ("from ds_adacc import initialize\n" + FROM.partition("\n")[2], "initialize", 1),
         ("from ds_adacc.huggingface import AdaccCallback\n" + TRAINER, "huggingface", 1),
         ("import ds_adacc.checkpointing as checkpointing\n" + PLAIN, "checkpointing", 1),
+        ("from ds_adacc.engine.api import initialize\n", "engine", 1),
+        ("import ds_adacc.engine.api\n", "engine", 1),
+        ("from ds_adacc import *\n", "*", 1),
+        ("from ds_adacc.run import main\n", "run", 1),
     ],
 )
 def test_a_script_that_enables_it(document, tmp_path, script, name, line):

@@ -83,7 +83,7 @@ def test_a_budget_that_has_grown_since_the_plan_is_told_of():
     assert f"larger batches have come since: the budget is {_kib(budget.limit)} now, 0.6 of the largest" in text
     larger = replace(plan, budget=budget.limit)
     text = decision_table(larger, training.agreement, None)
-    assert f"the budget is 0.6 of the largest batch so far, of {_kib(budget.limit / 0.6)}" in text
+    assert f"the budget is 0.6 of {_kib(budget.limit / 0.6)}, the largest peak predicted so far" in text
 
 
 def test_a_budget_in_bytes_is_of_no_batch():

@@ -8,6 +8,8 @@ import torch
 import zoo
 from any_size import Training
 
+from ds_adacc.runtime.waiting import Waiting
+
 
 def forward(training, time=9, blocks=None, differentiable=True):
     """The loss of these blocks in a row; `differentiable`: their input is, so that all of them hold something."""
@@ -71,9 +73,10 @@ def _fail(_):
     raise MemoryError
 
 
+@pytest.mark.parametrize("budget", [0.4, 0.6, 1.0])  # at 0.6 the blocks retain everything of short lengths
 @pytest.mark.parametrize("between", [evaluated, interrupted, differentiated])
-def test_what_runs_between_two_steps_is_not_alive_with_them(between):
-    training = Training(memory_budget=0.4)
+def test_what_runs_between_two_steps_is_not_alive_with_them(between, budget):
+    training = Training(memory_budget=budget)
     train(training, 9, 12, 15, 9)
     gc.disable()
     try:
@@ -83,6 +86,30 @@ def test_what_runs_between_two_steps_is_not_alive_with_them(between):
     finally:
         gc.enable()
     assert sizes_together(training) == [1]
+
+
+@pytest.mark.parametrize("time", [9, 12])
+def test_an_evaluation_between_two_micro_batches_of_the_first_step_is_part_of_neither(time):
+    training = Training(memory_budget=0.6)
+    for _ in range(2):
+        forward(training, 9).backward()
+        training.runtime.controller.end_backward()
+        forward(training, time).item()
+    training.adacc.end_step()
+    (block_type,) = training.runtime.controller.plan.block_types
+    assert (block_type.count, block_type.calls_per_block) == (3, 1)
+    assert training.runtime.controller.plan.groups[0].problem.order == (block_type.name,) * 3
+
+
+def test_a_budget_does_not_grow_by_evaluations_at_lengths_that_retain_everything():
+    training = Training(memory_budget=0.6)
+    train(training, 40, 40, 40)
+    before = training.agreement.budget.limit
+    for _ in range(3):
+        for time in (30, 33, 36, 9, 12):
+            forward(training, time).item()
+        train(training, 40)
+    assert training.agreement.budget.limit == before
 
 
 def test_two_forwards_before_one_backward_are_alive_together():
@@ -112,6 +139,22 @@ def test_layers_that_are_unfrozen_later_are_planned_for(count_plans):
     before = list(training.planned)
     train(training, *[9] * 6, differentiable=False)
     assert training.planned == before
+
+
+@pytest.mark.parametrize(("blocks", "grows"), [(2, False), (3, False), (4, True)])
+def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
+    """A resumed run, and a rank whose forwards call fewer blocks than those of others, have seen none of it."""
+    training = Training(layers=3, memory_budget=0.5)
+    train(training, 9, 9, 9)
+    (name,) = training.runtime.controller.plan.policies
+    waiting = Waiting(training.agreement, training.runtime.controller.new_sizes)
+    waiting.note({name: blocks})
+    waiting.admit_grown()
+    assert bool(waiting.live_sets) == grows
+    waiting.take()
+    waiting.note({name: blocks})
+    waiting.admit_grown()
+    assert not waiting.live_sets, "each number of blocks calls for one plan"
 
 
 def test_layers_that_are_dropped_at_random_call_for_a_plan_as_often_as_more_of_them_run(count_plans):
