@@ -169,18 +169,3 @@ def test_layers_that_are_dropped_at_random_call_for_a_plan_as_often_as_more_of_t
     assert training.planned[0] == 3
     assert training.planned[-1] == most == 6
     assert len(training.planned) <= 6
-
-
-def test_what_is_held_is_compared_with_the_policies_that_held_it():
-    """Policies become leaner at the end of a backward of two new lengths, for the next time that they meet."""
-    training = Training(memory_budget=0.4)
-    train(training, 9, 12, 15, 9)
-    controller = training.runtime.controller
-    for pair in ((9, 12), (18, 21)):
-        before = controller.plan
-        sum(forward(training, time) for time in pair).backward()
-        controller.end_backward()
-        training.adacc.end_step()
-    assert controller.plan is not before or controller.seen is not None
-    print(controller.seen)
-    assert controller.seen.held.planned == controller.seen.held.observed
