@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.budget import Budget
@@ -75,24 +75,22 @@ def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
 
 
 def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
-    known = {each.name: agreement.known_types.get(each.name) for each in plan.block_types}
-    decisions = [
-        (
-            decision_of(
-                span(agreement.forward_order.names(each.name)) or known[each.name].recording.name,
-                each,
-                plan.policies[each.name],
-                known[each.name].recording,
-            ),
-            known[each.name].recording,
-        )
+    recordings = {
+        each.name: agreement.known_types[each.name].recording
         for each in plan.block_types
-        if known[each.name] is not None
-    ]
-    count = Counter(decision.name for decision, _ in decisions)
-    for decision, recording in decisions:
-        is_alone = count[decision.name] == 1  # else the same blocks have several types, most often by their sizes
-        yield decision if is_alone else replace(decision, name=f"{decision.name} at {_size(recording)}")
+        if each.name in agreement.known_types
+    }
+    names = {
+        digest: span(agreement.forward_order.names(digest)) or recording.name
+        for digest, recording in recordings.items()
+    }
+    count = Counter(names.values())
+    for block_type in plan.block_types:
+        if (recording := recordings.get(block_type.name)) is not None:
+            name = names[block_type.name]
+            if count[name] > 1:  # the same blocks have several types, most often by their sizes
+                name = f"{name} at {_size(recording)}"
+            yield decision_of(name, block_type, plan.policies[block_type.name], recording)
 
 
 def _size(recording: Recording) -> str:
@@ -117,7 +115,7 @@ def _shown(budget: int) -> str:
 
 
 def _of_largest(plan: Plan, budget: Budget) -> list[str]:
-    """Where the budget is a fraction: that it is of a larger batch than the plan's, if it is."""
+    """Where the budget is a fraction: of what it is, if not of the peak without checkpointing that the plan has."""
     if budget.fraction is None:
         return []
     if budget.limit is not None and budget.limit > plan.budget:

@@ -141,13 +141,10 @@ class Step:
         self.recomputes = recomputes
         self.observer: Observer | None = None
         self.is_partly_observed = False
-        self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
-        self._forward: weakref.ref[Forward] | None = None
-        self._backward_has_begun = False
-        self._holds_unknown = False  # what autograd holds of some calls of this forward, nobody sees
         self.passes: dict[LiveSet, ForwardPass] = {}
         self.verified: set[str] = set()
         self.probed: set[str] = set()
+        self._begin_pass()
         if purpose in (Purpose.OBSERVE, Purpose.MEASURE, Purpose.TRY):
             measures = purpose is Purpose.MEASURE and device is not None
             self.observer = Observer(StepProfiler(device) if measures else None)
@@ -170,7 +167,7 @@ class Step:
             self.observer, self.is_partly_observed = Observer(), True
 
     def forward(self) -> Forward:
-        """What autograd shall hold until the backward of the next call."""
+        """What stands for the current forward. Each of its calls has autograd hold it until its backward."""
         forward = self._forward and self._forward()
         if forward is None:
             forward = Forward(self._note_backward)
@@ -221,7 +218,10 @@ class Step:
             self.observer.drop_pass()
 
     def _begin_pass(self) -> None:
-        self._live, self._forward, self._backward_has_begun, self._holds_unknown = {}, None, False, False
+        self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
+        self._forward: weakref.ref[Forward] | None = None
+        self._backward_has_begun = False
+        self._holds_unknown = False  # what autograd holds of some calls of this forward, nobody sees
 
     def close(self) -> None:
         """Stop measuring."""

@@ -121,10 +121,10 @@ class StepController:
             self.end_step()
 
     def _end_pass_if_over(self) -> None:
-        """Take note of a forward of which autograd holds nothing any more, if there is one: nobody has told of its end.
+        """End the current pass if autograd holds nothing of it any more, which nobody has told.
 
-        It had a backward that the engine does not know of, as that of `torch.autograd.grad`. Or it had none, as an
-        evaluation with gradients has not. Then nothing was alive together.
+        Its backward may be one that the engine does not run, such as `torch.autograd.grad`. If it had none, as an
+        evaluation with gradients has none, it is discarded: its calls hold no memory beside the next ones.
         """
         if not self.step.is_pass_over:
             return
