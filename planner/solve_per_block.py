@@ -39,10 +39,7 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
     if plain.added_seconds == 0 and plain.peak <= budget:
         return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
-    try:
-        solution = _search(problem, budget, started + max_seconds, max_seconds)
-    except NoSolutionInTime as error:
-        solution = without_solver(problem, budget, str(error))
+    solution = _search(problem, budget, started + max_seconds, max_seconds)
     return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
@@ -51,6 +48,8 @@ def _search(problem: Problem, budget: int, deadline: float, max_seconds: float) 
         single: Solution | InfeasibleBudget = solve_uniform(problem, budget, max_seconds=max_seconds)
     except InfeasibleBudget as error:
         single = error
+    except NoSolutionInTime as error:
+        return without_solver(problem, budget, str(error))
     try:
         return _better(problem, budget, single, deadline)
     except NoSolutionInTime as error:

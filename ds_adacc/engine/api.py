@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import deepspeed
@@ -60,19 +61,20 @@ def initialize(
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
     compact, blocks = None, {}
-    if section is not None and model is not None:
-        stage = _zero_stage(ds_config)
-        if section.compact is not None:
-            refuse_compact(ds_config, model)
-        blocks = blocks_to_serve(model, section, stage)
-        if section.compact is not None:
-            groups = groups_of(model, model_parameters, optimizer)
-            compact = convert(model, blocks, section.compact, groups)
-            if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
-                model_parameters = groups
-    try:
-        if blocks and stage == 3:
-            make_leaves(mixtures(model, blocks.values(), ds_config))
+    with ExitStack() as undo:  # all that is done to the model before something is raised
+        if section is not None and model is not None:
+            stage = _zero_stage(ds_config)
+            if section.compact is not None:
+                refuse_compact(ds_config, model)
+            blocks = blocks_to_serve(model, section, stage)
+            if section.compact is not None:
+                groups = groups_of(model, model_parameters, optimizer)
+                compact = convert(model, blocks, section.compact, groups)
+                undo.callback(compact.undo)
+                if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
+                    model_parameters = groups
+            if blocks and stage == 3:
+                undo.callback(make_leaves(mixtures(model, blocks.values(), ds_config)))
         result = deepspeed_initialize(
             args=args,
             model=model,
@@ -90,13 +92,9 @@ def initialize(
         )
         if section is not None and model is not None:
             if blocks and stage == 3:
-                make_late_leaves(result[0], blocks)
+                undo.callback(make_late_leaves(result[0], blocks))
             serve(result[0], section, blocks, compact)
-    except BaseException:
-        unwrap_blocks(blocks)
-        if compact is not None:
-            compact.undo()
-        raise
+        undo.pop_all()
     return result
 
 
@@ -196,11 +194,15 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         blocks=list(blocks),
     )
     wrap_blocks(blocks, runtime)
-    checkpointing.use(runtime, engine.module)
-    engine.adacc = Adacc(section, runtime, blocks, compact)
-    patch_engine(engine, is_pipeline)
-    get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
-    keep_replaced(engine.module, blocks)
+    try:
+        checkpointing.use(runtime, engine.module)
+        engine.adacc = Adacc(section, runtime, blocks, compact)
+        patch_engine(engine, is_pipeline)
+        get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+        keep_replaced(engine.module, blocks)
+    except BaseException:
+        unwrap_blocks(blocks)
+        raise
 
 
 def _planning_ranks(engine: Any) -> Ranks:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import deepspeed
@@ -29,19 +30,19 @@ def mixtures(model: nn.Module, blocks: Iterable[nn.Module], ds_config: Mapping[s
     return [block for block in blocks if any(map(_has_experts, block.modules()))]
 
 
-def make_leaves(blocks: Iterable[nn.Module]) -> None:
-    """Mark the blocks as leaf modules. Call this before `deepspeed.initialize`.
+def make_leaves(blocks: Iterable[nn.Module]) -> Callable[[], None]:
+    """Mark the blocks as leaf modules. Call this before `deepspeed.initialize`. Returns what undoes it.
 
     DeepSpeed then reduces each block's gradients as one unit when its backward ends, with zeros for parameters that
     have none. So ranks may choose different experts. It fails if a block runs twice before its backward.
     """
-    for block in blocks:
-        deepspeed.utils.set_z3_leaf_module(block, True)
-        block.register_forward_pre_hook(functools.partial(_need_gradient, _signature(block)), with_kwargs=True)
+    return _mark(blocks, _need_gradient)
 
 
-def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> None:
+def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -> Callable[[], None]:
     """Mark the blocks of an existing engine as leaf modules: ZeRO-3 then gathers each block's parameters together.
+
+    Returns what undoes the marks, for a model whose engine is given up.
 
     ZeRO-3's hooks are installed already. This removes them and installs them again, as DeepSpeed's own
     `unwrap_model_for_generation` does. Gradients are still reduced parameter by parameter.
@@ -50,10 +51,20 @@ def make_late_leaves(engine: DeepSpeedEngine, blocks: Mapping[str, nn.Module]) -
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
         hook.remove()
     offload.forward_hooks, offload.backward_hooks = [], []
-    for block in blocks.values():
-        deepspeed.utils.set_z3_leaf_module(block, True)
-        block.register_forward_pre_hook(functools.partial(_by_position, _signature(block)), with_kwargs=True)
+    unmark = _mark(blocks.values(), _by_position)
     offload._register_deepspeed_module(offload.module)
+    return unmark
+
+
+def _mark(blocks: Iterable[nn.Module], hook: Callable[..., Arguments | None]) -> Callable[[], None]:
+    """Mark the blocks as leaf modules, with this hook before their forwards. Returns what undoes it."""
+    undo = ExitStack()
+    for block in blocks:
+        undo.callback(deepspeed.utils.set_z3_leaf_module, block, deepspeed.utils.z3_leaf_module(block))
+        deepspeed.utils.set_z3_leaf_module(block, True)
+        handle = block.register_forward_pre_hook(functools.partial(hook, _signature(block)), with_kwargs=True)
+        undo.callback(handle.remove)
+    return undo.close
 
 
 def _has_experts(module: nn.Module) -> bool:

@@ -43,6 +43,7 @@ class Record:
     `state`: the guards of the block's modules when it was recorded; None: any state will do.
     `digest`: that of its recording, which names its block type.
     `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
+    `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while that is on trial.
     `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
@@ -55,6 +56,7 @@ class Record:
     state: Guards | None = None
     digest: str = ""
     recording: Recording | None = None
+    policy: planner.Policy | None = None
     trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)

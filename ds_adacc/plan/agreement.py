@@ -49,8 +49,9 @@ class Agreement:
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
     planned for; `unfit`: those that no plan fits. `inputs` says how the block inputs that a policy retains are held.
     `origins`: of each block type whose policies were adopted from another size of its program, that other block type;
-    the one used last comes last. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted
-    types on its own rank.
+    the one used last comes last. `moved`: the types of which a block has got another index on this rank since the ranks
+    planned: by its index, what was measured of another block would be taken for its own. A `Coordinator` changes all of
+    this on all ranks at once; `NewSizes` adds adopted types on its own rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -65,6 +66,7 @@ class Agreement:
         self.inputs = InputPlacement()
         self.approvals = Approvals(config.max_gradient_error)
         self.outlier_prices = OutlierPrices(codecs)
+        self.moved: set[str] = set()
 
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
@@ -94,7 +96,7 @@ class Agreement:
 
     def arrange(self, seen: ForwardPass) -> None:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
-        self.forward_order.learn(seen, self.known_types.keys())
+        self.moved |= self.forward_order.learn(seen, self.known_types.keys())
         for digest in seen.digests & self.known_types.keys():
             self.known_types[digest].calls_per_block = seen.calls_per_block(digest)
 
@@ -124,6 +126,13 @@ class Agreement:
         """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
         agreed = self.agreed_types[digest]
         return self.approvals.permit((self.origin(digest), index), agreed.policy(index), agreed.spec.profile)
+
+    def lacks_index(self, block: Block, digest: str) -> bool:
+        """Whether the block may run nothing lossy, though its type may, since its index is not known."""
+        agreed = self.agreed_types.get(digest)
+        if agreed is None or self.approvals.bound is None or self.forward_order.index(block, digest) is not None:
+            return False
+        return any(is_lossy(policy, agreed.spec.profile) for policy in set(agreed.policies))
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
@@ -192,13 +201,13 @@ class Agreement:
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
-    def held_bytes(self, calls: Mapping[tuple[str, int | None], int]) -> int:
-        """Bytes that `calls` hold under the policies in force: the number of calls by block type and block index."""
+    def held_bytes(self, calls: Mapping[tuple[str, planner.Policy], int]) -> int:
+        """Bytes that `calls` hold: the number of calls by block type and by the policy that they ran."""
         total = 0
-        for (digest, index), count in calls.items():
+        for (digest, policy), count in calls.items():
             known = self.known_types[digest]
             profile = self.counted(known) if known.agreed is None else known.agreed.spec.profile
-            total += count * known.policy(index).held_bytes(profile)
+            total += count * policy.held_bytes(profile)
         return total
 
     def counted(self, known: KnownType) -> planner.Profile:

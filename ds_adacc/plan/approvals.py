@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
@@ -48,8 +48,13 @@ class Approvals:
         return None if self.bound is None else MARGIN * self.bound
 
     def permit(self, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> bool:
-        """Whether the block may run the policy: it is approved, or nothing in it is lossy."""
-        return self.bound is None or not is_lossy(policy, profile) or self.error(key, policy) is not None
+        """Whether the block may run the policy: it is approved, or nothing in it is lossy.
+
+        Blocks of unknown index have one key, so that what is measured of one of them says nothing of the others.
+        """
+        if self.bound is None or not is_lossy(policy, profile):
+            return True
+        return key[1] is not None and self.error(key, policy) is not None
 
     def is_rejected(self, key: BlockKey, policy: planner.Policy) -> bool:
         """Whether the policy was measured above the bound: to try it again would tell nothing new."""
@@ -121,6 +126,10 @@ class Approvals:
         """Forget the blocks of all other block types."""
         kept = set(names)
         self.blocks = {key: known for key, known in self.blocks.items() if key[0] in kept}
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forget the blocks of these block types."""
+        self.keep({digest for digest, _ in self.blocks}.difference(names))
 
     def _of(self, key: BlockKey) -> BlockErrors:
         return self.blocks.get(key, BlockErrors())

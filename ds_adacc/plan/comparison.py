@@ -41,7 +41,9 @@ def peak_when(plan: Callable[[planner.Profile], planner.Policy], problem: planne
 
 
 def _baseline(name: str, plan: Callable[..., planner.Solution], groups: Sequence[Group], budget: int) -> Baseline:
-    solutions = [stricter(lambda one: _would_be(plan, one, budget), group.problem, group.live_sets) for group in groups]
+    solutions = [
+        stricter(lambda one: _would_be(plan, one, budget), group.problem, group.live_sets, budget) for group in groups
+    ]
     peak = max(solution.peak for solution in solutions)
     seconds = max(slowest(g.problem, g.live_sets, solution) for g, solution in zip(groups, solutions, strict=True))
     return Baseline(name, peak, seconds, peak <= budget)

@@ -74,7 +74,10 @@ class Coordinator:
         planner.NoSolutionInTime. In that case nothing has changed. With `must_fit` false neither is raised: policies in
         force stay, block types without a policy are recomputed where possible, and a warning says so.
         """
-        new = {names for sets in self._ranks.gather(list(live_sets)) for names in sets}
+        asked, moved = zip(*self._ranks.gather((list(live_sets), self.agreement.moved)), strict=True)
+        self.agreement.approvals.forget(frozenset().union(*moved))
+        self.agreement.moved = set()
+        new = {names for sets in asked for names in sets}
         known = largest((*self.agreement.live_sets, *new))
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
         mine = sorted(touched & self.agreement.known_types.keys())

@@ -61,16 +61,27 @@ class ForwardOrder:
         found = [(indices[digest], block.name) for block, indices in self._indices.items() if digest in indices]
         return [name for _, name in sorted(found)]
 
-    def learn(self, seen: ForwardPass, known: Collection[str]) -> None:
-        """Learn the order from a forward pass, for its block types that are in `known`."""
+    def learn(self, seen: ForwardPass, known: Collection[str]) -> set[str]:
+        """Learn the order from a forward pass, for its block types that are in `known`.
+
+        A block that the pass has left out, as LayerDrop leaves out some, keeps its place among the others. Returns the
+        block types of which a block has another index now.
+        """
         digests = seen.digests.intersection(known)
         self.orders = {**self.orders, digests: seen.order}
-        for indices in self._indices.values():
-            for digest in digests & indices.keys():
-                del indices[digest]
+        elsewhere = {block for _, block in seen.calls}  # in the pass, perhaps as another block type
+        moved = set()
         for digest in digests:
-            for index, block in enumerate(seen.blocks(digest)):
+            before = {block: indices[digest] for block, indices in self._indices.items() if digest in indices}
+            now = seen.blocks(digest)
+            kept = [block for block in sorted(before, key=before.__getitem__) if block in now or block not in elsewhere]
+            for block in before:
+                del self._indices[block][digest]
+            for index, block in enumerate(_merged(kept, now)):
                 self._indices.setdefault(block, {})[digest] = index
+                if before.get(block, index) != index:
+                    moved.add(digest)
+        return moved
 
     def follow(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""
@@ -105,3 +116,17 @@ class ForwardOrder:
         self._indices = weakref.WeakKeyDictionary()
         for block, known in zip(blocks, indices, strict=True):
             self._indices[block] = dict(known)
+
+
+def _merged(known: Sequence[Block], seen: Sequence[Block]) -> list[Block]:
+    """Both, each block once: new ones come after the one that they follow in `seen`, whose order counts."""
+    if [block for block in known if block in seen] != [block for block in seen if block in known]:
+        return [*seen, *(block for block in known if block not in seen)]
+    merged, place = list(known), 0
+    for block in seen:
+        if block in known:
+            place = merged.index(block) + 1
+        else:
+            merged.insert(place, block)
+            place += 1
+    return merged

@@ -45,19 +45,22 @@ def _solve_overlapping(
 ) -> planner.Solution:
     """The stricter policies of the live sets' own solutions, or else those of the smallest peak."""
     started = time.perf_counter()
+    share = seconds / len(live_sets)  # each varying length of a translator brings another live set
     with contextlib.suppress(planner.InfeasibleBudget):
-        solution = stricter(lambda one: planner.solve_in_process(one, budget, max_seconds=seconds), problem, live_sets)
+        solution = stricter(
+            lambda one: planner.solve_in_process(one, budget, max_seconds=share), problem, live_sets, budget
+        )
         if solution.peak <= budget:
             return solution
     # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
     # set. The policies of the smallest peak that all block types can have together are lean in both.
-    least = planner.least_peak_in_process(problem, max_seconds=seconds)
+    least = planner.least_peak_in_process(problem, max_seconds=seconds / 2)
     solution = judge(problem, live_sets, least.policies)
     if solution.peak > budget:
         raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
     # These were chosen for their bytes alone. Others may be quicker at the same peak.
     with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
-        quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds)
+        quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds / 2)
         quick = judge(problem, live_sets, quick.policies)
         if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
             solution = quick
@@ -65,24 +68,34 @@ def _solve_overlapping(
 
 
 def stricter(
-    solver: Callable[[planner.Problem], planner.Solution], problem: planner.Problem, live_sets: Sequence[LiveSet]
+    solver: Callable[[planner.Problem], planner.Solution],
+    problem: planner.Problem,
+    live_sets: Sequence[LiveSet],
+    budget: int,
 ) -> planner.Solution:
     """Solve each live set by itself; a block type takes those policies with which its blocks hold the fewest bytes.
 
-    Whether every live set keeps the budget with the policies of another's solution is for the caller to see.
+    The live sets that take the most come first. One whose block types have all got policies, and keeps the budget with
+    them, is not solved: a solution of its own would change nothing, or take time that is not needed. Whether every live
+    set keeps the budget in the end is for the caller to see.
     """
     started = time.perf_counter()
     solutions: list[planner.Solution] = []
+    are_all_solved = True
     found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in problem.block_types}
-    for names in live_sets:
-        one = _part(problem, names)
+    for one in sorted((_part(problem, names) for names in live_sets), key=_without, reverse=True):
+        if all(found[each.name] for each in one.block_types):
+            known = [_leanest(found[each.name]) for each in one.block_types]
+            if planner.peak_bytes(one, known) <= budget:
+                are_all_solved = False
+                continue
         solution = solver(one)
         solutions.append(solution)
         for block_type, held, chosen in zip(one.block_types, solution.held, solution.policies, strict=True):
             found[block_type.name].append((held, chosen))
-    policies = [min(found[block_type.name], key=lambda pair: pair[0])[1] for block_type in problem.block_types]
+    policies = [_leanest(found[block_type.name]) for block_type in problem.block_types]
     # a proof holds for a solution of which nothing was replaced
-    agree = all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
+    agree = are_all_solved and all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
     fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
     return replace(
         judge(problem, live_sets, policies),
@@ -90,6 +103,16 @@ def stricter(
         proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
         fallback=fallback,
     )
+
+
+def _without(problem: planner.Problem) -> int:
+    """Peak bytes without checkpointing."""
+    return planner.evaluate_uniform(problem, [planner.retain_policy(each.profile) for each in problem.block_types]).peak
+
+
+def _leanest(found: Sequence[tuple[int, TypePolicies]]) -> TypePolicies:
+    """Those that hold the fewest bytes; each pair has these bytes first."""
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def judge(problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[TypePolicies]) -> planner.Solution:

@@ -130,7 +130,7 @@ class NewSizes:
     def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
         names = [name for name in self._agreement.origins if name not in all_but]
-        dropped = names[: max(len(names) - most, 0)]
+        dropped = names[: max(len(self._agreement.origins) - most, 0)]
         self._agreement.drop_adopted(dropped)
         self.symbolic_types.forget(dropped)
         return dropped

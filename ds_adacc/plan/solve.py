@@ -25,10 +25,11 @@ def solve(
     planner.NoSolutionInTime.
 
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
-    or whose policies need a codec that is no longer on offer, is recomputed. If that breaks the budget for a group of
-    which no block type is new, as may happen after a correction or when the bound on the gradient error rules policies
-    out, it takes the policies of the smallest peak, unless these break the budget for more live sets. Where nothing is
-    in force yet, it takes the leanest policies that simple rules find.
+    or whose policies need a codec that is no longer on offer, is recomputed. If that keeps the budget, nothing is
+    amiss. If it breaks the budget for a group of which no block type is new, as may happen after a correction or when
+    the bound on the gradient error rules policies out, the group takes the policies of the smallest peak, unless these
+    break the budget for more live sets. If a block type is new and the solver was out of time, it takes the leanest
+    policies that simple rules find.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -39,20 +40,25 @@ def solve(
             new = solve_live_sets(problem, live_sets, budget, config)
             group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
         except planner.InfeasibleBudget as error:
-            refusals.append(error)
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
-            if planner.InfeasibleBudget in forgiven and is_known:
-                group = _with_least(group, error.smallest, budget, config)
+            if not group.unfit(budget):  # the search was cut short
+                group = _as_fallback(group)
+            else:
+                refusals.append(error)
+                if planner.InfeasibleBudget in forgiven and is_known:
+                    group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
-            if group.unfit(budget) and not in_force:
-                group = _with_policies(group, planner.leanest(problem, reason), budget)
-            elif group.unfit(budget) and is_known:
+            if not group.unfit(budget):
+                group = _as_fallback(group)
+            elif is_known:
                 least = planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
                 group = _with_policies(group, least, budget)
+            else:
+                group = _with_policies(group, planner.leanest(problem, reason), budget)
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
         worst = max(refusals, key=lambda error: error.smallest)
@@ -89,6 +95,11 @@ def _keep_or_recompute(
         for block_type in problem.block_types
     ]
     return judge(problem, live_sets, policies)
+
+
+def _as_fallback(group: Group) -> Group:
+    """The group, whose policies keep the budget though the solver found none that do."""
+    return replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
 
 
 def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:

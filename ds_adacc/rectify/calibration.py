@@ -53,23 +53,23 @@ class Findings:
     """The result of a comparison: the observations and, if the memory model was wrong, what to plan again.
 
     `corrections` holds one for each block type that was measured on this rank. `live_sets` are to be planned again with
-    these corrections.
+    these corrections, for this `reason`.
     """
 
     seen: Seen
     corrections: Mapping[str, Correction]
     live_sets: frozenset[LiveSet] = frozenset()
+    reason: str = ""
 
 
 class Calibration:
     """Compares each plan with the first step under it.
 
-    `reason` says why a new plan is needed; it is "" if none is. `corrected` counts the corrections of the memory model
-    since a plan was left as it was, with one more if there were any before.
+    `corrected` counts the corrections of the memory model since a plan was left as it was, with one more if there were
+    any before.
     """
 
-    def __init__(self, corrected: int = 0, reason: str = "") -> None:
-        self.reason = reason
+    def __init__(self, corrected: int = 0) -> None:
         self.corrected = corrected
 
     def compare(
@@ -83,15 +83,14 @@ class Calibration:
         found = peak(plan, excess)
         seen = Seen(held, found, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
-        self.reason = ""
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
             return Findings(seen, agreed)
         self.corrected += 1
-        self.reason = f"peak observed {planner.human_bytes(round(found.observed))}"
+        reason = f"peak observed {planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
-        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets))
+        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets), reason)
 
     def _to_correct(self, excess: Mapping[str, Correction], plan: Plan, found: Pair) -> dict[str, Correction]:
         """The corrections to apply, by block type: if the peak exceeded the budget, or a lower one could save time.
@@ -115,11 +114,7 @@ def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType])
     """
     found: dict[str, Correction] = {}
     for call in measured:
-        if (
-            call.digest in known_types
-            and known_types[call.digest].policies is not None
-            and call.forward_growth is not None
-        ):
+        if _ran_the_plan(call, known_types) and call.forward_growth is not None:
             excess = _excess(call, known_types[call.digest])
             found[call.digest] = excess.larger(found[call.digest]) if call.digest in found else excess
     return found
@@ -168,9 +163,9 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
     """Seconds of the measured calls: their forwards, and all backwards but the last. None if no call was measured."""
     planned = observed = 0.0
     for call in measured:
-        if call.digest not in known_types or known_types[call.digest].policies is None:
+        if not _ran_the_plan(call, known_types):
             continue
-        profile, policy = _planned(known_types[call.digest], call.block_index)
+        profile, policy = known_types[call.digest].agreed.spec.profile, call.policy
         forward, backward = profile.overlap_seconds
         compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
         planned += forward + compression
@@ -181,14 +176,15 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
     return Pair(planned, observed) if observed else None
 
 
-def _planned(known: KnownType, block_index: int | None) -> tuple[planner.Profile, planner.Policy]:
-    assert known.agreed is not None
-    return known.agreed.spec.profile, known.policy(block_index)
+def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
+    """Whether the call ran a policy of the plan. While that is on trial, the block recomputes all that it can."""
+    known = known_types.get(call.digest)
+    return known is not None and call.policy in (known.policies or ())
 
 
 def _excess(call: Measured, known: KnownType) -> Correction:
     """The bytes that a call took beyond the prediction; negative if it took fewer."""
-    profile, policy = _planned(known, call.block_index)
+    profile, policy = known.agreed.spec.profile, call.policy
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
@@ -20,7 +21,7 @@ from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
 class Observer:
     """Counts for one step: the calls alive at once, by block type, and the bytes held when backward begins.
 
-    `held_bytes` and `held_calls` (by block type and block index) are counted when backward begins. Before that they are
+    `held_bytes` and `held_calls` (by block type and policy) are counted when backward begins. Before that they are
     None and empty. With a `profiler`, `measured` holds the measurements of the first forward and backward.
     """
 
@@ -29,16 +30,17 @@ class Observer:
         self._profiler = profiler
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
-        self.held_calls: Counter[tuple[str, int | None]] = Counter()
-        self._alive: dict[int, tuple[str, int | None]] = {}
+        self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
+        self._alive: dict[int, tuple[str, planner.Policy]] = {}
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
-    def begin(self, record: Record, block: Block, block_index: int | None) -> Ticket:
+    def begin(self, record: Record, block: Block) -> Ticket:
         """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own."""
-        ticket = Ticket(self, record.digest, block_index, block)
+        assert record.policy is not None  # it has been admitted
+        ticket = Ticket(self, record.digest, record.policy, block)
         if self._profiler is not None:
-            ticket.moments = self._profiler.forward_begins(record.digest, block_index)
+            ticket.moments = self._profiler.forward_begins(record.digest, record.policy)
         return ticket
 
     def watch(
@@ -90,7 +92,7 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        self._alive[id(ticket)] = ticket.digest, ticket.block_index
+        self._alive[id(ticket)] = ticket.digest, ticket.policy
         same = sum(digest == ticket.digest for digest, _ in self._alive.values())
         self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], same)
         if not self._backward:
@@ -134,12 +136,12 @@ class Ticket:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("block", "block_index", "digest", "has_begun", "moments", "number", "observer")
+    __slots__ = ("block", "digest", "has_begun", "moments", "number", "observer", "policy")
 
-    def __init__(self, observer: Observer, digest: str, block_index: int | None, block: Block) -> None:
+    def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block) -> None:
         self.observer = observer
         self.digest = digest
-        self.block_index = block_index
+        self.policy = policy
         self.block = block
         self.number: int | None = None
         self.has_begun = False

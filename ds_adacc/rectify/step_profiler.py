@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.profile.memory_trace import MemoryTrace, is_in_backward
 
 
@@ -31,7 +32,7 @@ class CallMoments:
     """
 
     digest: str
-    block_index: int | None
+    policy: planner.Policy
     began: Moment
     ended: Moment | None = None
     backward: Moment | None = None
@@ -40,7 +41,7 @@ class CallMoments:
 
 @dataclass(frozen=True)
 class Measured:
-    """One call of the block at `block_index` of a block type.
+    """One call of a block of this type, under this policy.
 
     `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
     same for backward, without what outlives it other than the gradients of the block's inputs: new gradients of
@@ -49,7 +50,7 @@ class Measured:
     """
 
     digest: str
-    block_index: int | None
+    policy: planner.Policy
     forward_growth: int | None
     backward_growth: int | None
     forward_seconds: float
@@ -70,14 +71,14 @@ class StepProfiler:
         self._calls: list[CallMoments] = []
         self._is_closed = False
 
-    def forward_begins(self, digest: str, block_index: int | None) -> CallMoments | None:
+    def forward_begins(self, digest: str, policy: planner.Policy) -> CallMoments | None:
         """Note that a call's forward begins. None if it is not measured: such as a forward inside a backward."""
         if self._is_closed or is_in_backward() or threading.get_ident() != self._thread:
             return None
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
-        self._calls.append(CallMoments(digest, block_index, self.now()))
+        self._calls.append(CallMoments(digest, policy, self.now()))
         return self._calls[-1]
 
     def restart(self) -> None:
@@ -130,7 +131,7 @@ class StepProfiler:
         seconds = None if end is None else _seconds(call.backward, end)
         return Measured(
             call.digest,
-            call.block_index,
+            call.policy,
             forward,
             backward,
             _seconds(call.began, call.ended),

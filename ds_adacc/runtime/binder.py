@@ -45,6 +45,7 @@ class Binder:
             course = known.course(recording, held)
             return self._bind(record, recording, known, held, inputs, device, course)
 
+        record.policy = policy
         record.bind_later(bind_to)
 
     def note_update(self) -> None:

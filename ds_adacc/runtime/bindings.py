@@ -62,8 +62,8 @@ class Bindings:
         is_tried_again = step.is_tracking and agreement.is_lossy(block, record.digest)
         is_permitted = known.agreed is None or agreement.permits(record.digest, index)
         on_trial = is_tried_again or not is_permitted
-        is_rejected = agreement.approvals.is_rejected(key, policy)
-        record.trial = Trial(policy) if on_trial and not is_rejected else self._trial_of_origin(record, origin, index)
+        may_be_tried = index is not None and not agreement.approvals.is_rejected(key, policy)
+        record.trial = Trial(policy) if on_trial and may_be_tried else self._trial_of_origin(record, origin, index)
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
@@ -86,10 +86,11 @@ class Bindings:
     def limit_adopted(self, step: Step) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.
 
-        What a step observes is priced at its end, so it must be known until then.
+        What a step observes is priced at its end, and what the current forward runs at the end of its backward. So
+        these must be known until then.
         """
         if step.observer is None:
-            self._forget(self._new_sizes.drop_adopted(most=_MOST_ADOPTED))
+            self._forget(self._new_sizes.drop_adopted(all_but=step.block_types, most=_MOST_ADOPTED))
 
     def forget_adopted(self, all_but: Collection[str]) -> None:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""

@@ -47,8 +47,8 @@ def conclude_trials(controller: Controller) -> None:
     rejected = controller.agreement.approvals.judge(_measured(controller))
     if rejected:
         _replan(controller, {digest for digest, _ in rejected}, why_rejected(controller, rejected), {}, rejected)
-    elif controller.ranks.any(controller.trials.are_unfinished(controller.blocks)):
-        controller.schedule = controller.schedule.with_trials_again()
+    else:
+        _repeat_trials(controller)
 
 
 def rectify(controller: Controller) -> Review:
@@ -66,9 +66,22 @@ def rectify(controller: Controller) -> Review:
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
     changed, longest = bool(review.changed or rejected), controller.rectifier.config.max_interval
     controller.schedule = controller.schedule.after_tracking(changed, errors_rise, longest)
-    if controller.ranks.any(controller.trials.are_pending(controller.blocks)):
-        controller.schedule = controller.schedule.with_trials()
+    _repeat_trials(controller)
     return review
+
+
+def _repeat_trials(controller: Controller) -> None:
+    """Repeat the trials later, if on any rank a policy still awaits its own."""
+    waiting = controller.trials.waiting(controller.blocks)
+    if not controller.ranks.any(bool(waiting)):
+        return
+    schedule = controller.schedule = controller.schedule.with_trials_again()
+    if waiting and schedule.repeats > 1:
+        text = (
+            "step %d: the gradient errors of %d blocks could not be measured (the first: %s): they were not called, or "
+            "their gradients were not finite. They recompute all that they can. They are measured again in step %d"
+        )
+        get_logger().warning(text, schedule.ended, len(waiting), waiting[0].name, schedule.try_from)
 
 
 def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError]) -> str:

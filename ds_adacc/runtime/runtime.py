@@ -260,8 +260,7 @@ class Runtime:
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            index = self.agreement.forward_order.index(block, record.digest)
-            ticket = observer.begin(record, block, index)
+            ticket = observer.begin(record, block)
         told = self.warnings.diverged
         if record.is_predicted:
             told = functools.partial(self._doubt_prediction, block, record)

@@ -15,17 +15,13 @@ from ds_adacc.runtime.step import StepSchedule
 
 @dataclass(frozen=True)
 class ControllerState:
-    """The part of a `StepController` that a checkpoint saves.
-
-    `corrected` and `reason` are those of its `Calibration`.
-    """
+    """The part of a `StepController` that a checkpoint saves. `corrected` is that of its `Calibration`."""
 
     agreement: AgreementState = field(default_factory=AgreementState)
     plan: Plan | None = None
     seen: Seen | None = None
     has_run_a_plan: bool = False
     corrected: int = 0
-    reason: str = ""
     schedule: StepSchedule = field(default_factory=StepSchedule)
 
 

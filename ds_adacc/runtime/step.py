@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -30,6 +30,9 @@ class Purpose(Enum):
     RUN = "run"  # the plan is in force, and nothing is observed
 
 
+_LONGEST_PAUSE = 1024  # steps between trials that are repeated
+
+
 @dataclass(frozen=True)
 class StepSchedule:
     """The purposes of the coming steps. A checkpoint saves it, so a resumed run has the same steps as the original.
@@ -37,8 +40,8 @@ class StepSchedule:
     It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
     plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
     `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
-    `tries` says whether the next step puts policies on trial; the observation then waits for the step after it.
-    `was_repeated` says whether trials were repeated since some calls did not finish them.
+    `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. What it is to
+    observe waits for the step after it. `repeats` counts how often a plan's trials were repeated: some did not end.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
     of steps from one tracking step to the next.
     """
@@ -47,8 +50,8 @@ class StepSchedule:
     observe_in: int | None = None
     measures: bool = True
     was_deferred: bool = False
-    tries: bool = False
-    was_repeated: bool = False
+    try_from: int | None = None
+    repeats: int = 0
     track_from: int = 1
     interval: int = 1
 
@@ -58,19 +61,26 @@ class StepSchedule:
 
     def with_new_plan(self, tries: bool) -> StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
+        try_from = self.ended + 1 if tries else None
         return replace(
-            self, observe_in=1 if tries else 0, measures=True, was_deferred=False, tries=tries, was_repeated=False
+            self, observe_in=1 if tries else 0, measures=True, was_deferred=False, try_from=try_from, repeats=0
         )
 
     def with_trials_again(self) -> StepSchedule:
-        """The schedule after a step of trials that some calls did not finish. This happens once for a plan."""
-        if self.was_repeated:
-            return self
-        return replace(self, tries=True, was_repeated=True, observe_in=1 if self.observe_in == 0 else None)
+        """The schedule where policies still await their trial: the next step repeats it, then steps 2, 4 ... 1024 later.
 
-    def with_trials(self) -> StepSchedule:
-        """The schedule after policies in force have been doubted: the next step puts them on trial."""
-        return replace(self, tries=True)
+        A block may be called in few steps, or the gradients of many may overflow. A step of trials takes long.
+        """
+        if self.try_from is not None:
+            return self
+        pause = min(2**self.repeats, _LONGEST_PAUSE)
+        observe_in = 1 if self.observe_in == 0 and pause == 1 else self.observe_in
+        return replace(self, try_from=self.ended + pause, repeats=self.repeats + 1, observe_in=observe_in)
+
+    @property
+    def tries(self) -> bool:
+        """Whether the next step puts policies on trial."""
+        return self.try_from is not None and self.ended + 1 >= self.try_from
 
     def with_state_saved(self) -> StepSchedule:
         """The schedule after the state was saved. A measuring step that is next is postponed by one step.
@@ -84,8 +94,10 @@ class StepSchedule:
         return replace(self, measures=False) if self.was_deferred else replace(self, observe_in=1, was_deferred=True)
 
     def after_observation(self) -> StepSchedule:
-        """The schedule after a step under the plan: a postponed observation is next; one that was due is done."""
-        return replace(self, observe_in=0 if self.observe_in == 1 else None, tries=False)
+        """The schedule after a step under the plan: a postponed observation is next; what was due is done."""
+        was_tried = self.try_from is not None and self.ended >= self.try_from
+        observe_in = 0 if self.observe_in == 1 else None
+        return replace(self, observe_in=observe_in, try_from=None if was_tried else self.try_from)
 
     def after_tracking(self, changed: bool, errors_rise: bool, longest: int) -> StepSchedule:
         """The schedule after a tracking step.
@@ -201,9 +213,19 @@ class Step:
         """Whether the backward of a call of this forward has begun."""
         return self._backward_has_begun or (self.observer is not None and self.observer.has_backward)
 
-    def end_pass(self) -> Mapping[str, int]:
-        """Note the end of a forward and its backward. Returns how many blocks it has called, by block type."""
-        ran, live_set = {name: len(blocks) for name, blocks in self._live.items()}, frozenset(self._live)
+    @property
+    def block_types(self) -> Collection[str]:
+        """What the current forward has called."""
+        return self._live.keys()
+
+    @property
+    def is_observed_whole(self) -> bool:
+        """Whether the observer has been there from the start."""
+        return self.observer is not None and not self.is_partly_observed
+
+    def end_pass(self) -> Mapping[str, Collection[Block]]:
+        """Note the end of a forward and its backward. Returns the blocks that it has called, by block type."""
+        ran, live_set = self._live, frozenset(self._live)
         self._begin_pass()
         if self.observer is not None:
             seen, known = self.observer.end_pass(), self.passes.get(live_set)

@@ -154,7 +154,7 @@ class StepController:
         if self._is_put_off:
             return
         ran = self.step.end_pass()
-        if self._waiting.note(ran):
+        if self._waiting.note(ran, self.step.is_observed_whole):
             self.put_in_force(ran)
 
     def settle(self) -> None:
@@ -185,10 +185,10 @@ class StepController:
         self.review = None
         try:
             self._corrections = self.compare() or self._corrections
-            self._waiting.live_sets.update(*(self.agreement.partners([late]) for late in self.trials.late()))
+            for late in self.trials.late():
+                self._waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             if self._ballot.passes(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
-            self._waiting.admit_grown()
             if not self.is_waiting:
                 self._corrections = {}
             if self.step.purpose is Purpose.TRY:
@@ -208,16 +208,18 @@ class StepController:
             self._is_quiet, purpose = False, Purpose.OBSERVE
         else:
             tracks = self.rectifier is not None
-            is_unsettled = self.seen is None or self.is_waiting or (not self.stepped and self.agreement.undecided)
+            is_unsettled = self.seen is None or self.is_waiting or self._waiting.wants_observation
+            if not self.stepped:  # without an engine, only a step that is observed has an end
+                is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
             self._is_quiet = not self.schedule.is_anything_due(tracks)
-            purpose = self.schedule.next_purpose(tracks, bool(is_unsettled))
+            purpose = self.schedule.next_purpose(tracks, is_unsettled)
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
 
     @property
     def is_waiting(self) -> bool:
         """Whether block types have run together without a plan for them."""
-        return bool(self._waiting.live_sets)
+        return bool(self._waiting)
 
     def compare(self) -> Mapping[str, Correction]:
         """Compare the plan with the first step under it, and tell of the result.
@@ -240,17 +242,16 @@ class StepController:
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.known_types)
         self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
-        self._waiting.live_sets |= findings.live_sets
+        self._waiting.add(findings.live_sets, findings.reason)
         self._plan_log.observed(plan, self.seen, self.schedule.ended, is_corrected=bool(findings.live_sets))
         return findings.corrections
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget."""
         is_first = self.plan is None
-        reason = self._calibration.reason or "blocks ran together that had not before"
+        waiting, reason = self._waiting.take()
         if self.agreement.undecided:
             reason = "new shapes recorded"
-        waiting = self._waiting.take()
         self.decide(waiting, "first step recorded" if is_first else reason, is_first, corrections=corrections)
 
     def decide(
@@ -299,7 +300,8 @@ class StepController:
         self.agreement.inputs = placement
         self.put_in_force(self.agreement.known_types)
         if self.plan is not None:
-            self._waiting.all_wait(names for group in self.plan.groups for names in group.live_sets)
+            in_force = (names for group in self.plan.groups for names in group.live_sets)
+            self._waiting.all_wait(in_force, "block inputs are held in another way")
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
 
@@ -321,7 +323,6 @@ class StepController:
             seen=self.seen,
             has_run_a_plan=self.has_run_a_plan,
             corrected=self._calibration.corrected,
-            reason=self._calibration.reason,
             schedule=self.schedule,
         )
 
@@ -341,7 +342,7 @@ class StepController:
         self.agreement.restore(state.agreement, self.blocks.every(), indices)
         self.new_sizes = NewSizes(self.agreement)
         self.bindings = self._bindings()
-        self._calibration = Calibration(state.corrected, state.reason)
+        self._calibration = Calibration(state.corrected)
         self.plan, self.seen, self.review = state.plan, state.seen, None
         self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Record
+from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.plan.agreement import Agreement
@@ -112,17 +112,15 @@ class Trials:
         late, self._late = sorted(self._late), set()
         return late
 
-    def are_pending(self, blocks: Registry) -> bool:
-        """Whether a policy waits for a step of trials before it may run."""
-        waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and not r.trial.has_begun]
-        agreement = self._agreement
-        keys = ((agreement.block_key(block, record.digest), record.trial.policy) for block, record in waiting)
-        return any(agreement.approvals.error(*key) is None for key in keys)
+    def waiting(self, blocks: Registry) -> list[Block]:
+        """The blocks with a policy that may not run before it is measured, which this step has not done.
 
-    def are_unfinished(self, blocks: Registry) -> bool:
-        """Whether a call was to measure a policy, but its backward did not come: a step was broken off, for example."""
-        trials = [record.trial for _, record in blocks.records() if record.trial is not None]
-        return any(trial.has_begun and trial.result is None for trial in trials)
+        They were not called, say, or their gradients were not finite.
+        """
+        agreement = self._agreement
+        waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is None]
+        keys = [(block, agreement.block_key(block, record.digest), record.trial.policy) for block, record in waiting]
+        return [block for block, key, policy in keys if agreement.approvals.error(key, policy) is None]
 
     def results(self, blocks: Registry) -> list[tuple[BlockKey, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block."""

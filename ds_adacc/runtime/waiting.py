@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import LiveSet
@@ -14,71 +16,89 @@ _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of in
 
 
 class Waiting:
-    """The live sets that this rank has run. `live_sets`: those that wait for a plan.
+    """The live sets that this rank has run, and which of them wait for a plan.
 
     `most_blocks`: of each block type, the most blocks that one forward has called, whatever the sizes of their inputs.
+    `wants_observation`: more blocks have run than were planned for, or others, in a step that was not observed. The
+    plan for them needs their order.
     """
 
     def __init__(self, agreement: Agreement, new_sizes: NewSizes, planned: Iterable[LiveSet] = ()) -> None:
-        self.live_sets: set[LiveSet] = set()
+        self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
         self.most_blocks: Counter[str] = Counter()
         self._agreement = agreement
         self._new_sizes = new_sizes
         self._planned = set(planned)  # have run of late, and have a plan
-        self._grown: set[LiveSet] = set()  # have a plan for fewer blocks
+        self.wants_observation = False
+        self._asked: weakref.WeakSet[Block] = weakref.WeakSet()  # have called for a plan
 
-    def note(self, ran: Mapping[str, int]) -> bool:
-        """Note that these block types were alive together, and in how many blocks each of them has run.
+    def note(self, ran: Mapping[str, Collection[Block]], is_observed: bool) -> bool:
+        """Note that these block types were alive together, each in these blocks.
 
         Returns whether they have got other policies by that.
         """
-        self._note_growth(ran)
+        self._note_growth(ran, is_observed)
         live_set = frozenset(ran)
         if not live_set or live_set in self._planned:
             return False
         is_planned = self._agreement.is_planned(live_set)
         if not is_planned and not self._new_sizes.make_lean(live_set):
-            self.live_sets.add(live_set)
+            self.add([live_set], "blocks ran together that had not before")
             return False
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned.add(live_set)
         return not is_planned
 
-    def _note_growth(self, ran: Mapping[str, int]) -> None:
+    def _note_growth(self, ran: Mapping[str, Collection[Block]], is_observed: bool) -> None:
         """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
 
-        Each number of blocks calls for one plan at most: a rank may meet many before a plan knows of them.
+        Or in blocks of unknown index, as after LayerDrop has left them out: these may run nothing lossy. Each number of
+        blocks, and each such block, calls for one plan at most.
         """
-        blocks: dict[str, int] = {}
-        for name, count in ran.items():  # a block that ran at two sizes is one block
+        counts: Counter[str] = Counter()
+        unknown: set[Block] = set()
+        for name, blocks in ran.items():
             origin = self._agreement.origin(name)
-            blocks[origin] = max(count, blocks.get(origin, 0))
-        for name, count in blocks.items():
-            agreed = self._agreement.agreed_types.get(name)
-            if agreed is not None and count > max(self.most_blocks[name], _planned_blocks(agreed)):
-                self._grown.add(frozenset(blocks))
-            self.most_blocks[name] = max(self.most_blocks[name], count)
+            counts[origin] = max(len(blocks), counts[origin])  # a block that ran at two sizes is one block
+            unknown.update(block for block in blocks if self._agreement.lacks_index(block, name))
+        planned = {name: self._agreement.agreed_types.get(name) for name in counts}
+        has_grown = any(
+            agreed is not None and counts[name] > max(self.most_blocks[name], _planned_blocks(agreed))
+            for name, agreed in planned.items()
+        )
+        is_due = has_grown or not unknown <= set(self._asked)
+        if is_due and not is_observed:
+            self.wants_observation = True
+            return
+        if is_due:
+            self.add([frozenset(counts)], "more blocks ran than were planned for")
+            self._asked.update(unknown)
+        self.most_blocks |= counts
 
-    def admit_grown(self) -> None:
-        """Have the live sets that have grown wait for a plan. This comes after planning: a step observes them first."""
-        self.live_sets |= self._grown
-        self._grown = set()
+    def __bool__(self) -> bool:
+        """Whether anything waits for a plan."""
+        return bool(self._reasons)
 
-    def take(self) -> set[LiveSet]:
-        """What waits for a plan. Afterwards nothing does."""
-        taken, self.live_sets = self.live_sets, set()
-        return taken
+    def add(self, live_sets: Iterable[LiveSet], reason: str) -> None:
+        """Have these live sets wait for a plan. `reason`: for the log, where none is known yet."""
+        for live_set in live_sets:
+            self._reasons.setdefault(live_set, reason)
+
+    def take(self) -> tuple[Collection[LiveSet], str]:
+        """What waits for a plan, and why. Afterwards nothing does."""
+        taken, self._reasons = self._reasons, {}
+        return taken.keys(), next(iter(taken.values()), "another rank calls for it")
 
     def ask_again(self) -> None:
         """Whether a live set has a plan is asked again when it runs, since there is a new one."""
         for name in self.most_blocks.keys() - self._agreement.agreed_types.keys():
             del self.most_blocks[name]
-        self._planned = set()
+        self._planned, self.wants_observation = set(), False
 
-    def all_wait(self, in_force: Iterable[LiveSet]) -> None:
+    def all_wait(self, in_force: Iterable[LiveSet], reason: str) -> None:
         """Have all live sets wait for a new plan, those of the plan in force among them."""
-        self.live_sets |= self._planned.union(in_force)
+        self.add(self._planned.union(in_force), reason)
         self._planned = set()
 
 

@@ -263,3 +263,25 @@ def test_keeps_what_it_promises(problem):
         solve_per_block(problem, 0, max_seconds=60)
     assert caught.value.smallest <= smallest_budget(problem)
     assert solve_per_block(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
+
+
+def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypatch):
+    module = sys.modules["ds_adacc.planner.solve_per_block"]
+    asked = []
+
+    def refused(*_, **__):
+        raise InfeasibleBudget(1, 2, proven=False)
+
+    def late(*_):
+        raise NoSolutionInTime("the machine is busy")
+
+    def rules(problem, budget, why):
+        asked.append(why)
+        raise NoSolutionInTime(f"{why}. Simple rules find none")
+
+    monkeypatch.setattr(module, "solve_uniform", refused)
+    monkeypatch.setattr(module, "_better", late)
+    monkeypatch.setattr(module, "without_solver", rules)
+    with pytest.raises(NoSolutionInTime, match=r"^the machine is busy\. Simple rules find none$"):
+        solve_per_block(Problem((gpt,)), 1, max_seconds=60)
+    assert asked == ["the machine is busy"]

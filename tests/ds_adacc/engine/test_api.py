@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from deepspeed.utils import z3_leaf_module
 from torch import nn
 
 import ds_adacc
@@ -351,3 +352,21 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     assert (
         adacc.runtime.controller.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3
     )
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_initialize_that_fails_leaves_the_model_to_the_engine_that_runs_it(monkeypatch, stage):
+    stepped(model := Translator())
+    blocks = [module for module in model.modules() if hasattr(module.forward, "covered")]
+    before = [(block.forward, len(block._forward_pre_hooks), z3_leaf_module(block)) for block in blocks]
+
+    def fail(**_):
+        marked = [block for block in blocks if z3_leaf_module(block)]
+        assert len(marked) == (3 if stage == 3 else 0)
+        raise AssertionError("train_batch_size is wrong")
+
+    monkeypatch.setattr(engine, "deepspeed_initialize", fail)
+    with pytest.raises(AssertionError, match="train_batch_size is wrong"):
+        ds_adacc.initialize(model=model, config={"adacc": {}, "zero_optimization": {"stage": stage}})
+    assert len(blocks) == 5
+    assert [(block.forward, len(block._forward_pre_hooks), z3_leaf_module(block)) for block in blocks] == before

@@ -35,6 +35,19 @@ def test_lossless_policies_may_always_run_and_lossy_ones_once_measured():
     assert approvals.error(("a", 0), LOSSY) == 0.1
 
 
+def test_what_is_measured_of_blocks_in_an_unknown_place_permits_nothing():
+    approvals = Approvals(0.1)
+    approvals.judge([[(("b", None), PolicyError(LOSSY, 0.05))]])
+    assert not approvals.permit(("b", None), LOSSY, PROFILE)
+
+
+def test_blocks_that_have_moved_are_measured_anew():
+    approvals = Approvals(0.1)
+    approvals.judge([[(("b", 0), PolicyError(LOSSY, 0.05)), (("c", 0), PolicyError(LOSSY, 0.05))]])
+    approvals.forget({"b"})
+    assert not approvals.permit(("b", 0), LOSSY, PROFILE) and approvals.permit(("c", 0), LOSSY, PROFILE)
+
+
 def test_without_a_bound_everything_may_run():
     assert Approvals(None).permit(("a", 0), LOSSY, PROFILE)
 

@@ -223,7 +223,8 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
     ((name, block_type),) = runs.agreement.known_types.items()
-    planned = runs.agreement.held_bytes({(name, 0): 1})
+    policy = block_type.policy(0)
+    planned = runs.agreement.held_bytes({(name, policy): 1})
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
     step(runs, [block])

@@ -126,6 +126,23 @@ def test_a_shared_block_type_takes_the_stricter_policy():
     assert not group.solution.proven_optimal
 
 
+def test_a_live_set_that_fits_with_the_policies_of_others_is_not_solved(monkeypatch):
+    """A translator's lengths of source and target pair in many ways."""
+    names = [*"abcd"]
+    types = {name: block_type(name, [8 + number], (0, 0), packed=2) for number, name in enumerate(names)}
+    pairs = [frozenset(pair) for pair in ("ac", "ad", "bc", "bd")]
+    searched = []
+
+    def counted(problem, budget, *, max_seconds):
+        searched.append((*sorted(each.name for each in problem.block_types), max_seconds))
+        return planner.solve_per_block(problem, budget, max_seconds=max_seconds)
+
+    monkeypatch.setattr(planner, "solve_in_process", counted)
+    (group,) = solve(PlanRequest(types, pairs), 16, CONFIG, {}, ())
+    assert group.solution.peak <= 16 and not group.unfit(16)
+    assert searched == [("b", "d", 15.0), ("a", "d", 15.0), ("b", "c", 15.0)]
+
+
 def test_where_the_stricter_policy_breaks_the_budget_all_take_the_smallest_peak(monkeypatch):
     """a holds 30 bytes, or packed 2 and then needs 40 in backward: 2 + 30 + 40 beside b, 30 + 30 if left whole."""
     a = block_type("a", [30], (0, 0), workspace=10, packed=2)

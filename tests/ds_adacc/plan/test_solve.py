@@ -1,8 +1,15 @@
-"""What is searched for when no plan fits."""
+"""What is searched for when no plan fits, and what comes into force when the solver is out of time."""
+
+from functools import partial
+
+import pytest
 
 from ds_adacc import planner
+from ds_adacc.config import load
 from ds_adacc.plan.plan import PlanRequest
-from ds_adacc.plan.solve import smallest_bound
+from ds_adacc.plan.solve import smallest_bound, solve
+
+CONFIG = load({"adacc": {"codecs": "none"}})
 
 
 def test_no_bound_is_named_if_every_search_runs_out_of_time(monkeypatch):
@@ -19,3 +26,58 @@ def test_no_bound_is_named_if_every_search_runs_out_of_time(monkeypatch):
     block_type = planner.BlockType("b", planner.Profile(graph, (1.0,), ((), ())), count=2)
     assert smallest_bound(PlanRequest({"b": block_type}, [frozenset("b")], {}, 0.09), 100, 5.0) is None
     assert searched[0] is None and 10 <= len(searched) <= 15
+
+
+def chain(name, middle):
+    """A block that holds its input, and what two operators make of it: `middle` bytes, then 64."""
+    values = (
+        planner.Value("x", "block_input", 8, None, True),
+        planner.Value("y", "other", middle, 0, True),
+        planner.Value("z", "other", 64, 1, True),
+    )
+    ops = planner.Op("f", (0,), (1,), True), planner.Op("g", (1,), (2,), True)
+    events = planner.Event("late", (2,), 0), planner.Event("early", (1,), 0)
+    profile = planner.Profile(planner.BlockGraph(values, ops, events), (1.0, 1.0), ((), (), ()))
+    return planner.BlockType(name, profile, count=2)
+
+
+def busy(problem, *_, max_seconds):
+    raise planner.NoSolutionInTime("the machine is busy")
+
+
+@pytest.fixture
+def no_solver(monkeypatch):
+    monkeypatch.setattr(planner, "solve_in_process", busy)
+    monkeypatch.setattr(planner, "least_peak_in_process", lambda problem, max_seconds: planner.leanest(problem, "busy"))
+
+
+def peak(block_type, policy):
+    return planner.evaluate_uniform(planner.Problem((block_type,)), [policy]).peak
+
+
+@pytest.mark.usefixtures("no_solver")
+def test_a_new_block_type_takes_the_leanest_policies_known_while_others_are_in_force():
+    """Their policies stay. To recompute all takes more here: y is rebuilt beside z, though it is small enough to hold."""
+    old, new = chain("old", 8), chain("new", 8)
+    in_force = {"old": (planner.retain_policy(old.profile),) * old.blocks}
+    request = PlanRequest({"old": old, "new": new}, [frozenset(("old",)), frozenset(("new",))])
+    solved = partial(solve, request, 1, CONFIG, in_force)
+    group, _ = solved((planner.InfeasibleBudget, planner.NoSolutionInTime))
+    assert [each.name for each in group.block_types] == ["new"] and group.shortfall
+    assert (
+        group.solution.peak == planner.leanest(group.problem, "").peak < peak(new, planner.retain_policy(new.profile))
+    )
+    with pytest.raises(planner.NoSolutionInTime):
+        solved(())
+
+
+@pytest.mark.usefixtures("no_solver")
+def test_policies_in_force_that_keep_the_budget_are_no_shortfall():
+    block_type = chain("a", 8)
+    lean = planner.recompute_policy(block_type.profile)
+    budget = peak(block_type, lean)
+    in_force = {"a": (lean,) * block_type.blocks}
+    request = PlanRequest({"a": block_type}, [frozenset("a")])
+    (group,) = solve(request, budget, CONFIG, in_force, (planner.NoSolutionInTime,))
+    assert group.solution.peak == budget and group.solution.fallback.endswith("the machine is busy")
+    assert not group.shortfall

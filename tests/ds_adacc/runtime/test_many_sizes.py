@@ -151,3 +151,25 @@ def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     assert len(controller._waiting._planned) <= 4
     for each in controller.blocks.all():
         assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1
+
+
+def test_one_forward_meets_more_sizes_than_are_remembered(monkeypatch):
+    """A batch of many short texts, each by itself: none of its sizes is forgotten before its backward."""
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 3)
+    training = TwoPrograms(enabled=False)
+    for length in (8, 16, 12, 10, 10, 10, 10):
+        training.step((length, length))
+    assert training.runtime.controller.step.purpose is Purpose.RUN
+
+    def gradients(call):
+        torch.manual_seed(0)
+        inputs, total = [torch.randn(2, length, zoo.WIDTH, requires_grad=True) for length in range(20, 30)], 0
+        for x in inputs:
+            for block in training.encoder:
+                x = call(block, x)
+            total = total + x.sum()
+        return torch.autograd.grad(total, [*inputs, *training.encoder.parameters()])
+
+    plain = gradients(nn.Module.__call__)
+    assert all(map(torch.equal, plain, gradients(training.runtime.checkpoint)))
+    training.adacc.end_step()

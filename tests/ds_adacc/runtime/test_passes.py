@@ -8,6 +8,7 @@ import torch
 import zoo
 from any_size import Training
 
+from ds_adacc.execute.block import Block
 from ds_adacc.runtime.waiting import Waiting
 
 
@@ -148,13 +149,14 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
     waiting = Waiting(training.agreement, training.runtime.controller.new_sizes)
-    waiting.note({name: blocks})
-    waiting.admit_grown()
-    assert bool(waiting.live_sets) == grows
+    ran = {name: {Block(str(number)) for number in range(blocks)}}
+    waiting.note(ran, is_observed=False)
+    assert not waiting and waiting.wants_observation == grows, "its order is to be seen first"
+    waiting.note(ran, is_observed=True)
+    assert bool(waiting) == grows
     waiting.take()
-    waiting.note({name: blocks})
-    waiting.admit_grown()
-    assert not waiting.live_sets, "each number of blocks calls for one plan"
+    waiting.note(ran, is_observed=True)
+    assert not waiting, "each number of blocks calls for one plan"
 
 
 def test_layers_that_are_dropped_at_random_call_for_a_plan_as_often_as_more_of_them_run(count_plans):

@@ -97,15 +97,17 @@ def test_every_step_has_one_purpose():
     assert purposes[3:] == [Purpose.RUN, Purpose.TRACK, Purpose.RUN]
 
 
-def test_trials_that_were_broken_off_are_repeated_once():
-    schedule = StepSchedule(ended=1).with_new_plan(tries=True).after_observation()
-    again = schedule.with_trials_again()
-    assert again.tries and again.observe_in == 1
-    after = again.after_observation()
-    assert after.observe_in == 0 and not after.tries
-    assert after.with_trials_again() == after
-    doubted = StepSchedule(ended=9).with_trials().after_observation().with_trials_again()
-    assert doubted.tries and doubted.observe_in is None
+def test_trials_that_did_not_end_are_repeated_after_longer_and_longer_pauses():
+    schedule, tried = StepSchedule(ended=1).with_new_plan(tries=True), []
+    while len(tried) < 13:
+        purpose = schedule.next_purpose(tracks=False, is_unsettled=False)
+        schedule = schedule.with_step_ended().after_observation()
+        if purpose is Purpose.TRY:
+            tried.append(schedule.ended)
+            schedule = schedule.with_trials_again()
+            assert schedule.with_trials_again() == schedule
+            assert schedule.observe_in == {2: 1, 3: 0}.get(schedule.ended), "the plan is observed once"
+    assert tried == [2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 3073]
 
 
 def test_a_rank_that_calls_no_block_knows_that_a_plan_has_run():

@@ -29,18 +29,19 @@ def sharpened(block, scale, bias):
 class Training:
     """Blocks in a row, with and without ds_adacc on the same data; no optimizer."""
 
-    def __init__(self, make=None, budget=0.4, **section):
+    def __init__(self, make=None, budget=0.4, stepped=True, layers=LAYERS, **section):
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(layers))
         section = {"memory_budget": budget, "solver": {"max_seconds": 3.0}, **section}
         config = load({"adacc": section})
-        self.runtime = Runtime(config, stepped=True)
+        self.stepped = stepped
+        self.runtime = Runtime(config, stepped=stepped)
         self.adacc = Adacc(config, self.runtime)
         self.x, self.weight = torch.randn(2, 4, TIME, WIDTH).unbind()
         self.purposes = []
 
     def gradients(self, call):
-        x = self.x.clone().requires_grad_()
+        x = self.x.clone().requires_grad_(all(p.requires_grad for p in self.blocks.parameters()))
         hidden = x * 1.0
         for block in self.blocks:
             hidden = call(block, hidden)
@@ -54,7 +55,8 @@ class Training:
         exact = self.gradients(lambda block, x: block(x))
         self.purposes.append(self.runtime.controller.step.purpose)
         found = self.gradients(self.runtime.checkpoint)
-        self.adacc.end_step()
+        if self.stepped:
+            self.adacc.end_step()
         return float((found - exact).norm() / exact.norm())
 
     def run(self, steps):
@@ -307,3 +309,74 @@ def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
     assert training.is_lossy and training.runtime.controller.step.purpose is not Purpose.TRY
     errors = training.runtime.agreement.errors_in_force()
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_trials_are_repeated_until_gradients_are_finite(stepped, caplog):
+    """Nothing else would bring the plan into force: there is no rectifier."""
+    training = Training(**LOSSY, rectifier={"enabled": False}, stepped=stepped)
+    finite = training.weight
+    training.step()
+    training.weight = torch.full_like(finite, torch.inf)
+    training.run(7)
+    training.weight = finite
+    assert training.run(11)[-1] > 0
+    tried = [number for number, purpose in enumerate(training.purposes, start=1) if purpose is Purpose.TRY]
+    # without an engine a step ends when the next one begins, after its purpose is noted here
+    assert tried == ([2, 3, 5, 9] if stepped else [3, 4, 6, 10])
+    assert len(training.runtime.agreement.errors_in_force()) == LAYERS
+    assert caplog.text.count("of 3 blocks could not be measured (the first: GPTBlock)") == 2
+    assert "measured again in step 9" in caplog.text
+
+
+@pytest.mark.parametrize("called", [slice(0, 2), slice(0, 0)])
+def test_blocks_on_trial_correct_no_memory_model(called):
+    """They take other bytes than the plan says: they recompute all that they can."""
+    training = Training(**LOSSY, rectifier={"enabled": False})
+    training.step()
+    blocks, finite = training.blocks, training.weight
+    if called.stop:
+        training.blocks = blocks[called]  # LayerDrop: the last block is not called in the step of trials
+        training.run(1)
+    else:
+        training.weight = torch.full_like(finite, torch.inf)
+        training.run(2)
+    training.blocks, training.weight = blocks, finite
+    training.run(4)
+    (known,) = training.runtime.agreement.known_types.values()
+    assert known.agreed.correction.backward == 0
+    seen = training.runtime.controller.seen
+    assert seen.held.observed == seen.held.planned
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
+    """The first four of eight are frozen at first. Then they train too, and blocks have other numbers than before."""
+    training = Training(
+        budget=0.7, max_gradient_error=0.5, layers=8, codecs={"gelu": "group", "linear": "group"},
+        rectifier={"enabled": False},
+    )  # fmt: skip
+    runtime, ran, measured = training.runtime, [], set()
+    number = {runtime.blocks.of(block): n for n, block in enumerate(training.blocks)}
+    note_call = runtime.controller.note_call
+
+    def noted(digest, block):
+        profile = runtime.agreement.known_types[digest].profile
+        for record in block.records():
+            if record.digest != digest:  # also while it is recorded
+                continue
+            lossy = any(planner.is_lossy(profile, v, store) for v, store in enumerate(record.policy.stores))
+            ran.extend([(number[block], digest, record.policy)] * lossy)
+        note_call(digest, block)
+
+    runtime.controller.note_call = noted
+    training.blocks[:4].requires_grad_(False)
+    for step in range(20):
+        if step == 8:
+            training.blocks.requires_grad_(True)
+        trials = {(number[b], r.digest): r.trial for b, r in runtime.blocks.records() if r.trial is not None}
+        ran.clear()
+        training.step()
+        assert set(ran) <= measured, step
+        measured |= {(*which, trial.policy) for which, trial in trials.items() if trial.result is not None}
+    assert {n for n, *_ in ran} == set(range(8)), "every block has come to run its lossy policy"

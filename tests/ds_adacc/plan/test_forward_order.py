@@ -1,0 +1,43 @@
+"""The index of each block in forward order, learnt from passes that may leave blocks out."""
+
+import pytest
+
+from ds_adacc.execute.block import Block
+from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
+
+BLOCKS = [Block(name) for name in "abcdef"]
+
+
+def seen(names, digest="x", others=""):
+    calls = [(digest, BLOCKS["abcdef".index(name)]) for name in names]
+    calls += [("y", BLOCKS["abcdef".index(name)]) for name in others]
+    return ForwardPass(tuple(calls), reversed=True)
+
+
+def learned(*passes):
+    """The blocks in the order that was learnt, and what the last pass has moved."""
+    order, moved = ForwardOrder(), set()
+    for each in passes:
+        moved = order.learn(each, {"x", "y"})
+    return "".join(order.names("x")), moved
+
+
+@pytest.mark.parametrize(
+    ("passes", "order", "moved"),
+    [
+        (["abc"], "abc", set()),
+        (["abc", "abc"], "abc", set()),
+        (["abc", "abcd"], "abcd", set()),
+        (["acd", "abd"], "abcd", {"x"}),
+        (["abcd", "bd"], "abcd", set()),
+        (["bd", "ace"], "acebd", {"x"}),
+        (["abc", "acb"], "acb", {"x"}),
+        (["abc", "cb"], "cba", {"x"}),
+    ],
+)
+def test_blocks_that_a_pass_leaves_out_keep_their_place(passes, order, moved):
+    assert learned(*map(seen, passes)) == (order, moved)
+
+
+def test_a_block_that_runs_as_another_type_now_gives_up_its_place():
+    assert learned(seen("cd"), seen("ab", others="c")) == ("abd", {"x"})
