@@ -82,7 +82,7 @@ def configure(
     * `checkpoint_in_cpu`: retained block inputs on a CUDA device are held in host memory.
     * `contiguous_checkpointing`, `num_checkpoints`: no effect, because this module has no buffers of its own.
     * `synchronize`, `profile`: no effect, because backward does not run the forward of a block again, so there is no
-      such time to measure. `ds_adacc report` prints planned and observed seconds.
+      such time to measure. With an engine, `ds_adacc report` prints planned and observed seconds.
 
     The log names the options that are set and have no effect. Raises ConfigError for a bad section. Raises
     AssertionError, as DeepSpeed does, for contiguous buffers without partitions or without a number of layers.

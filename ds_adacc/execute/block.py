@@ -26,7 +26,7 @@ _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded
 
 @dataclass
 class Trial:
-    """A policy whose gradient error is measured at the block's next call (`runtime/trials.py`).
+    """A policy whose gradient error is measured in a step of trials or a tracking step (`runtime/trials.py`).
 
     `has_begun`: a call is measuring it. `result`: the `PolicyError` that was measured; None before.
     """
@@ -44,7 +44,7 @@ class Record:
     `digest`: that of its recording, which names its block type.
     `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
     `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while that is on trial.
-    `trial`: the policy that is measured at the record's next call; `bound` then holds everything exactly.
+    `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.

@@ -215,7 +215,7 @@ class Agreement:
         return with_held_inputs(profile, known.recording, self.inputs)
 
     def may_all_run(self, agreed: AgreedType) -> bool:
-        """Whether no policy of the type's blocks was found to exceed the bound on the gradient error."""
+        """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""
         profile, policies = agreed.spec.profile, enumerate(agreed.policies)
         name = self.origin(agreed.spec.name)
         return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)

@@ -94,25 +94,31 @@ class Coordinator:
             lambda: self._attempt(everyone, PlanContext(sets, agreed_orders, room, reason, must_fit))
         )
         self.agreement.forward_order.orders = agreed_orders
-        for reason in dict.fromkeys(group.solution.fallback for group in plan.groups if group.solution.fallback):
-            text = (
-                "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. The "
-                "reason: %s. More time (adacc.solver.max_seconds, now %s) may help"
-            )
-            get_logger().warning(text, reason, self.agreement.config.solver.max_seconds)
-        for group in plan.groups:
-            if group.shortfall:
-                text = (
-                    "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. Blocks "
-                    "without a plan recompute all that they can"
-                )
-                stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
-                which = "The old plan stays in force" if stays else "The leanest plan known is in force"
-                get_logger().warning(text, group.shortfall, which, planner.human_bytes(group.solution.peak))
+        self._warn(plan)
         budget.limit = max(plan.budget, budget.limit or 0)
         self.agreement.put_in_force(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
+
+    def _warn(self, plan: Plan) -> None:
+        """Warn of policies that are not the solver's, before they come into force."""
+        told = set()
+        for group in plan.groups:
+            stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
+            if group.solution.fallback and group.solution.fallback not in told:
+                told.add(group.solution.fallback)
+                which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
+                text = (
+                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. More time "
+                    "(adacc.solver.max_seconds, now %s) may help"
+                )
+                reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
+                get_logger().warning(text, which, reason, seconds)
+            if group.shortfall:
+                which = "The old plan stays in force" if stays else "The leanest plan known is in force"
+                text = "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget"
+                peak = planner.human_bytes(group.solution.peak)
+                get_logger().warning(text, group.shortfall.rstrip("."), which, peak)
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""
@@ -153,7 +159,7 @@ class Coordinator:
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if context.must_fit:
             forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
-        settled = {  # a block type whose policies were rejected is settled on none
+        settled = {  # a block type whose policies were rejected, or not measured yet, is settled on none
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()
         }

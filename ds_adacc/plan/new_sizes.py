@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -58,7 +59,7 @@ class NewSizes:
         known = self._agreement.add(predicted.digest, predicted, profile)
         self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopt(known, like)
-        self._tell(predicted, inputs)
+        self._tell(predicted, inputs, example)
         return known, predicted
 
     def adopt(self, known: KnownType, like: str) -> bool:
@@ -119,11 +120,13 @@ class NewSizes:
         policy = planner.recompute_policy(agreed.spec.profile)
         return replace(agreed, policies=(policy,) * len(agreed.policies))
 
-    def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
+    def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         """Log a line for each of the first few sizes, and then one whenever they have become ten times as many."""
         self._predicted += 1
         if self._predicted <= _TOLD or math.log10(self._predicted).is_integer():
-            largest = max(inputs, key=torch.Tensor.numel)
+            before = iter(example.sizes.lengths)
+            changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
+            largest = max(changed or inputs, key=torch.Tensor.numel)
             text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 

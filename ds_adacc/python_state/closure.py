@@ -78,11 +78,15 @@ def closure_of(function: Callable[..., Any]) -> Closure:
 
 
 def identity(function: Callable[..., Any]) -> Hashable:
-    """A key that is equal for two callables of one block: the same module, or the same code over the same cells."""
+    """A key that is equal for two callables of one block: the same module, or the same code over the same cells.
+
+    A whole number tells blocks apart, as the first of the layers that a block runs. A fraction does not: it is a factor
+    that may change at every step.
+    """
     found = closure_of(function)
     inner = _code(function)
     modules = tuple(weakref.ref(module) for module in found.modules)
-    return inner, modules, tuple(snapshot(value) for value in found.plain)
+    return inner, modules, tuple(float if type(value) is float else snapshot(value) for value in found.plain)
 
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -174,7 +174,7 @@ class Watch:
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
-            if is_read or (source in _RANDOM and not _names_a_file(frame)):
+            if is_read or (source in _RANDOM and not _is_of_no_account(frame)):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
@@ -280,11 +280,18 @@ def _source(value: Any) -> str | None:
     return None if owner is None else type(owner).__module__
 
 
-def _names_a_file(frame: types.FrameType | None) -> bool:
-    """Whether a temporary file is being named, at random. Triton's compiler writes some when a kernel first runs."""
-    while frame is not None and frame.f_globals.get("__name__") != "tempfile":
+def _is_of_no_account(frame: types.FrameType | None) -> bool:
+    """Whether what is drawn at random has no part in the block's values.
+
+    A temporary file is named at random: Triton's compiler writes some when a kernel first runs. And torch.compile keeps
+    the state of Python's generator.
+    """
+    names = []
+    while frame is not None:
+        names.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
-    return frame is not None
+    caller = next((name for name in names if name != "random"), "")
+    return caller.startswith("torch._dynamo.") or "tempfile" in names
 
 
 def _is_ours(frame: types.FrameType) -> bool:
@@ -294,6 +301,6 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), _module_of, _source, _names_a_file, _is_ours):
+for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _is_ours):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

@@ -1,4 +1,4 @@
-"""Runs every call of a block, and ends every step. It uses all other subpackages.
+"""Runs every call of a block, and ends every step. It uses all rooms below it.
 
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
 Plans are made and changed between two steps.

@@ -45,6 +45,8 @@ class Learner:
         if unwatched is not None:
             record.doubt = unwatched
             self._warnings.doubtful(block, unwatched)
+        if captured.recording.runs_compiled:
+            self._warnings.compiled(block)
         return captured.recording.doubted(record.doubt)
 
     def _kept_result(self, block: Block, record: Record, watch: Watch) -> str | None:

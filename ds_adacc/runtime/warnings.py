@@ -50,6 +50,15 @@ class Warnings:
             unwatched,
         )
 
+    def compiled(self, block: Block) -> None:
+        """The block runs a graph of torch.compile, which no replay can follow."""
+        self._tell(
+            (block.name.split(" ")[-1], "compiled"),
+            "block %s runs code that torch.compile has made: what its backward needs is retained or compressed, never "
+            "recomputed. To have it recomputed, leave out torch.compile (torch_compile=False in a Trainer)",
+            block.name,
+        )
+
     def unmeasurable(self, name: str, reason: str) -> None:
         """The gradient errors of a block type cannot be measured; `name`: of the block that was recorded."""
         self._tell(

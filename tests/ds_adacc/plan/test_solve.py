@@ -57,7 +57,7 @@ def peak(block_type, policy):
 
 @pytest.mark.usefixtures("no_solver")
 def test_a_new_block_type_takes_the_leanest_policies_known_while_others_are_in_force():
-    """Their policies stay. To recompute all takes more here: y is rebuilt beside z, though it is small enough to hold."""
+    """Their policies stay. To recompute all takes more here: y is rebuilt beside z, though it is small."""
     old, new = chain("old", 8), chain("new", 8)
     in_force = {"old": (planner.retain_policy(old.profile),) * old.blocks}
     request = PlanRequest({"old": old, "new": new}, [frozenset(("old",)), frozenset(("new",))])

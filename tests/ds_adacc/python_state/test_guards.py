@@ -344,3 +344,30 @@ def test_a_block_that_can_never_be_recorded_is_not_tried_at_every_call():
     for _ in range(8):
         training.compare(9)
     assert training.runtime.recordings == 3 * len(training.blocks)
+
+
+def test_a_factor_in_a_closure_makes_no_new_block(caplog):
+    """A new closure at every step, with another factor each time: two recordings tell that it keeps changing."""
+    runtime, block, x = Runtime(load({"adacc": {"codecs": "none"}})), zoo.Tiny(), torch.randn(2, 4, requires_grad=True)
+
+    def scaled(factor):
+        return lambda x: block(x) * factor
+
+    for step in range(12):
+        factor = 1 + step / 8
+        (found,) = torch.autograd.grad(runtime.checkpoint(scaled(factor), x).sum(), [x])
+        (expected,) = torch.autograd.grad((block(x) * factor).sum(), [x])
+        assert torch.equal(found, expected)
+    assert len(runtime.blocks.all()) == 1 and runtime.recordings == 3
+    assert caplog.text.count("which keeps changing") == 1
+
+
+def test_a_whole_number_in_a_closure_tells_blocks_apart():
+    runtime, blocks, x = Runtime(load({"adacc": {"codecs": "none"}})), [zoo.Tiny(), zoo.Tiny()], torch.randn(2, 4)
+
+    def through(start):  # as Megatron makes them of its layers
+        return lambda x: blocks[start](x)
+
+    for start in (0, 1, 0, 1):
+        runtime.checkpoint(through(start), x.requires_grad_()).sum().backward()
+    assert len(runtime.blocks.all()) == 2

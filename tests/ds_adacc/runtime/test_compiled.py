@@ -104,7 +104,7 @@ def policies(runtime):
 
 
 @pytest.mark.parametrize("prepare", [in_place, optimized], ids=lambda f: f.__name__)
-def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
+def test_compiled_blocks_train_as_without_and_are_compressed(prepare, caplog):
     plain, _ = train(stack(), prepare=prepare)
     seen, runtime = train(stack(), BITS, prepare=prepare)
     assert seen == plain
@@ -112,6 +112,8 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare):
     assert any("bits" in policy.stores for policy in policies(runtime))
     assert not any(policy.replays for policy in policies(runtime))
     assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned
+    assert "depends on random" not in caplog.text, "torch.compile keeps the state of Python's generator"
+    assert caplog.text.count("runs code that torch.compile has made") == 1
 
 
 def test_a_lossy_codec_applies_to_what_a_graph_saves():
