@@ -41,9 +41,7 @@ def solve(
             group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
         except planner.InfeasibleBudget as error:
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
-            if not group.unfit(budget):  # the search was cut short
-                group = _as_fallback(group)
-            else:
+            if group.unfit(budget):  # else the search was cut short
                 refusals.append(error)
                 if planner.InfeasibleBudget in forgiven and is_known:
                     group = _with_least(group, error.smallest, budget, config)
@@ -52,13 +50,15 @@ def solve(
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
-            if not group.unfit(budget):
-                group = _as_fallback(group)
-            elif is_known:
-                least = planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
+            if group.unfit(budget):
+                least = (
+                    planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
+                    if is_known
+                    else planner.leanest(problem, reason)
+                )
                 group = _with_policies(group, least, budget)
-            else:
-                group = _with_policies(group, planner.leanest(problem, reason), budget)
+        if group.shortfall and not group.unfit(budget):
+            group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
         worst = max(refusals, key=lambda error: error.smallest)
@@ -95,11 +95,6 @@ def _keep_or_recompute(
         for block_type in problem.block_types
     ]
     return judge(problem, live_sets, policies)
-
-
-def _as_fallback(group: Group) -> Group:
-    """The group, whose policies keep the budget though the solver found none that do."""
-    return replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
 
 
 def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:

@@ -85,16 +85,18 @@ def train(out, stage, served, epochs, resumed=None):
     trainer.fit(model, loader, loader, ckpt_path=resumed)
     saved = os.path.join(out, f"zero{stage}-{served}-{epochs}.ckpt")
     trainer.save_checkpoint(saved)
-    agreement = trainer.strategy.model.adacc.runtime.agreement if served else None
-    replays = sum(len(policy.replays) for policy in agreement.plan.policies.values()) if agreement else 0
+    plan = trainer.strategy.model.adacc.runtime.controller.plan if served else None
+    replays = sum(len(policy.replays) for chosen in plan.policies.values() for policy in chosen) if plan else 0
     return {"losses": model.losses, "replays": replays, "saved": saved}
 
 
 def main(out):
     results = {}
     for stage in (2, 3):
-        plain, served, begun = train(out, stage, False, 2), train(out, stage, True, 2), train(out, stage, True, 1)
-        results[stage] = [plain, served, begun, train(out, stage, True, 2, begun["saved"])]
+        results[stage] = []
+        for served in (False, True):
+            whole, begun = train(out, stage, served, 2), train(out, stage, served, 1)
+            results[stage].append([whole, begun, train(out, stage, served, 2, begun["saved"])])
     with open(os.path.join(out, "rank0.json"), "w") as file:
         json.dump(results, file)
 

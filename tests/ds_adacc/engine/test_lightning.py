@@ -8,7 +8,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By ZeRO stage: a plain run, one with ds_adacc, and one with ds_adacc in two parts."""
+    """By ZeRO stage, without and with ds_adacc: a whole run, its first half, and the other half, resumed from that."""
     out = tmp_path_factory.mktemp("lightning")
     on_ranks("lightning_worker.py", out, ranks=1)
     (runs,) = told(out, ranks=1)
@@ -17,15 +17,16 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("stage", ["2", "3"])
 def test_losses_are_bit_identical_and_blocks_recompute(runs, stage):
-    plain, served, *_ = runs[stage]
+    (plain, *_), (served, *_) = runs[stage]
     assert len(plain["losses"]) == 12
     assert served["losses"] == plain["losses"]
     assert served["replays"] > 0
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])
-def test_a_resumed_fit_goes_on_bit_for_bit(runs, stage):
-    _, served, begun, resumed = runs[stage]
-    assert len(begun["losses"]) == len(resumed["losses"]) == 6
-    assert begun["losses"] + resumed["losses"] == served["losses"]
-    assert resumed["replays"] == served["replays"]
+def test_a_resumed_fit_goes_on_as_without_ds_adacc(runs, stage):
+    """Lightning does not restore the state of torch's generator, so with dropout it is not the whole run's."""
+    (_, plain_half, plain), (whole, half, resumed) = runs[stage]
+    assert half["losses"] == plain_half["losses"]
+    assert resumed["losses"] == plain["losses"] and len(resumed["losses"]) == 6
+    assert resumed["replays"] == whole["replays"]
