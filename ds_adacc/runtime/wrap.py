@@ -6,7 +6,7 @@ import difflib
 import functools
 import math
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ def find_blocks(
     """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
 
     Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
-    at least two entries of the same class, and they have a forward and at least two weight matrices. Stages that differ
-    in width, as vision and diffusion models have, are replaced by the repeated layers inside them (`_stages`).
+    at least two entries of the same class, and they have at least two weight matrices. In place of an entry without a
+    forward, as a list of attention and MLP is one, its own entries count. Stages that differ in width, as vision and
+    diffusion models have, are replaced by the repeated layers inside them (`_stages`).
 
     Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
     the parts of the model that other processes hold.
@@ -101,8 +102,8 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
     for name, module in model.named_modules():
         if isinstance(module, containers):
             by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
-            for key, child in module.named_children():
-                by_class.setdefault(type(child), {})[f"{name}.{key}".lstrip(".")] = child
+            for key, child in _entries(name, module):
+                by_class.setdefault(type(child), {})[key] = child
             repeated = (group for group in by_class.values() if len(group) > 1)
             groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
     repeated = {name for group in groups for name in group}
@@ -112,13 +113,22 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
     return _outermost({name: module for name, module in layers.items() if name not in stages})
 
 
-def _is_layer(module: nn.Module) -> bool:
-    """Whether the module has at least two weight matrices, and a forward, which lists of modules lack.
+def _entries(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in the container that have a forward, by dotted name.
 
-    Embeddings and heads have fewer weight matrices, and are no blocks.
+    In place of one without, as a list of a layer's attention and MLP is one, what it contains is returned.
     """
-    has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
-    return has_forward and sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
+    for key, child in container.named_children():
+        full = f"{name}.{key}".lstrip(".")
+        if getattr(child.forward, "__func__", None) is nn.Module.forward:
+            yield from _entries(full, child)
+        else:
+            yield full, child
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks."""
+    return sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
 
 
 def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:

@@ -121,6 +121,15 @@ def test_auto_finds_the_layers_of_models_of_transformers(model, layer, count):
     assert [type(module).__name__ for module in found.values()].count(layer) == count
 
 
+def test_auto_finds_layers_that_are_lists_of_their_parts():
+    """As in x-transformers and vit-pytorch, where the model's forward takes each layer apart."""
+    layers = nn.ModuleList(nn.ModuleList([zoo.BertBlock(), zoo.GPTBlock(), nn.LayerNorm(4)]) for _ in range(2))
+    assert list(find_blocks(nn.ModuleDict({"layers": layers}), "auto")) == [
+        *("layers.0.0", "layers.0.1"),
+        *("layers.1.0", "layers.1.1"),
+    ]
+
+
 def test_auto_takes_modules_whose_forward_is_their_own_attribute():
     compiled = [torch.compile(zoo.BertBlock()) for _ in range(2)]
     scripted = [torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) for _ in range(2)]
