@@ -17,20 +17,17 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "attach", "checkpointing", "initialize", "register_function"]
 
 
+_HOMES = {
+    "attach": "ds_adacc.engine.api",
+    "initialize": "ds_adacc.engine.api",
+    "register_function": "ds_adacc.program.registration",
+}
+
+
 def __getattr__(name: str) -> Any:
     """What is here is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
-    if name == "attach":
-        from ds_adacc.engine.api import attach
-
-        return attach
-    if name == "initialize":
-        from ds_adacc.engine.api import initialize
-
-        return initialize
-    if name == "register_function":
-        from ds_adacc.program.registration import register_function
-
-        return register_function
     if name == "checkpointing":
         return importlib.import_module("ds_adacc.checkpointing")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

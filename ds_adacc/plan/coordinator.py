@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -27,20 +27,6 @@ from ds_adacc.plan.live_sets import LiveSet, components, largest
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.plan.solve import solve
-
-
-@dataclass(frozen=True)
-class PlanContext:
-    """The ranks' agreed input of a planning.
-
-    It holds the live sets, their orders, the `available` bytes, the reason, and whether the plan must fit the budget.
-    """
-
-    live_sets: Sequence[LiveSet]
-    orders: Orders
-    available: int
-    reason: str
-    must_fit: bool
 
 
 class Coordinator:
@@ -91,7 +77,7 @@ class Coordinator:
         agreed_orders = merge_orders(orders)
         room = min(nbytes for nbytes in free if nbytes is not None)
         plan, agreed = self._ranks.on_first(
-            lambda: self._attempt(everyone, PlanContext(sets, agreed_orders, room, reason, must_fit))
+            lambda: self._attempt(everyone, sets, agreed_orders, room, reason, must_fit)
         )
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
@@ -148,16 +134,22 @@ class Coordinator:
         )
 
     def _attempt(
-        self, everyone: Sequence[Mapping[str, RankReport]], context: PlanContext
+        self,
+        everyone: Sequence[Mapping[str, RankReport]],
+        live_sets: Sequence[LiveSet],
+        orders: Orders,
+        available: int,
+        reason: str,
+        must_fit: bool,
     ) -> tuple[Plan, tuple[AgreedType, ...]]:
-        """The plan, and the new `AgreedType` of each of its block types."""
+        """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
         agreement, merged = self.agreement, self._merge(everyone)
         specs = {digest: each.spec for digest, each in merged.items()}
-        request = PlanRequest(specs, context.live_sets, context.orders, agreement.approvals.aim)
+        request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim)
         without = most_without(request)
-        budget = agreement.budget.bytes(without, context.available)
+        budget = agreement.budget.bytes(without, available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
-        if context.must_fit:
+        if must_fit:
             forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
         settled = {  # a block type whose policies were rejected, or not measured yet, is settled on none
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
@@ -168,7 +160,7 @@ class Coordinator:
         except planner.InfeasibleBudget as error:
             recordings = {digest: known.recording for digest, known in agreement.known_types.items()}
             raise explained(error, request, without, recordings) from None
-        plan = Plan(groups, budget, without, context.reason, compare(groups, budget))
+        plan = Plan(groups, budget, without, reason, compare(groups, budget))
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
         return plan, tuple(agreed)
