@@ -76,12 +76,13 @@ def _repeat_trials(controller: Controller) -> None:
     if not controller.ranks.any(bool(waiting)):
         return
     schedule = controller.schedule = controller.schedule.with_trials_again()
-    if waiting and schedule.repeats > 1:
+    tried = [block for block, trial in waiting if trial.has_begun]
+    if tried and schedule.repeats > 1:
         text = (
-            "step %d: the gradient errors of %d blocks could not be measured (the first: %s): they were not called, or "
-            "their gradients were not finite. They recompute all that they can. They are measured again in step %d"
+            "step %d: the gradient errors of %d blocks could not be measured (the first: %s), since their gradients "
+            "were not finite or did not come. They recompute all that they can. They are measured again in step %d"
         )
-        get_logger().warning(text, schedule.ended, len(waiting), waiting[0].name, schedule.try_from)
+        get_logger().warning(text, schedule.ended, len(tried), tried[0].name, schedule.try_from)
 
 
 def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError]) -> str:

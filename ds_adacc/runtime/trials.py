@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.plan.agreement import Agreement
@@ -113,15 +113,15 @@ class Trials:
         late, self._late = sorted(self._late), set()
         return late
 
-    def waiting(self, blocks: Registry) -> list[Block]:
-        """The blocks with a policy that may not run before it is measured, which this step has not done.
+    def waiting(self, blocks: Registry) -> list[tuple[Block, Trial]]:
+        """The trials of policies that may not run before they are measured, which this step has not done.
 
-        They were not called, say, or their gradients were not finite.
+        The blocks were not called, say, or their gradients were not finite.
         """
         agreement = self._agreement
         waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is None]
-        keys = [(block, agreement.block_key(block, record.digest), record.trial.policy) for block, record in waiting]
-        return [block for block, key, policy in keys if agreement.approvals.error(key, policy) is None]
+        keys = [(block, agreement.block_key(block, record.digest), record.trial) for block, record in waiting]
+        return [(block, trial) for block, key, trial in keys if agreement.approvals.error(key, trial.policy) is None]
 
     def results(self, blocks: Registry) -> list[tuple[BlockKey, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block."""
