@@ -41,10 +41,9 @@ def solve(
             group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
         except planner.InfeasibleBudget as error:
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
-            if group.unfit(budget):  # else the search was cut short
-                refusals.append(error)
-                if planner.InfeasibleBudget in forgiven and is_known:
-                    group = _with_least(group, error.smallest, budget, config)
+            refusals.append(error)
+            if planner.InfeasibleBudget in forgiven and is_known and group.unfit(budget):
+                group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
@@ -57,7 +56,7 @@ def solve(
                     else planner.leanest(problem, reason)
                 )
                 group = _with_policies(group, least, budget)
-        if group.shortfall and not group.unfit(budget):
+        if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
             group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
     if refusals and planner.InfeasibleBudget not in forgiven:
