@@ -86,11 +86,12 @@ def test_backward_frees_everything_without_the_collector():
 def test_observation_forgets_what_is_gone():
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
-    bound = bind(recording, planner.retain_policy(profile_of(recording)), {})
-    observer, known, sizes = Observer(), Record(digest="digest"), []
+    policy = planner.retain_policy(profile_of(recording))
+    bound = bind(recording, policy, {})
+    observer, known, sizes = Observer(), Record(digest="digest", policy=policy), []
     for _ in range(3):
         call = Call(bound, args)
-        pack, done = observer.watch(observer.begin(known, Block("block"), 0), call, call.pack)
+        pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done()

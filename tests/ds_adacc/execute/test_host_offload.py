@@ -282,7 +282,8 @@ def test_nothing_is_counted_as_held(transfer):
     policy = only(recording, "addmm1", "gelu11")
     bound = bind(recording, policy, {}, Prefetcher(transfer))
     observer, call = Observer(), Call(bound, args)
-    pack, done = observer.watch(observer.begin(Record(digest="digest"), Block("block"), 0), call, call.pack)
+    known = Record(digest="digest", policy=policy)
+    pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
     done()
