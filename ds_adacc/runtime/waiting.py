@@ -72,7 +72,7 @@ class Waiting:
             self.wants_observation = True
             return
         if is_due:
-            self.add([frozenset(counts)], "more blocks ran than were planned for")
+            self.add([frozenset(counts)], "more blocks ran than were planned for, or others")
             self._asked.update(unknown)
         self.most_blocks |= counts
 
