@@ -20,6 +20,7 @@ from ds_adacc.planner.simulate import Simulation, simulate
 from ds_adacc.planner.solution import NoSolutionInTime, check_request, quantization_error
 
 _MOST_POINTS = 64
+_COARSE = 8  # points between which the others are looked for: a frontier that is cut short still spans the whole range
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
     Each point is the optimum of a mixed-integer program that may hold one byte less than the point before (one granule,
     see `model`). If that could give more than about 64 points, it must hold less by a 64th of the whole range. What
     backward needs beyond the bytes held is not bounded. When `max_seconds` run out, the points found by then are
-    returned. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
+    returned, which are spread over the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
@@ -58,7 +59,7 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
             points.append(Point.of(profile, policy))
     if not points:
         raise NoSolutionInTime(f"the solver found no point of the frontier in {max_seconds:.3g} seconds")
-    return tuple(points)
+    return tuple(sorted(points, key=lambda point: point.simulation.held, reverse=True))
 
 
 class _Search:
@@ -73,14 +74,37 @@ class _Search:
         self._objective = self._program.quanta() + ties(self._program.error(), held)
 
     def policies(self, deadline: float) -> Iterator[Policy]:
-        """The frontier's policies. Raises NoSolutionInTime after the deadline, a reading of `time.perf_counter()`."""
+        """The frontier's policies, each once: the fastest, the leanest, a few between them, and then all others.
+
+        Raises NoSolutionInTime after the deadline, a reading of `time.perf_counter()`.
+        """
         least = self._minimise(self._held, deadline)
-        held = most = self._minimise(self._objective, deadline)
+        most = self._minimise(self._objective, deadline)
         yield self._program.policy()
-        while held > least:
-            self._held.ub = max(least, held - math.ceil((most - least) / _MOST_POINTS)) + 0.5
-            held = self._minimise(self._objective, deadline)
-            yield self._program.policy()
+        if most == least:
+            return
+        self._within(least, deadline)
+        yield self._program.policy()
+        # A gap lies between what a known policy holds and a limit below it, down to which the best policy is known.
+        gaps = [(most, least)]
+        for count in (_COARSE, _MOST_POINTS):
+            step, left = math.ceil((most - least) / count), []
+            for above, known in gaps:
+                while (limit := above - step) > known:
+                    held = self._within(limit, deadline)
+                    left.append((above, limit))
+                    if held <= known:  # the best within this limit is the one known: nothing is left below it
+                        break
+                    yield self._program.policy()
+                    above = held
+                else:
+                    left.append((above, known))
+            gaps = left
+
+    def _within(self, limit: int, deadline: float) -> int:
+        """The best policy that holds at most so many granules; returns what it holds."""
+        self._held.ub = limit + 0.5
+        return self._minimise(self._objective, deadline)
 
     def _minimise(self, objective: Expr, deadline: float) -> int:
         """Search, and return what the policy found holds, in granules."""

@@ -22,8 +22,8 @@ from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 
-# nodes of the search if a solution is known already: later ones hardly ever find a better one, but may be millions
-_NODES = 300
+# nodes of a reproducible search: later ones hardly ever find a better solution, but may be millions
+_NODES = 100
 
 
 @dataclass
@@ -105,7 +105,7 @@ class PerBlockModel:
     def __init__(self, problem: Problem, points: Sequence[Sequence[Point]]) -> None:
         self._problem = problem
         self._granule = granule_of([block_type.profile for block_type in problem.block_types])
-        self._model = empty_model(GAP, cuts=0)
+        self._model = empty_model(GAP)
         self._peak = self._model.add_var()
         self._fetch = self._model.add_var()
         self._places, self._runs, self._last = [], [], []
@@ -127,13 +127,13 @@ class PerBlockModel:
         for block in self._last:
             block.expect(policies[self._places[-1]])
 
-    def minimise_seconds(self, budget: int, max_seconds: float, fallback: bool) -> bool | None:
+    def minimise_seconds(self, budget: int, max_seconds: float, is_reproducible: bool) -> bool | None:
         """Find the policies of the least time; returns what `optimise` does.
 
-        Error and held bytes break ties. With a `fallback` the search ends after a fixed number of nodes, so that it
-        gives the same policies each time.
+        Error and held bytes break ties. A reproducible search ends after a fixed number of nodes, so that it gives the
+        same policies each time. It is for a caller that has others, if it finds none.
         """
-        if fallback:
+        if is_reproducible:
             self._model.max_nodes = _NODES
         self._peak.ub = at_most(budget, self._granule)
         most = max(block_type.blocks for block_type in self._problem.block_types)

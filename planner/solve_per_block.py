@@ -2,17 +2,24 @@
 
 Different policies per block use budget that a single policy for all blocks of a type would waste. A block may take any
 point of its block type's frontier, or the policy that `solve_uniform` found.
+
+Frontiers are quick: each is of one block. `solve_uniform` sees besides what backward needs beyond the bytes held, but
+it searches for all block types at once. With several of them it may find nothing in minutes. So with more than a few
+values the frontiers come first. If their points fit, and the order of the blocks is known, they are the answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.per_block_model import PerBlockModel
+from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -22,135 +29,172 @@ from ds_adacc.planner.solution import (
     evaluate_per_block,
     evaluate_uniform,
 )
-from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
+from ds_adacc.planner.solve_uniform import EXACT_VALUES, least_peak, solve_uniform
 from ds_adacc.planner.without_solver import without_solver
 
 
 def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
 
-    Never slower than `solve_uniform`, whose policies are among the choices. When `max_seconds` run out, the best
-    policies found by then are returned, those of `without_solver` if the search found none. Raises InfeasibleBudget if
-    no policies fit, which is never concluded from a search that was cut short; NoSolutionInTime if none were found, and
-    whether there are any is not known; ValueError for a bad argument.
+    With at most 60 values it is never slower than `solve_uniform`, whose policies are then among the choices. When
+    `max_seconds` run out, the best policies found by then are returned, those of `without_solver` if the search found
+    none. Raises InfeasibleBudget if no policies fit, which is never concluded from a search that was cut short;
+    NoSolutionInTime if none were found, and whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
     started = time.perf_counter()
     plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
     if plain.added_seconds == 0 and plain.peak <= budget:
         return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
-    solution = _search(problem, budget, started + max_seconds, max_seconds)
+    solution = _Search(problem, budget, max_seconds).solution()
     return replace(solution, solve_seconds=time.perf_counter() - started)
 
 
-def _search(problem: Problem, budget: int, deadline: float, max_seconds: float) -> Solution:
-    try:
-        single: Solution | InfeasibleBudget = solve_uniform(problem, budget, max_seconds=max_seconds)
-    except InfeasibleBudget as error:
-        single = error
-    except NoSolutionInTime as error:
-        return without_solver(problem, budget, str(error))
-    try:
-        return _better(problem, budget, single, deadline)
-    except NoSolutionInTime as error:
-        if isinstance(single, InfeasibleBudget):
-            return _by_rules(problem, budget, single, str(error))
-        # it may be proven that no single policy is better, but not that no policies per block are
-        return replace(single, proven_optimal=False)
+class _Search:
+    """The searches for one problem, which share the time."""
 
+    def __init__(self, problem: Problem, budget: int, max_seconds: float) -> None:
+        self._problem = problem
+        self._budget = budget
+        self._deadline = time.perf_counter() + max_seconds
+        self._why = f"the solver found no policy in {max_seconds:.3g} seconds"
+        self._are_whole = True  # the frontiers: none was cut short
 
-def _by_rules(problem: Problem, budget: int, single: InfeasibleBudget, why: str) -> Solution:
-    """As `without_solver`, where the search for a single policy has already found a budget that would do."""
-    try:
-        return without_solver(problem, budget, why)
-    except InfeasibleBudget as refusal:
-        smallest = min(refusal.smallest, single.smallest)
-        raise InfeasibleBudget(budget, smallest, proven=refusal.proven) from None
+    def solution(self) -> Solution:
+        """The best policies found. Raises InfeasibleBudget and NoSolutionInTime as `solve_per_block` does."""
+        values = sum(len(block_type.profile.graph.values) for block_type in self._problem.block_types)
+        quick = self._of_points() if values > EXACT_VALUES else None
+        if quick is None:
+            return self._from_single()
+        if self._problem.order:
+            return quick
+        try:
+            return _quicker(quick, self._with(solve_uniform(self._problem, self._budget, max_seconds=self._left() / 2)))
+        except (InfeasibleBudget, NoSolutionInTime):
+            return quick
 
+    def _from_single(self) -> Solution:
+        """One policy for all blocks of a type, or policies per block if these are better."""
+        try:
+            single = solve_uniform(self._problem, self._budget, max_seconds=self._left())
+        except InfeasibleBudget as refusal:
+            return self._without(refusal)
+        except NoSolutionInTime:
+            return without_solver(self._problem, self._budget, self._why)
+        return self._with(single)
 
-def _better(problem: Problem, budget: int, single: Solution | InfeasibleBudget, deadline: float) -> Solution:
-    """The best policies per block, or `single` if none are better.
+    def _of_points(self) -> Solution | None:
+        """The best policies among the points of the frontiers; None if none of those found in time fit."""
+        with contextlib.suppress(NoSolutionInTime):
+            model = _model(self._problem, self._frontiers)
+            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=True)
+            return None if optimal is None else self._checked(model, optimal and self._are_whole)
+        return None
 
-    Raises InfeasibleBudget if no policies fit, NoSolutionInTime if the search was cut short.
-    """
-    if not (problem.order or any(block_type.blocks > 1 for block_type in problem.block_types)):
-        return _or_raise(single)
-    if not problem.order and isinstance(single, InfeasibleBudget):
+    def _with(self, single: Solution) -> Solution:
+        """The best policies per block, or `single`, one for all blocks of a type, if none are better."""
+        if not self._may_differ:
+            return single
+        try:
+            model = _model(self._problem, self._frontiers, [policies[0] for policies in single.policies])
+            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=True)
+        except NoSolutionInTime:
+            # it may be proven that no single policy is better, but not that no policies per block are
+            return replace(single, proven_optimal=False)
+        if optimal is None:
+            return single
+        return replace(_quicker(single, self._checked(model, optimal)), proven_optimal=optimal)
+
+    def _without(self, refusal: InfeasibleBudget) -> Solution:
+        """Policies per block where no single one for all blocks of a type fits."""
         # In an unknown order the peak is what all calls hold, and the largest transient. Where each block takes that
         # policy of its block type which holds the least, neither grows: if any policies fit, one for all does.
-        raise single
-    # the searches share the time that is left
-    left = _left(deadline)
-    guess = single if isinstance(single, Solution) else least_peak(problem, left / 4)
-    frontiers, are_whole = _frontiers(problem, left / 2)
-    model = _model(problem, frontiers, guess)
-    left = _left(deadline)
-    optimal = model.minimise_seconds(budget, left, fallback=guess is single)
-    if optimal is None and isinstance(single, Solution):
-        return single
-    if optimal is None and not (are_whole and guess.proven_optimal):
-        raise NoSolutionInTime("the solver's time was over before it had compared policies per block")
-    if optimal is None:
-        raise _refusal(problem, frontiers, guess, single, left)
-    per_block = replace(evaluate_per_block(problem, model.policies()), proven_optimal=optimal)
-    if per_block.peak > budget:
-        raise RuntimeError(f"the policies take {per_block.peak} bytes of a budget of {budget}: a bug in the planner")
-    if isinstance(single, InfeasibleBudget):
-        return per_block
-    best = min(single, per_block, key=lambda solution: (solution.added_seconds, solution.error))
-    return replace(best, proven_optimal=optimal)
+        if not self._problem.order:
+            raise refusal
+        try:
+            least = least_peak(self._problem, self._left() / 4)
+            lean = [policies[0] for policies in least.policies]
+            model = _model(self._problem, self._frontiers, lean)
+            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=False)
+            if optimal is not None:
+                return self._checked(model, optimal)
+            if not (self._are_whole and least.proven_optimal):
+                return self._by_rules(refusal)
+        except NoSolutionInTime:
+            return self._by_rules(refusal)
+        raise self._refusal(refusal, lean)
+
+    def _by_rules(self, refusal: InfeasibleBudget) -> Solution:
+        """As `without_solver`, where the search for a single policy has already found a budget that would do."""
+        try:
+            return without_solver(self._problem, self._budget, self._why)
+        except InfeasibleBudget as other:
+            smallest = min(other.smallest, refusal.smallest)
+            raise InfeasibleBudget(self._budget, smallest, proven=other.proven) from None
+
+    def _refusal(self, refusal: InfeasibleBudget, lean: Sequence[Policy]) -> InfeasibleBudget:
+        """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all.
+
+        Only the points that hold the least are on offer. Which other points there are depends on measured seconds, and
+        the budget that is named must do when all is measured again.
+        """
+        model = _model(self._problem, [of_type[-1:] for of_type in self._frontiers], lean)
+        try:
+            model.minimise_peak(self._left())
+        except NoSolutionInTime:
+            return refusal
+        smallest = model.peak_bytes()
+        return refusal if refusal.smallest <= smallest else InfeasibleBudget(self._budget, smallest, proven=False)
+
+    def _checked(self, model: PerBlockModel, optimal: bool) -> Solution:
+        """The model's solution."""
+        solution = evaluate_per_block(self._problem, model.policies())
+        if solution.peak > self._budget:
+            raise RuntimeError(
+                f"the policies take {solution.peak} bytes of a budget of {self._budget}: a bug in the planner"
+            )
+        return replace(solution, proven_optimal=optimal)
+
+    @property
+    def _may_differ(self) -> bool:
+        """Whether blocks of one type could run different policies, or a peak depends on their order."""
+        return bool(self._problem.order) or any(block_type.blocks > 1 for block_type in self._problem.block_types)
+
+    @cached_property
+    def _frontiers(self) -> list[tuple[Point, ...]]:
+        """The frontier of each block type, or what of it is found in half of the time that is left."""
+        deadline, block_types = time.perf_counter() + self._left() / 2, self._problem.block_types
+        found: list[tuple[Point, ...]] = []
+        for block_type in block_types:
+            began, bound = time.perf_counter(), self._problem.max_gradient_error
+            seconds = max(deadline - began, 1e-9) / (len(block_types) - len(found))
+            found.append(frontier(block_type.profile, max_seconds=seconds, max_gradient_error=bound))
+            self._are_whole &= time.perf_counter() - began < seconds
+        return found
+
+    def _left(self) -> float:
+        left = self._deadline - time.perf_counter()
+        if left <= 0:
+            raise NoSolutionInTime(self._why)
+        return left
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.perf_counter()
-    if left <= 0:
-        raise NoSolutionInTime("the solver's time was over before it had compared policies per block")
-    return left
-
-
-def _frontiers(problem: Problem, seconds: float) -> tuple[list[tuple[Point, ...]], bool]:
-    """The frontier of each block type, and whether none was cut short."""
-    bound, share, found, are_whole = problem.max_gradient_error, seconds / len(problem.block_types), [], True
-    for block_type in problem.block_types:
-        began = time.perf_counter()
-        found.append(frontier(block_type.profile, max_seconds=share, max_gradient_error=bound))
-        are_whole = are_whole and time.perf_counter() - began < share
-    return found, are_whole
-
-
-def _model(problem: Problem, points: Sequence[Sequence[Point]], guess: Solution) -> PerBlockModel:
-    """The model in which blocks take one of these points or the guess; each policy is offered once."""
-    choices = []
-    for block_type, of_type, policies in zip(problem.block_types, points, guess.policies, strict=True):
-        offered = (*of_type, Point.of(block_type.profile, policies[0]))
-        choices.append(list({point.policy: point for point in offered}.values()))
+def _model(
+    problem: Problem, frontiers: Sequence[Sequence[Point]], others: Sequence[Policy] | None = None
+) -> PerBlockModel:
+    """The model in which blocks take one of these points or, if given, the other policy of their block type."""
+    choices: list[list[Point]] = [list(of_type) for of_type in frontiers]
+    for place, policy in enumerate(others or ()):
+        if all(point.policy != policy for point in choices[place]):  # each policy is offered once
+            choices[place].append(Point.of(problem.block_types[place].profile, policy))
     model = PerBlockModel(problem, choices)
-    model.expect([policies[0] for policies in guess.policies])
+    model.expect(others or [min(of_type, key=_peak).policy for of_type in choices])
     return model
 
 
-def _refusal(
-    problem: Problem,
-    frontiers: Sequence[Sequence[Point]],
-    least: Solution,
-    refusal: InfeasibleBudget,
-    max_seconds: float,
-) -> InfeasibleBudget:
-    """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all.
-
-    Only the points that hold the least are on offer. Which other points there are depends on measured seconds, and the
-    budget that is named must do when all is measured again.
-    """
-    model = _model(problem, [of_type[-1:] for of_type in frontiers], least)
-    try:
-        model.minimise_peak(max_seconds)
-    except NoSolutionInTime:
-        return refusal
-    smallest = model.peak_bytes()
-    return refusal if refusal.smallest <= smallest else InfeasibleBudget(refusal.budget, smallest, proven=False)
+def _peak(point: Point) -> int:
+    return point.simulation.held + point.simulation.transient
 
 
-def _or_raise(single: Solution | InfeasibleBudget) -> Solution:
-    if isinstance(single, InfeasibleBudget):
-        raise single
-    return single
+def _quicker(one: Solution, other: Solution) -> Solution:
+    return min(one, other, key=lambda solution: (solution.added_seconds, solution.error))

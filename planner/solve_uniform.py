@@ -26,7 +26,7 @@ from ds_adacc.planner.solution import (
 )
 from ds_adacc.planner.without_solver import leanest
 
-_EXACT_VALUES = 60  # with more, the solver may stop within `GAP` of the optimum
+EXACT_VALUES = 60  # with more, the solver may stop within `GAP` of the optimum
 
 
 def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
@@ -102,7 +102,7 @@ class UniformModel:
         self._block_types = problem.block_types
         self._granule = granule_of([block_type.profile for block_type in problem.block_types])
         values = sum(len(block_type.profile.graph.values) for block_type in problem.block_types)
-        self._model = empty_model(0.0 if values <= _EXACT_VALUES else GAP)
+        self._model = empty_model(0.0 if values <= EXACT_VALUES else GAP)
         bound = problem.max_gradient_error
         self._blocks = [
             BlockTypeModel(self._model, block_type, self._granule, bound) for block_type in problem.block_types

@@ -272,7 +272,7 @@ def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypat
     def refused(*_, **__):
         raise InfeasibleBudget(1, 2, proven=False)
 
-    def late(*_):
+    def late(*_, **__):
         raise NoSolutionInTime("the machine is busy")
 
     def rules(problem, budget, why):
@@ -280,8 +280,50 @@ def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypat
         raise NoSolutionInTime(f"{why}. Simple rules find none")
 
     monkeypatch.setattr(module, "solve_uniform", refused)
-    monkeypatch.setattr(module, "_better", late)
+    monkeypatch.setattr(module, "least_peak", late)
     monkeypatch.setattr(module, "without_solver", rules)
-    with pytest.raises(NoSolutionInTime, match=r"^the machine is busy\. Simple rules find none$"):
-        solve_per_block(Problem((gpt,)), 1, max_seconds=60)
-    assert asked == ["the machine is busy"]
+    with pytest.raises(NoSolutionInTime, match=r"^the solver found no policy in 60 seconds\. Simple rules find none$"):
+        solve_per_block(Problem((gpt,), ("gpt",) * gpt.count), 1, max_seconds=60)
+    assert asked == ["the solver found no policy in 60 seconds"]
+
+
+@pytest.fixture
+def four_types(gpt):
+    """Four block types with 64 values in all, and half of the peak without checkpointing."""
+    names = ("a", "b", "c", "d")
+    problem = Problem(tuple(replace(gpt, name=name, count=3) for name in names), tuple(name for name in names * 3))
+    return problem, retain_all(problem, 2**50, max_seconds=1).peak // 2
+
+
+def test_with_many_values_the_points_of_the_frontiers_come_first(four_types, monkeypatch):
+    problem, budget = four_types
+    module = sys.modules["ds_adacc.planner.solve_per_block"]
+    asked = []
+
+    def searched(*given, **more):
+        asked.append(more)
+        return solve_uniform(*given, **more)
+
+    monkeypatch.setattr(module, "solve_uniform", searched)
+    solution = solve_per_block(problem, budget, max_seconds=60)
+    assert not asked
+    assert solution.peak == peak_bytes(problem, solution.policies) <= budget
+    assert solution.added_seconds <= solve_uniform(problem, budget, max_seconds=60).added_seconds * (1 + GAP)
+    unordered = replace(problem, order=())
+    single, mixed = (planner(unordered, budget, max_seconds=60) for planner in (solve_uniform, solve_per_block))
+    assert len(asked) == 1
+    assert mixed.added_seconds <= single.added_seconds
+
+
+def test_the_points_that_were_found_in_time_are_the_answer_where_one_policy_for_all_is_not_found(
+    four_types, monkeypatch
+):
+    problem, budget = four_types
+
+    def late(*_, **__):
+        raise NoSolutionInTime("late")
+
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "solve_uniform", late)
+    for asked in (problem, replace(problem, order=())):
+        solution = solve_per_block(asked, budget, max_seconds=60)
+        assert (solution.fallback, solution.peak <= budget) == ("", True)
