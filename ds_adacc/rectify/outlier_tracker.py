@@ -33,9 +33,12 @@ class OutlierTracker:
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         instruction = self._call.next_instruction
-        if instruction is not None and instruction.root is not None and instruction.value in self._values:
+        slot = self._call.pack(tensor)
+        # The call knows by now whether this is the tensor that the plan expects. Another may be smaller.
+        is_expected = instruction is not None and not self._call.diverged
+        if is_expected and instruction.root is not None and instruction.value in self._values:
             self._look(instruction.value, instruction.root.view(tensor.detach()))
-        return self._call.pack(tensor)
+        return slot
 
     def _look(self, index: int, root: torch.Tensor) -> None:
         with torch.no_grad():

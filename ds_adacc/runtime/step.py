@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Block
+from ds_adacc.execute.block import Block, Trial
 from ds_adacc.execute.call import Forward
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
@@ -178,6 +178,16 @@ class Step:
         if self.observer is None and not has_policy:
             self.observer, self.is_partly_observed = Observer(), True
 
+    def begin_codecs(self, digest: str) -> None:
+        """Note that a call of this pass measures the codecs of the block type."""
+        self.probed.add(digest)
+        self._probed_in_pass.add(digest)
+
+    def begin_trial(self, trial: Trial) -> None:
+        """Note that a call of this pass measures the policy on trial."""
+        trial.has_begun = True
+        self._begun.append(trial)
+
     def forward(self) -> Forward:
         """What stands for the current forward. Each of its calls has autograd hold it until its backward."""
         forward = self._forward and self._forward()
@@ -234,7 +244,13 @@ class Step:
         return ran
 
     def drop_pass(self) -> None:
-        """Discard what was observed of this forward: no backward has followed it, or a call has failed."""
+        """Discard what was observed of this forward: no backward has followed it, or a call has failed.
+
+        What its calls were to measure, the next ones measure.
+        """
+        for trial in self._begun:
+            trial.has_begun = trial.result is not None
+        self.probed -= self._probed_in_pass
         self._begin_pass()
         if self.observer is not None:
             self.observer.drop_pass()
@@ -243,6 +259,8 @@ class Step:
         self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
         self._forward: weakref.ref[Forward] | None = None
         self._backward_has_begun = False
+        self._begun: list[Trial] = []
+        self._probed_in_pass: set[str] = set()
         self._holds_unknown = False  # what autograd holds of some calls of this forward, nobody sees
 
     def close(self) -> None:

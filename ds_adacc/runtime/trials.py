@@ -73,16 +73,16 @@ class Trials:
         """
         if self.bound is None:
             return None
-        known, trial, probed = self._agreement.known_types[record.digest], record.trial, step.probed
+        known, trial = self._agreement.known_types[record.digest], record.trial
         if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
             trial = None
-        asks_for_codecs = self._asks_for_codecs(record, known) and record.digest not in probed
+        asks_for_codecs = self._asks_for_codecs(record, known) and record.digest not in step.probed
         if trial is None and not asks_for_codecs:
             return None
         if asks_for_codecs:
-            probed.add(record.digest)
+            step.begin_codecs(record.digest)
         if trial is not None:
-            trial.has_begun = True
+            step.begin_trial(trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
             return self._binder.measured(record, recording, known, policy, device)

@@ -84,7 +84,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
 
     @torch._disable_dynamo
     def run(self: nn.Module, args: Any, kwargs: Any) -> Any:
-        function = types.MethodType(original, self) if own is None else own
+        function = types.MethodType(original, self) if own is None else _rebound(own, module, self)
         return runtime.run(runtime.blocks.of_module(self, name), self, function, args, kwargs)
 
     @functools.wraps(original, updated=())  # with the original's attributes dynamo would bypass the runtime
@@ -95,6 +95,17 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
 
     forward.covered = (own,)  # type: ignore[attr-defined]
     return forward
+
+
+def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:
+    """A forward that was set on `module`, for a deep copy of it, which has the copy where it has the module."""
+    if copy is module:
+        return own
+    if isinstance(own, types.MethodType) and own.__self__ is module:  # Liger-Kernel patches modules so
+        return types.MethodType(own.__func__, copy)
+    if isinstance(own, functools.partial):  # accelerate's hooks do so
+        return functools.partial(own.func, *(copy if arg is module else arg for arg in own.args), **own.keywords)
+    return own
 
 
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:

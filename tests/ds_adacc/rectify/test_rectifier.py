@@ -6,6 +6,7 @@ import zoo
 from launch import on_ranks, told
 from rectifier_worker import SECTION
 from torch import nn
+from torch.nn import functional as F
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -222,3 +223,36 @@ def test_both_ranks_change_in_the_same_step(tmp_path):
     assert first["policies"] == second["policies"]
     assert first["capacity"] == second["capacity"]
     assert first["capacity_before"] != first["capacity"]
+
+
+class Branching(nn.Module):
+    """Sends fewer tokens through its layer where the data says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        count = 32 if x.sum().item() > 0 else 8
+        return x + F.pad(self.layer(F.gelu(2.0 * self.norm(x)[:, :count])), (0, 0, 0, 32 - count))
+
+
+def test_a_call_that_takes_another_branch_in_a_tracking_step_is_exact():
+    torch.manual_seed(0)
+    section = {"codecs": "paper", "max_gradient_error": None, "memory_budget": 0.6, "rectifier": {"max_interval": 2}}
+    config = load({"adacc": section})
+    runtime = Runtime(config, stepped=True)
+    adacc = Adacc(config, runtime)
+    blocks = nn.ModuleList(Branching() for _ in range(3))
+    has_diverged_while_tracking = False
+    for number in range(10):
+        is_tracking = runtime.controller.step.is_tracking
+        signs = (1, 1, 1) if number < 4 else (1, 1, -1)
+        has_diverged_while_tracking |= is_tracking and -1 in signs
+        inputs = [torch.randn(4, 32, zoo.WIDTH).abs() * sign for sign in signs]
+        outputs = [runtime.checkpoint(block, x.requires_grad_()) for block, x in zip(blocks, inputs, strict=True)]
+        for block, x, output in zip(blocks, inputs, outputs, strict=True):
+            assert torch.equal(output, block(x.detach()))
+        torch.stack(outputs).sum().backward()
+        adacc.end_step()
+    assert has_diverged_while_tracking

@@ -292,6 +292,28 @@ def test_a_trial_that_was_broken_off_is_repeated():
     assert training.runtime.agreement.errors_in_force() or training.runtime.controller.step.purpose is Purpose.TRY
 
 
+def test_after_a_backward_that_failed_the_next_one_of_the_step_measures():
+    def fail(gradient):
+        raise RuntimeError("no gradient today")
+
+    def run(fails):
+        training = Training(**LOSSY)
+        training.step()
+        assert training.runtime.controller.step.purpose is Purpose.TRY
+        if fails:
+            hidden = training.x.clone().requires_grad_()
+            for block in training.blocks:
+                hidden = training.runtime.checkpoint(block, hidden)
+            hidden.register_hook(fail)
+            with pytest.raises(RuntimeError, match="no gradient today"):
+                hidden.sum().backward()
+            training.runtime.controller.abandon()  # as `engine.backward` does
+        assert training.step() == 0
+        return training.runtime.agreement.approvals.blocks.keys()
+
+    assert run(fails=True) == run(fails=False) != set()
+
+
 @pytest.mark.usefixtures("slow_replays")
 def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
     """The first steps in fp16 overflow: no gradient of theirs is training's."""

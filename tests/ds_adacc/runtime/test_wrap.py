@@ -1,7 +1,9 @@
 """Wrapped blocks stay ordinary modules: they can be copied, saved, and wrapped anew."""
 
 import copy
+import functools
 import io
+import types
 
 import pytest
 import torch
@@ -37,6 +39,26 @@ def test_a_deep_copy_runs_its_own_weights(model):
     assert not torch.equal(model(x), x)
     assert torch.equal(x.grad, torch.ones_like(x))
     assert len(runtime.blocks.all()) == 4
+
+
+def doubled(self, x):
+    return 2 * zoo.GPTBlock.forward(self, x)
+
+
+@pytest.mark.parametrize(
+    "patch", [lambda block: types.MethodType(doubled, block), lambda block: functools.partial(doubled, block)]
+)
+def test_a_deep_copy_runs_its_own_weights_where_a_forward_was_set_on_the_block(model, patch):
+    model[0].forward = patch(model[0])
+    x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    expected = model[0](x)
+    wrapped(model)
+    twin = copy.deepcopy(model[0])
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(x), 2 * x)
+    assert torch.equal(model[0](x), expected)
 
 
 def test_a_saved_model_comes_back_unwrapped(model):
