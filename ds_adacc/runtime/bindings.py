@@ -11,7 +11,7 @@ from ds_adacc.execute.block import Block, Record, Trial
 from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.approvals import is_lossy
+from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
@@ -62,12 +62,22 @@ class Bindings:
         is_tried_again = step.is_tracking and agreement.is_lossy(block, record.digest)
         is_permitted = known.agreed is None or agreement.permits(record.digest, index)
         on_trial = is_tried_again or not is_permitted
-        may_be_tried = index is not None and not agreement.approvals.is_rejected(key, policy)
-        record.trial = Trial(policy) if on_trial and may_be_tried else self._trial_of_origin(record, origin, index)
+        trial = self._trial(record, key, policy) if on_trial else None
+        record.trial = trial or self._trial_of_origin(record, origin, index)
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.put_in_force(record, known, policy, inputs, device)
+
+    def _trial(self, record: Record, key: BlockKey, policy: planner.Policy) -> Trial | None:
+        """A trial of the policy, unless it is rejected already.
+
+        Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for
+        the error of another policy. Calls at other sizes measure it.
+        """
+        is_rejected = key[1] is None or self._agreement.approvals.is_rejected(key, policy)
+        known = self._agreement.known_types[record.digest]
+        return None if is_rejected or not self._binder.has_all_losses(record, known, policy) else Trial(policy)
 
     def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
@@ -79,9 +89,7 @@ class Bindings:
             return None
         policy = agreement.known_types[origin].policy(index)
         known = agreement.known_types[record.digest]
-        if is_lossy(known.policy(index), known.profile) or agreement.approvals.is_rejected((origin, index), policy):
-            return None
-        return Trial(policy)
+        return None if is_lossy(known.policy(index), known.profile) else self._trial(record, (origin, index), policy)
 
     def limit_adopted(self, step: Step) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.

@@ -2,6 +2,7 @@
 another.
 """
 
+import pytest
 import torch
 import zoo
 from any_size import Training
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ds_adacc.kernels import separates_outliers
+from ds_adacc.runtime.binder import Binder
 
 RECORDED, PREDICTED = (48, 40, 56), (36, 64, 44)
 SECTION = {"codecs": "paper", "max_gradient_error": None, "rectifier": {"enabled": False}}
@@ -34,6 +36,7 @@ def separated(record):
     return [(values[i].channels, len(record.outliers[i][0])) for i in indices]
 
 
+@pytest.mark.usefixtures("slow_replays")
 def test_outlier_channels_of_one_length_are_not_used_at_another():
     training = Training(OverTime, layers=4, memory_budget=0.62, **SECTION)
     for time in (*RECORDED, *PREDICTED):
@@ -51,3 +54,25 @@ def test_outlier_channels_of_one_length_are_not_used_at_another():
         assert channels == ranked
     assert not any(channels in PREDICTED for channels, _ in by_prediction[True])
     assert training.runtime.recordings <= 4 + len(RECORDED)
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_a_policy_is_not_approved_by_calls_that_cannot_run_it(monkeypatch):
+    """At a length without outliers the calls would retain what the policy compresses, and find no error."""
+    measured = []
+
+    def noted(self, record, recording, known, policy, device):
+        bound = bind(self, record, recording, known, policy, device)
+        if record.trial is not None and policy == record.trial.policy:
+            measured.append(bound.policy == policy)
+        return bound
+
+    bind = Binder.measured
+    monkeypatch.setattr(Binder, "measured", noted)
+    for budget in (0.62, 0.65):
+        section = {**SECTION, "memory_budget": budget, "max_gradient_error": 0.9}
+        training = Training(OverTime, layers=4, **section)
+        for time in (48, 40, 48, 40):
+            training.step(time)
+    assert measured
+    assert all(measured)
