@@ -137,9 +137,11 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         )
     stage = engine.zero_optimization_stage()
     blocks = blocks_to_serve(engine.module, section, stage)
-    if blocks and stage == 3:
-        make_late_leaves(engine, blocks)
-    serve(engine, section, blocks)
+    with ExitStack() as undo:
+        if blocks and stage == 3:
+            undo.callback(make_late_leaves(engine, blocks))
+        serve(engine, section, blocks)
+        undo.pop_all()
     return engine.adacc
 
 

@@ -80,7 +80,7 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.known_types, self.origins = {}, OrderedDict()
+        self.known_types, self.origins, self.moved = {}, OrderedDict(), set()
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)

@@ -85,10 +85,10 @@ def _gradient_errors(controller: Any) -> Iterable[Reading]:
     errors = agreement.errors_in_force()
     named: dict[str, float] = {}
     for block, record in controller.blocks.records():
-        key = record.digest, agreement.forward_order.index(block, record.digest)
+        key = agreement.block_key(block, record.digest)
         if key in errors:
-            name = block.name.split(" ")[0]
-            name = name if "." in name or key[1] is None else f"{name}.{key[1]}"
+            path, is_module, _ = block.name.partition(" (")  # a function has the name of its definition, like others
+            name = path if is_module or key[1] is None else f"{path}.{key[1]}"
             named[name] = max(errors[key], named.get(name, 0.0))
     for name in sorted(named):
         yield f"gradient_error/{name}", named[name]

@@ -342,6 +342,7 @@ class StepController:
         indices = [block["indices"] for block in blocks]
         self.agreement.restore(state.agreement, self.blocks.every(), indices)
         self.new_sizes = NewSizes(self.agreement)
+        self.trials.late()  # those of the blocks before
         self.bindings = self._bindings()
         self._calibration = Calibration(state.corrected)
         self.plan, self.seen, self.review = state.plan, state.seen, None
@@ -350,6 +351,6 @@ class StepController:
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
         self._waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
-        self._corrections, self._ballot = {}, Ballot(self.ranks)
+        self._corrections, self._ballot, self._is_put_off = {}, Ballot(self.ranks), False
         self._is_resumed = state.plan is not None
         self.step = self._next_step()
