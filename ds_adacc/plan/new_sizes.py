@@ -14,8 +14,10 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
+from ds_adacc.plan.comparison import peak_when
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.plan.symbolic_types import SymbolicTypes
+from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, fits
@@ -62,14 +64,69 @@ class NewSizes:
         self._tell(predicted, inputs, example)
         return known, predicted
 
+    def largest(self, live_sets: Collection[LiveSet]) -> tuple[list[LiveSet], list[LiveSet]]:
+        """The live sets to plan for, and the others, whose block types can adopt from these.
+
+        Of several that are the same programs at other sizes, only the largest is planned for. Policies that fit there
+        are a start for every smaller size.
+        """
+        alike: dict[frozenset[int], list[LiveSet]] = {}
+        chosen: list[LiveSet] = []
+        for names in live_sets:
+            programs = self._programs(names)
+            if programs:
+                alike.setdefault(frozenset(map(id, programs.values())), []).append(names)
+            else:
+                chosen.append(names)
+        chosen += [max(each, key=self._peak_without) for each in alike.values()]
+        return chosen, [names for names in live_sets if names not in chosen]
+
+    def adopt_from(self, plan: Plan) -> list[str]:
+        """Adopt from a new plan. Returns the block types that were recorded, and have adopted policies from it.
+
+        The other sizes of a program adopt from the largest live set that was planned for. So sizes that come in new
+        combinations have all adopted from one live set, in which they were priced together.
+        """
+        for names in (names for group in plan.groups for names in group.live_sets):
+            for name, program in self._programs(names).items():
+                without = self._peak_without(names)
+                if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
+                    program.origin, program.origin_bytes = name, without
+        recorded = self.symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
+        return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
+
+    def adopt_all(self, names: LiveSet) -> bool:
+        """Have block types that ran together adopt policies that were found for one live set.
+
+        Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
+        """
+        programs = self._programs(names)
+        origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
+        if not programs or len(origins) < len(programs):
+            return False
+        if not any(origins <= planned for planned in self._agreement.live_sets):
+            return False
+        others, types = sorted(names - origins), self._agreement.known_types
+        return all(map(self._may_adopt, others)) and all(self._adopt(types[name], name) for name in others)
+
     def adopt(self, known: KnownType, like: str) -> bool:
-        """Put policies in force for a block type whose program is that of `like` at other input sizes.
+        """Put policies in force for a new block type whose program is that of `like` at other input sizes.
 
         They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
         """
-        agreement = self._agreement
-        relative, digest = agreement.known_types.get(agreement.origin(like)), known.recording.digest
-        if agreement.budget.limit is None or known.agreed is not None or relative is None:
+        return known.agreed is None and self._adopt(known, like)
+
+    def _may_adopt(self, name: str) -> bool:
+        """Whether the ranks have not planned for this block type. What they have planned stays the same on all."""
+        return name in self._agreement.origins or name not in self._agreement.agreed_types
+
+    def _adopt(self, known: KnownType, like: str) -> bool:
+        agreement, program = self._agreement, self.symbolic_types.of(like)
+        origin = agreement.origin(like)
+        if program is not None and program.origin in agreement.agreed_types:
+            origin = program.origin
+        relative, digest = agreement.known_types.get(origin), known.recording.digest
+        if agreement.budget.limit is None or relative is None or origin == digest:
             return False
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
         known.outlier_channels = dict(relative.outlier_channels)
@@ -84,9 +141,8 @@ class NewSizes:
         adoption = Adoption(agreed, profile, agreement.agreed_types, sets, agreement.forward_order.orders)
         limit = agreement.budget.grown(adoption.without)
         # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
-        policies = adoption.policies(
-            limit, lambda index, policy: not agreement.approvals.is_rejected((name, index), policy)
-        )
+        rejected = agreement.approvals.is_rejected
+        policies = adoption.policies(limit, lambda index, policy: not rejected((name, index), policy))
         if policies is None:
             return False
         agreement.budget.limit = limit
@@ -102,7 +158,9 @@ class NewSizes:
         """
         agreement = self._agreement
         agreed = [agreement.known_types[name].agreed for name in names]
-        if None in agreed or not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
+        if None in agreed:
+            return False
+        if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
             return False
         lean = {each.spec.name: self._recomputed(each) for each in agreed if each.spec.name in agreement.origins}
         if not lean or not agreement.fits([lean.get(each.spec.name, each) for each in agreed]):
@@ -110,6 +168,21 @@ class NewSizes:
         for name, each in lean.items():
             agreement.adopt(each, agreement.origin(name))
         return True
+
+    def _programs(self, names: LiveSet) -> dict[str, SymbolicType]:
+        """The program of each of these block types; none at all if this rank does not know one, or if two share one."""
+        known = {name: self.symbolic_types.of(name) for name in sorted(names & self._agreement.known_types.keys())}
+        programs = {name: program for name, program in known.items() if program is not None}
+        return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
+
+    def _peak_without(self, names: LiveSet) -> int:
+        """Peak bytes of a live set without checkpointing."""
+        types = {name: self._agreement.known_types[name] for name in sorted(names)}
+        each = (
+            planner.BlockType(name, self._agreement.counted(known), known.count, known.calls_per_block)
+            for name, known in types.items()
+        )
+        return peak_when(planner.retain_policy, planner.Problem(tuple(each)))
 
     def _has_two_sizes(self, names: LiveSet) -> bool:
         programs = [program for program in map(self.symbolic_types.of, names) if program is not None]

@@ -22,7 +22,8 @@ class SymbolicType:
 
     `recorded`: the block types that were recorded of it, by their sizes; `predicted`: those that were predicted.
     `constants`: those of the blocks that were recorded at two sizes, and had the same ones there. Another block may
-    compute its constants from the sizes.
+    compute its constants from the sizes. `origin`: the block type whose policies the other sizes adopt; None before one
+    was planned for. `origin_bytes`: the peak without checkpointing of the live set that it was planned in.
     """
 
     program: SymbolicProgram
@@ -30,6 +31,8 @@ class SymbolicType:
     recorded: dict[Sizes, str] = field(default_factory=dict)
     predicted: dict[Sizes, str] = field(default_factory=dict)
     constants: set[tuple[float, ...]] = field(default_factory=set)
+    origin: str | None = None
+    origin_bytes: int = 0
 
     def at(self, sizes: Sizes) -> str | None:
         """The block type at these sizes, if it was recorded or predicted before."""

@@ -248,12 +248,19 @@ class StepController:
         return findings.corrections
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
-        """Plan for the live sets that wait for a plan. The first plan must fit the budget."""
+        """Plan for the live sets that wait for a plan. The first plan must fit the budget.
+
+        Those that are the same programs at other sizes adopt policies instead, or go on waiting if none fit.
+        """
         is_first = self.plan is None
         waiting, reason = self._waiting.take()
         if self.agreement.undecided:
             reason = "new shapes recorded"
-        self.decide(waiting, "first step recorded" if is_first else reason, is_first, corrections=corrections)
+        self._count(waiting)
+        largest, others = self.new_sizes.largest(waiting)
+        self.decide(largest, "first step recorded" if is_first else reason, is_first, corrections=corrections)
+        self._waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
+        self.put_in_force({name for names in others for name in names})
 
     def decide(
         self,
@@ -264,9 +271,7 @@ class StepController:
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
         """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
-        for digest in {digest for names in live_sets for digest in names} & self.agreement.known_types.keys():
-            alive = self.step.observer.most_alive[digest] if self.step.observer else 0
-            self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
+        self._count(live_sets)
         for seen in self.step.passes.values():
             self.agreement.arrange(seen)
         self.step.passes = {}
@@ -274,11 +279,18 @@ class StepController:
         self.plan, self.seen = plan, None
         self._waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
-        self.bindings.forget_adopted(all_but=plan.policies)
-        self.put_in_force(block_type.name for block_type in plan.block_types)
+        adopted = self.new_sizes.adopt_from(plan)
+        self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
+        self.put_in_force([*plan.policies, *adopted])
         self.bindings.keep_block_types()
         self._plan_log.decided(plan, self.schedule.ended)
         return plan
+
+    def _count(self, live_sets: Iterable[LiveSet]) -> None:
+        """Note how many calls of each block type were alive at once."""
+        for digest in {digest for names in live_sets for digest in names} & self.agreement.known_types.keys():
+            alive = self.step.observer.most_alive[digest] if self.step.observer else 0
+            self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
 
     def admit(self, block: Block, record: Record, recording: Recording) -> None:
         """Put the policy of the block in force for a new record of it, as this step needs it."""

@@ -42,7 +42,7 @@ class Waiting:
         if not live_set or live_set in self._planned:
             return False
         is_planned = self._agreement.is_planned(live_set)
-        if not is_planned and not self._new_sizes.make_lean(live_set):
+        if not is_planned and not (self._new_sizes.adopt_all(live_set) or self._new_sizes.make_lean(live_set)):
             self.add([live_set], "blocks ran together that had not before")
             return False
         if len(self._planned) >= _MOST_PLANNED:

@@ -3,63 +3,12 @@
 import torch
 import zoo
 from torch import nn
+from two_programs import TwoPrograms
 
-from ds_adacc.config import load
-from ds_adacc.engine.adacc import Adacc
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
 from ds_adacc.runtime import bindings, waiting
-from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
-
-
-class FeedForward(nn.Module):
-    """With `by_size`, it computes with its input's size, so each size is a program of its own."""
-
-    def __init__(self, by_size=False):
-        super().__init__()
-        self.up, self.down = nn.Linear(zoo.WIDTH, 2 * zoo.WIDTH), nn.Linear(2 * zoo.WIDTH, zoo.WIDTH)
-        self.by_size = by_size
-
-    def forward(self, x):
-        return x + self.down(nn.functional.silu(self.up(x))) / (int(x.shape[1]) if self.by_size else 1)
-
-
-class TwoPrograms:
-    """GPT blocks, and blocks of another kind: encoder and decoder, say. Compared with plain autograd, bit for bit."""
-
-    def __init__(self, by_size=False, **rectifier):
-        torch.manual_seed(0)
-        self.encoder = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
-        self.decoder = nn.ModuleList(FeedForward(by_size) for _ in range(2))
-        config = load({"adacc": {"memory_budget": 0.7, "codecs": "none", "rectifier": rectifier}})
-        self.runtime = Runtime(config, stepped=True)
-        self.adacc = Adacc(config, self.runtime)
-
-    def step(self, *lengths):
-        """One optimizer step: a micro-batch for each pair of lengths, the encoder's (None: it does not run) and the
-        decoder's.
-        """
-        for given in lengths:
-            plain, found = (self.gradients(given, call) for call in (nn.Module.__call__, self.runtime.checkpoint))
-            zoo.assert_same_bits(plain, found)
-            self.runtime.controller.end_backward()
-        self.adacc.end_step()
-
-    def gradients(self, lengths, call):
-        torch.manual_seed(0)
-        stacks = [s for s, length in zip((self.encoder, self.decoder), lengths, strict=True) if length]
-        inputs = [torch.randn(2, length, zoo.WIDTH, requires_grad=True) for length in lengths if length]
-
-        def through(*inputs):
-            total = 0
-            for blocks, x in zip(stacks, inputs, strict=True):
-                for block in blocks:
-                    x = call(block, x)
-                total = total + x.sum()
-            return total
-
-        return zoo.gradients(nn.ModuleList(stacks), inputs, {}, through)
 
 
 def settled():
@@ -98,11 +47,11 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     monkeypatch.setattr(bindings, "_MOST_ADOPTED", 16)
     monkeypatch.setattr(blocks_of, "_RECORDS", 4)
     training = settled()
-    training.step((25, 25))
+    training.step((33, 33))
     controller = training.runtime.controller
     last = frozenset(each.records()[0].digest for each in controller.blocks.all())
     plan = controller.decide([last], "drift")
-    for length in range(33, 55):
+    for length in range(34, 56):
         training.step((length, length))
     assert last <= set(training.runtime.agreement.origins.values())
     assert controller.plan is plan and not controller.agreement.undecided

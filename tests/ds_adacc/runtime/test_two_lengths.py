@@ -1,0 +1,76 @@
+"""A model of two programs whose lengths vary apart, as those of a translator's source and target do."""
+
+import itertools
+import random
+
+import pytest
+import zoo
+from two_programs import TwoPrograms
+
+from ds_adacc.plan import coordinator
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """How many live sets each plan was made for."""
+    counts, solve = [], coordinator.solve
+
+    def counted(request, *args):
+        counts.append(len(request.live_sets))
+        return solve(request, *args)
+
+    monkeypatch.setattr(coordinator, "solve", counted)
+    return counts
+
+
+def planned_types(controller):
+    return controller.agreement.agreed_types.keys() - controller.agreement.origins.keys()
+
+
+def test_a_step_of_many_pairs_plans_for_the_largest_and_the_others_adopt(planned):
+    training = TwoPrograms(memory_budget=0.55, enabled=False)
+    training.step((12, 9), (32, 20), (16, 14), (24, 18))
+    plan, agreement = training.runtime.controller.plan, training.runtime.agreement
+    inputs = {each.profile.graph.values[0].nbytes for each in plan.block_types}
+    assert inputs == {2 * length * zoo.WIDTH * 4 for length in (32, 20)}
+    assert len(agreement.known_types) == 8 and not agreement.undecided
+    assert set(agreement.origins.values()) == set(plan.policies)
+    for pair in ((12, 9), (16, 14), (24, 18), (12, 18), (13, 19)):
+        training.step(pair)
+    assert planned == [1]
+
+
+def test_pairs_that_vary_need_few_plans(planned):
+    """What is met later adopts from one pair, beside whatever length of the other program it comes."""
+    training, lot = TwoPrograms(memory_budget=0.55, enabled=False), random.Random(2)
+    for _ in range(24):
+        training.step(*((lot.randrange(8, 40), lot.randrange(8, 40)) for _ in range(lot.choice((1, 2)))))
+    assert planned[0] == 1 and len(planned) <= 3
+
+
+def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
+    training = TwoPrograms(memory_budget=0.7, enabled=False)
+    for pair in ((16, 16), (12, 12), (14, 14), (24, 24)):
+        training.step(pair)
+    controller = training.runtime.controller
+    training.step((40, 40))
+    largest = frozenset(each.records()[0].digest for each in controller.blocks.all())
+    controller.decide([largest], "drift")
+    for pair in ((20, 30), (30, 20), (12, 14)):
+        training.step(pair)
+        ran = {each.records()[0].digest for each in controller.blocks.all()}
+        assert {controller.agreement.origin(digest) for digest in ran - planned_types(controller)} <= largest
+
+
+def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
+    training = TwoPrograms(memory_budget=0.7, enabled=False)
+    for pair in ((16, 16), (12, 12), (14, 14)):
+        training.step(pair)
+    controller = training.runtime.controller
+    for pair in ((24, 24), (36, 36)):
+        training.step(pair)
+        controller.decide([frozenset(each.records()[0].digest for each in controller.blocks.all())], "drift")
+    before = planned_types(controller)
+    for names in itertools.combinations(before, 2):
+        controller.new_sizes.adopt_all(frozenset(names))
+    assert len(before) >= 4 and planned_types(controller) == before
