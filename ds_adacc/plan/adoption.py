@@ -72,6 +72,11 @@ class Adoption:
 
         return self._most(limit, leaner) or self._shared(limit)
 
+    def compressed(self, limit: int) -> TypePolicies | None:
+        """Everything compressed that can be, as the preset "quantization" demands; None if that does not fit."""
+        policies = (planner.compress_policy(self.spec.profile),) * len(self._relative.policies)
+        return policies if self.peak(policies) <= limit else None
+
     def _shared(self, limit: int) -> TypePolicies | None:
         spec = self._relative.spec
         # A lossy policy that no block has run yet would await its trial.

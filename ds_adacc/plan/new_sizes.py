@@ -140,9 +140,12 @@ class NewSizes:
         sets = *agreement.live_sets, *agreement.unfit
         adoption = Adoption(agreed, profile, agreement.agreed_types, sets, agreement.forward_order.orders)
         limit = agreement.budget.grown(adoption.without)
-        # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
-        rejected = agreement.approvals.is_rejected
-        policies = adoption.policies(limit, lambda index, policy: not rejected((name, index), policy))
+        if agreement.config.forces_compression:
+            policies = adoption.compressed(limit)
+        else:
+            # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
+            rejected = agreement.approvals.is_rejected
+            policies = adoption.policies(limit, lambda index, policy: not rejected((name, index), policy))
         if policies is None:
             return False
         agreement.budget.limit = limit
@@ -158,7 +161,7 @@ class NewSizes:
         """
         agreement = self._agreement
         agreed = [agreement.known_types[name].agreed for name in names]
-        if None in agreed:
+        if None in agreed or agreement.config.forces_compression:
             return False
         if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
             return False

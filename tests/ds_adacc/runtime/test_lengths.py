@@ -11,6 +11,7 @@ from any_size import LAYERS, Training
 from held import watch_held
 from torch import nn
 
+from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
@@ -299,3 +300,11 @@ def test_lossy_policies_are_tried_once_and_run_at_every_length():
         errors.append((difference / sum(float(g.square().sum()) for g in exact.values())) ** 0.5)
     assert 0 < max(errors) <= 1.0
     assert sum(error > 0 for error in errors[4:]) >= 3
+
+
+def test_quantization_compresses_everything_at_every_length():
+    training = Training(codecs="quantization", memory_budget="auto", rectifier={"enabled": False})
+    for time in (40, 20, 30, 26, 50):
+        training.step(time)
+    for known in training.agreement.known_types.values():
+        assert set(known.policies) == {planner.compress_policy(known.profile)}
