@@ -7,7 +7,7 @@ the tensor when backward asks for it.
 The files, in the order in which a tensor meets them:
 
 * `blocks`: finds the block that a callable is.
-* `block`: what is known of a block, one record for each signature and state of its modules.
+* `block`: what is known of a block, one record for each signature and guards.
 * `bound_policy`: ties a policy to a recording: what to do at each call of the pack hook, what to replay in backward.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
@@ -44,8 +44,8 @@ Rules of this room, cited where they are obeyed:
     before it could be taken for that.
 13. Nothing of a block outlives its modules: its records hold their parameters, and whoever still knows the block must
     not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
-14. The states of random generators that replays need are noted at the recorded positions, before anything else is done
-    there. Backward leaves every generator as it finds it.
+14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
+    Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.
 15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
     rebuilt from that tensor for an operator that backward visits later, backward gets a copy.
 

@@ -1,10 +1,10 @@
-"""One block of the model, and a record for each signature and state in which it has been called."""
+"""One block of the model, and a record for each signature and guards under which it has been called."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes, differ_in_sizes, differing_numbers, sizes_of
+from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
 from ds_adacc.python_state.guards import Guards, moved
-from ds_adacc.python_state.state import State
+from ds_adacc.python_state.reading import Reading
 from ds_adacc.python_state.watch import Place
 
 _RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
@@ -40,20 +40,21 @@ class Trial:
 class Record:
     """What is known of one block under one signature.
 
-    `state`: the guards of the block's modules when it was recorded; None: any state will do.
+    `guards`: the marks of what it depends on when it was recorded; None: any will do.
     `digest`: that of its recording, which names its block type.
     `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
     `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while that is on trial.
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
-    `changes`: how often each number in `state` was found changed. `settled`: the numbers that are guarded no longer.
+    `changes`: how often each number among the guards was found changed. `settled`: the numbers that are guarded no
+    longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule 11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
     known yet to run so. `failures`: how often the block could not be recorded under this signature.
     """
 
-    state: Guards | None = None
+    guards: Guards | None = None
     digest: str = ""
     recording: Recording | None = None
     policy: planner.Policy | None = None
@@ -69,13 +70,13 @@ class Record:
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
     @classmethod
-    def failed(cls, state: Guards, earlier: Record | None) -> Record:
-        """That of a block that could not be recorded in this state. In another one it is tried again, a few times.
+    def failed(cls, guards: Guards, earlier: Record | None) -> Record:
+        """That of a block that could not be recorded under these guards. Under others it is tried again, a few times.
 
         `earlier`: the last record of the same signature.
         """
         failures = 1 if earlier is None else earlier.failures + 1
-        return cls(state if failures < _ATTEMPTS else None, failures=failures)
+        return cls(guards if failures < _ATTEMPTS else None, failures=failures)
 
     def bind_later(self, bind: Callable[[Record], BoundPolicy]) -> None:
         """From the next call on, run under what `bind` returns for this record.
@@ -91,7 +92,7 @@ class Record:
             self._bound, self._bind = self._bind(self), None
         return self._bound
 
-    def at_other_sizes(self, state: Guards, recording: Recording) -> Record:
+    def at_other_sizes(self, guards: Guards, recording: Recording) -> Record:
         """A record of the same program at other sizes of its inputs, without a policy yet.
 
         `recording` is the program at these sizes. Where the last dimension of a value follows them, its channels are
@@ -99,7 +100,7 @@ class Record:
         """
         values = recording.values
         return Record(
-            state,
+            guards,
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             settled=self.settled,
@@ -139,14 +140,14 @@ class Record:
             doubt=data["doubt"],
         )
 
-    def holds(self, state: Guards) -> bool:
-        """Whether the block runs the recorded program when its modules are in `state`."""
-        if self.state is None or self.state is state:
+    def holds(self, guards: Guards) -> bool:
+        """Whether the block runs the recorded program when what it depends on has these marks."""
+        if self.guards is None or self.guards is guards:
             return True
-        if self.state == state:
-            self.state = state  # the next call's state is the same object, unless something changes
+        if self.guards == guards:
+            self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        return bool(self.settled) and (moved(self.state, state) or {""}) <= self.settled
+        return bool(self.settled) and (moved(self.guards, guards) or {""}) <= self.settled
 
     def succeed(self, earlier: Record) -> None:
         """Learn from the earlier record of the same signature, some of whose numbers may have changed (Rule 11).
@@ -155,7 +156,7 @@ class Record:
         is guarded no longer. Then nothing is replayed: its next value may change any constant or choose another branch.
         """
         self.changes, self.settled, self.doubt = earlier.changes, earlier.settled, earlier.doubt
-        changed = None if earlier.state is None or self.state is None else moved(earlier.state, self.state)
+        changed = None if earlier.guards is None or self.guards is None else moved(earlier.guards, self.guards)
         if not changed:
             return
         changed -= earlier.settled
@@ -169,16 +170,16 @@ class Block:
     """A block and its records, at most 64; the least recently used is forgotten.
 
     `past`: its records in the run that this one resumes, the last used first. `places`: the globals and class
-    attributes that its functions were seen to read. `state`: that of its last call. `begins_gradient`: it has returned
-    what requires a gradient, though nothing that it was given or holds does.
+    attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
+    `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     """
 
     def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
         self.name = name
         self.begins_gradient = False
         self.places: dict[str, Place] = {}
-        self.state: State | None = None
-        self._records: list[tuple[Hashable, Record]] = []
+        self.last_reading: Reading | None = None
+        self._records: list[tuple[Signature, Record]] = []
         self._past = list(past)
         self._modules: list[weakref.ref[nn.Module]] = []
 
@@ -189,7 +190,7 @@ class Block:
         def forget(_: Any) -> None:
             block = myself()
             if block is not None:
-                block._records, block._past, block.state = [], [], None
+                block._records, block._past, block.last_reading = [], [], None
 
         self._modules = [weakref.ref(module, forget) for module in modules]
 
@@ -199,27 +200,27 @@ class Block:
         classes = tuple(type(reference()) for reference in self._modules)
         return ("" if len(classes) == 1 else self.name), classes
 
-    def find(self, signature: Hashable, state: Guards) -> Record | None:
-        """The record for this signature and this state of the block's modules."""
+    def find(self, signature: Signature, guards: Guards) -> Record | None:
+        """The record for this signature and these guards."""
         for position, (known, record) in enumerate(self._records):
-            if known == signature and record.holds(state):
+            if known == signature and record.holds(guards):
                 if position:
                     self._records.insert(0, self._records.pop(position))
                 return record
         return None
 
-    def latest(self, signature: Hashable) -> Record | None:
-        """The last used record for this signature, whatever its state."""
+    def latest(self, signature: Signature) -> Record | None:
+        """The last used record for this signature, whatever its guards."""
         return next((record for known, record in self._records if known == signature), None)
 
-    def relative(self, signature: Hashable, state: Guards) -> tuple[Record | None, Sizes | None]:
+    def relative(self, signature: Signature, guards: Guards) -> tuple[Record | None, Sizes | None]:
         """The last used record whose signature differs from this one, but only in sizes and strides; and its sizes."""
         for known, record in self._records:
-            if record.recording is not None and record.holds(state) and differ_in_sizes(known, signature):
-                return record, sizes_of(known)
+            if record.recording is not None and record.holds(guards) and differ_in_sizes(known, signature):
+                return record, known.sizes
         return None, None
 
-    def changing_numbers(self, signature: Hashable) -> dict[str, int]:
+    def changing_numbers(self, signature: Signature) -> dict[str, int]:
         """How many values each number among the arguments has had, with that of a new call; by the argument's name."""
         values: dict[str, set[Any]] = {}
         for known, _ in self._records:
@@ -235,7 +236,7 @@ class Block:
         """Forget this record."""
         self._records = [(signature, other) for signature, other in self._records if other is not record]
 
-    def add(self, signature: Hashable, record: Record) -> None:
+    def add(self, signature: Signature, record: Record) -> None:
         """Keep a new record, in place of those that held for the same calls."""
         others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
         self._records = [(signature, record), *others][:_RECORDS]
@@ -273,4 +274,4 @@ def _named(numbers: Collection[str]) -> str:
 
 
 def _covers(record: Record, other: Record) -> bool:
-    return other.state is None or record.holds(other.state)
+    return other.guards is None or record.holds(other.guards)

@@ -114,23 +114,37 @@ class Sizes(NamedTuple):
     numbers: tuple[int, ...] = ()
 
 
-def sizes_of(signature: Any) -> Sizes:
-    """The sizes of a call's arguments."""
-    key, (parts, sharing), *_ = signature
-    numbers: list[int] = []
-    _without_numbers(key, numbers)
-    lengths = (*(length for look in parts for length in look.shape), *(distance for *_, distance in sharing))
-    return Sizes(lengths, tuple(numbers))
+class Signature(NamedTuple):
+    """What tells two calls of a block apart, besides what its function can reach.
+
+    `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
+    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none.
+    """
+
+    arguments: Hashable
+    tensors: Any
+    shared: Hashable = ()
+    ambient: Hashable = None
+    training: bool | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the call's arguments."""
+        looks, sharing = self.tensors
+        numbers: list[int] = []
+        _without_numbers(self.arguments, numbers)
+        lengths = (*(length for look in looks for length in look.shape), *(distance for *_, distance in sharing))
+        return Sizes(lengths, tuple(numbers))
 
 
-def differ_in_sizes(one: Any, other: Any) -> bool:
-    """Whether two calls' signatures (`Runtime.run`) differ in nothing but sizes and strides, and do differ in sizes.
+def differ_in_sizes(one: Signature, other: Signature) -> bool:
+    """Whether two calls' signatures differ in nothing but sizes and strides, and do differ in sizes.
 
     Such calls may run one program at two sizes (`symbolic_program.py`). Whether strides are as predicted is checked
     with the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by
     itself.
     """
-    mine, its = sizes_of(one), sizes_of(other)
+    mine, its = one.sizes, other.sizes
     if mine == its:
         return False
     inner: tuple[list[int], list[int]] = [], []
@@ -140,11 +154,12 @@ def differ_in_sizes(one: Any, other: Any) -> bool:
     return all(a == b or (a, b) in follow for a, b in zip(*inner, strict=True))
 
 
-def _without_sizes(signature: Any, inner: list[int]) -> Hashable:
+def _without_sizes(signature: Signature, inner: list[int]) -> Hashable:
     """The signature apart from sizes. Those of tensors inside objects are appended to `inner`."""
-    key, (parts, sharing), *rest = signature
+    looks, sharing = signature.tensors
     pattern = tuple((number, earlier) for number, earlier, _ in sharing)
-    return _opened(_without_numbers(key, []), inner), _opened(parts, []), pattern, *rest
+    arguments = _opened(_without_numbers(signature.arguments, []), inner)
+    return signature._replace(arguments=arguments, tensors=(_opened(looks, []), pattern))
 
 
 def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
@@ -172,13 +187,13 @@ def _opened(key: Any, sizes: list[int]) -> Hashable:
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
 
 
-def differing_numbers(one: Any, other: Any) -> dict[str, tuple[Any, Any]] | None:
+def differing_numbers(one: Signature, other: Signature) -> dict[str, tuple[Any, Any]] | None:
     """The numbers among the arguments that differ between two calls' signatures, by the argument's name.
 
     The sizes of tensors may differ too. None if anything else does.
     """
     found: dict[str, tuple[Any, Any]] = {}
-    mine, its = dict(_named(one[0])), dict(_named(other[0]))
+    mine, its = dict(_named(one.arguments)), dict(_named(other.arguments))
     is_alike = mine.keys() == its.keys() and all(_note_numbers(name, mine[name], its[name], found) for name in mine)
     return found if is_alike else None
 

@@ -4,7 +4,7 @@ A Python number is a constant of a recorded program. So this state is read befor
 changed, the program is not used. The rules cited here are those of `record/`; Rule 8 is the main one.
 
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
-* `state`: the marks of all that, at one call. Other marks, another program.
+* `reading`: the marks of all that, at one call. Other marks, another program.
 * `guards`: marks of Python values, of whatever kind.
 * `functions`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.

@@ -18,7 +18,7 @@ from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, global_names, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, MODULE_INTERNALS, Guards, snapshot
-from ds_adacc.python_state.state import State, read
+from ds_adacc.python_state.reading import Reading, read
 
 _DEPTH = 3
 _WHOLE = (int, float, complex, str, bytes, set, frozenset, types.NoneType, torch.dtype, torch.device)
@@ -56,8 +56,8 @@ class Closure:
         held = (value for module in self._submodules() for value in module.__dict__.values())
         yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
 
-    def state(self, more: Guards, last: State | None) -> tuple[State, list[torch.Tensor]]:
-        """The block's state as it is now, and the tensors in it; `more` and `last` are those of `read` (state.py)."""
+    def read(self, more: Guards, last: Reading | None) -> tuple[Reading, list[torch.Tensor]]:
+        """What there is to read now, and the tensors in it. `more` and `last` are those of `reading.read`."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
         return read(self.modules, parameters, self.plain, more, last)
 

@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
 
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
-        return holds(self._closure.state({}, last=None)[0].marks, thing) or holds(self.watch.marks, thing)
+        return holds(self._closure.read({}, last=None)[0].marks, thing) or holds(self.watch.marks, thing)
 
     def _ran(
         self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import sizes_of
+from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.watch import Watch, marks_of
@@ -29,17 +27,17 @@ class Learner:
         self._warnings = warnings
         self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
 
-    def recording(self, block: Block, signature: Hashable, record: Record, captured: Capture) -> Recording:
+    def recording(self, block: Block, signature: Signature, record: Record, captured: Capture) -> Recording:
         """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.recording is not None:
             record.succeed(earlier)
             if record.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, record.doubt)
-        unwatched = captured.watch.unguarded or unreadable((signature, record.state))
+        unwatched = captured.watch.unguarded or unreadable((signature, record.guards))
         if not any(each.recording is not None and not each.doubt for each in block.records()):
             unwatched = unwatched or self._kept_result(block, record, captured.watch)
-        codes = [mark.code for mark in (record.state or {}).values() if isinstance(mark, KeptResults)]
+        codes = [mark.code for mark in (record.guards or {}).values() if isinstance(mark, KeptResults)]
         if any(code is not None and captured.watch.has_seen(code) for code in codes):
             self._computed.append(captured.watch)
         if unwatched is not None:
@@ -54,22 +52,22 @@ class Learner:
 
         If another block was, this one depends on all that the other has read.
         """
-        for name, code in kept_results(record.state or {}).items():
+        for name, code in kept_results(record.guards or {}).items():
             if not watch.has_seen(code):
                 other = next((each for each in self._computed if each.has_seen(code)), None)
                 if other is None:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
                 block.places.update(other.places)
-                record.state = {**marks_of(other.places), **(record.state or {})}
+                record.guards = {**marks_of(other.places), **(record.guards or {})}
         return None
 
     def known_type(
-        self, recording: Recording, captured: Capture, block: Block, signature: Hashable, record: Record
+        self, recording: Recording, captured: Capture, block: Block, signature: Signature, record: Record
     ) -> KnownType:
         """The block type of a recording, measured if it is new."""
         agreement, digest = self._controller.agreement, recording.digest
-        symbolic_types, sizes = self._controller.new_sizes.symbolic_types, sizes_of(signature)
-        relative, _ = block.relative(signature, record.state)  # at other input sizes
+        symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
+        relative, _ = block.relative(signature, record.guards)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.recording.constants == recording.constants
         like = relative.digest if is_like else None

@@ -26,7 +26,15 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.saved import unpack
 from ds_adacc.program.schema import tensors_in
-from ds_adacc.program.signature import aliases, ambient, describe, flatten, sizes_of, surroundings, why_unrecordable
+from ds_adacc.program.signature import (
+    Signature,
+    aliases,
+    ambient,
+    describe,
+    flatten,
+    surroundings,
+    why_unrecordable,
+)
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards
@@ -141,15 +149,15 @@ class Runtime:
         self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
-            block.state, held = found.state(marks_of(block.places), block.state)
-            state = block.state.marks
+            block.last_reading, held = found.read(marks_of(block.places), block.last_reading)
+            guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
-            signature = (key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
-            record = block.find(signature, state) or self._predict(block, signature, state, tensors)
+            signature = Signature(key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
+            record = block.find(signature, guards) or self._predict(block, signature, guards, tensors)
             if record is None or self._is_to_verify(record):
                 reason = not_recorded_now(found)
                 if reason is None:
-                    return self._record(block, signature, state, found, tensors, lambda: function(*args, **kwargs))
+                    return self._record(block, signature, guards, found, tensors, lambda: function(*args, **kwargs))
                 if record is None:
                     self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
@@ -161,19 +169,19 @@ class Runtime:
             self._thread = None
 
     def _predict(
-        self, block: Block, signature: Hashable, state: Guards, tensors: Sequence[torch.Tensor]
+        self, block: Block, signature: Signature, guards: Guards, tensors: Sequence[torch.Tensor]
     ) -> Record | None:
         """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
-        like, its_sizes = block.relative(signature, state)
+        like, its_sizes = block.relative(signature, guards)
         if like is None:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
         example = Example(its_sizes, like.recording)
-        predicted = self.controller.new_sizes.at_sizes(like.digest, example, sizes_of(signature), tensors)
+        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, tensors)
         if predicted is None:
             return None
         known, recording = predicted
-        record = like.at_other_sizes(state, recording)
+        record = like.at_other_sizes(guards, recording)
         record.digest = known.recording.digest
         self.controller.admit(block, record, recording)
         block.add(signature, record)
@@ -183,7 +191,7 @@ class Runtime:
         self,
         block: Block,
         record: Record,
-        signature: Hashable,
+        signature: Signature,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
@@ -229,14 +237,14 @@ class Runtime:
             step.note_plain(output)
         return output
 
-    def _is_to_follow(self, block: Block, record: Record, signature: Hashable) -> bool:
+    def _is_to_follow(self, block: Block, record: Record, signature: Signature) -> bool:
         """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
         if record.is_unseen and record.bound.replays:
             record.is_unseen = self._key(block, record, signature) not in self._seen
             return record.is_unseen
         return False
 
-    def _key(self, block: Block, record: Record, signature: Hashable) -> Hashable:
+    def _key(self, block: Block, record: Record, signature: Signature) -> Hashable:
         return self._seen.key(record.digest, signature, block, self.blocks.all())
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
@@ -277,8 +285,8 @@ class Runtime:
     def _record(
         self,
         block: Block,
-        signature: Hashable,
-        state: Guards,
+        signature: Signature,
+        guards: Guards,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
@@ -288,15 +296,15 @@ class Runtime:
         self.recordings += 1
         with self.agreement.budget.aside():
             captured = capture(block.name, tensors, found, run)
-        state = {**captured.watch.marks, **state}
+        guards = {**captured.watch.marks, **guards}
         block.places.update(captured.watch.places)
         if captured.recording is None:
             self.warnings.fallen_back(block, captured.reason)
-            block.add(signature, Record.failed(state, block.latest(signature)))
+            block.add(signature, Record.failed(guards, block.latest(signature)))
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         record = recalled or Record()
-        record.state = state
+        record.guards = guards
         recording = self._learner.recording(block, signature, record, captured)
         with self.agreement.budget.aside():
             known = self._learner.known_type(recording, captured, block, signature, record)

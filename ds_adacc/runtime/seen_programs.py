@@ -7,11 +7,12 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ds_adacc.execute.block import Block
+from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import without_identity
 
 
 class SeenPrograms:
-    """Programs by block type, each with what Python may have decided by: the block's state and its arguments.
+    """Programs by block type, each with what Python may have decided by: the block's marks and its arguments.
 
     Two layers may run one program up to a length, and from there on two, as where a window is set for one of them.
     Only what tells which layer it is has no part in it: its modules and parameters, and the number that counts layers.
@@ -19,17 +20,16 @@ class SeenPrograms:
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
-        self._states: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
+        self._marks: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
-    def key(self, digest: str, signature: Hashable, block: Block, blocks: Iterable[Block]) -> Hashable:
+    def key(self, digest: str, signature: Signature, block: Block, blocks: Iterable[Block]) -> Hashable:
         """Names a program of this block type as `block` runs it, one of the `blocks`, in a call of this signature."""
-        arguments, _, *ambience = signature
-        alike = [each for each in blocks if each.kind == block.kind and each.state is not None]
-        of = (block.state, len(alike))
-        known = self._states.get(block)
+        alike = [each for each in blocks if each.kind == block.kind and each.last_reading is not None]
+        of = (block.last_reading, len(alike))
+        known = self._marks.get(block)
         if known is None or known[0] != of:
-            known = self._states[block] = of, _state(block, alike)
-        return digest, block.kind, arguments, *ambience, known[1]
+            known = self._marks[block] = of, _marks(block, alike)
+        return digest, block.kind, signature._replace(tensors=None), known[1]
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._seen
@@ -38,9 +38,9 @@ class SeenPrograms:
         self._seen.add(key)
 
 
-def _state(block: Block, alike: list[Block]) -> Hashable:
-    of_all = [_unnamed(each.state.marks) for each in alike]
-    return tuple((name, mark) for name, mark in _unnamed(block.state.marks).items() if not _counts(name, of_all))
+def _marks(block: Block, alike: list[Block]) -> Hashable:
+    of_all = [_unnamed(each.last_reading.marks) for each in alike]
+    return tuple((name, mark) for name, mark in _unnamed(block.last_reading.marks).items() if not _counts(name, of_all))
 
 
 def _unnamed(marks: Mapping[str, Hashable]) -> dict[str, Hashable]:

@@ -7,7 +7,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ds_adacc.program.signature import ambient, describe, differ_in_sizes, differing_numbers, flatten
+from ds_adacc.program.signature import Signature, ambient, describe, differ_in_sizes, differing_numbers, flatten
 
 
 def test_keyword_arguments_in_another_order_are_another_call():
@@ -23,7 +23,7 @@ def test_arguments_in_another_order_do_not_differ_in_sizes_or_numbers():
     def signature(*names, length=9):
         tensors = []
         key = flatten(((torch.zeros(2, length),), dict.fromkeys(names, 2.0)), tensors)
-        return key, describe(tensors), ambient(), True
+        return Signature(key, describe(tensors), ambient=ambient(), training=True)
 
     assert not differ_in_sizes(signature("a", "b"), signature("b", "a", length=12))
     assert differ_in_sizes(signature("b", "a"), signature("b", "a", length=12))
@@ -45,7 +45,7 @@ class Cache:
 def signature(length, cache, hidden=32):
     tensors = []
     key = flatten(((torch.zeros(2, length, hidden),), {"cache": cache}), tensors)
-    return key, describe(tensors), ambient(), True
+    return Signature(key, describe(tensors), ambient=ambient(), training=True)
 
 
 def test_calls_that_differ_in_sizes():

@@ -7,7 +7,7 @@ from recorded import profile_of, record, under
 
 from ds_adacc import planner
 from ds_adacc.program.formula import Formula, Variables, fit
-from ds_adacc.program.signature import ambient, describe, flatten, sizes_of
+from ds_adacc.program.signature import Signature, describe, flatten
 from ds_adacc.program.symbolic_program import Example, SymbolicProgram, fits
 from ds_adacc.python_state.closure import closure_of
 
@@ -54,7 +54,7 @@ def recorded(name, block, **sizes):
     key = flatten((args, kwargs), tensors)
     found = closure_of(block)
     tensors += [t for t in found.tensors if not isinstance(t, torch.nn.Parameter)]
-    numbers = sizes_of((key, describe(tensors), ambient(), True))
+    numbers = Signature(key, describe(tensors)).sizes
     return Example(numbers, record(block, args, kwargs)), tensors
 
 
@@ -99,7 +99,7 @@ def test_a_wrong_guess_is_found_out_by_the_next_recording():
     examples = []
     for time in (6, 7, 12, 16, 20, 24):
         x = torch.randn(2, time, 8, requires_grad=True)
-        examples.append(Example(sizes_of((None, describe([x]))), record(block, (x,), {})))
+        examples.append(Example(Signature(None, describe([x])).sizes, record(block, (x,), {})))
     program = SymbolicProgram(examples[0])
     for example in examples[1:3]:
         program.learn(example)

@@ -13,7 +13,7 @@ from recorded import record, tensors_of
 from torch import nn
 
 from ds_adacc.python_state.closure import closure_of
-from ds_adacc.python_state.state import read
+from ds_adacc.python_state.reading import read
 from ds_adacc.record.capture import capture
 
 

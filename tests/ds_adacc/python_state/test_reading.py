@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ds_adacc.python_state.state import read
+from ds_adacc.python_state.reading import read
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""The state of a block at one call: the marks of all that its function can reach (Rule 8).
+"""What is read of a block at one call: the marks of all that its function can reach (Rule 8).
 
 Most of it never changes. What identity can tell is therefore compared with what was there at the call before, in one
 pass over the modules. Everything else is read again at every call: buffers, hooks, containers, objects, classes.
@@ -35,7 +35,7 @@ _dicts_of = operator.attrgetter(
 
 
 @dataclass(frozen=True)
-class State:
+class Reading:
     """What was read at one call. `marks` has all of it: those of `structure`, and the `others`."""
 
     structure: Structure
@@ -48,12 +48,12 @@ def read(
     parameters: Iterable[nn.Parameter],
     values: Iterable[Any],
     more: Guards,
-    last: State | None,
-) -> tuple[State, list[torch.Tensor]]:
-    """The state of `modules` with all that they hold, of `parameters` from elsewhere, and of other `values`.
+    last: Reading | None,
+) -> tuple[Reading, list[torch.Tensor]]:
+    """Read `modules` with all that they hold, of `parameters` from elsewhere, and of other `values`.
 
-    `more`: marks of what else the block depends on. `last`: the state at the call before, which is returned if the
-    state is still the same. Beside it, the tensors that were met, without parameters: a state keeps no tensor.
+    `more`: marks of what else the block depends on. `last`: what was read at the call before, which is
+    returned if it is still the same. Beside it, the tensors that were met, without parameters: a reading keeps none.
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
@@ -65,7 +65,7 @@ def read(
     others = {**walk.guards, **more}
     if same is not None and others == last.others:
         return last, walk.tensors
-    return State(structure, others, {**structure.marks, **others}), walk.tensors
+    return Reading(structure, others, {**structure.marks, **others}), walk.tensors
 
 
 class Structure:
