@@ -15,38 +15,39 @@ The files, in the order in which a tensor meets them:
 * `holders/`: what stands for a value until backward, one file for each choice.
 * `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.
 
-Rules of this room, cited where they are obeyed:
+Rules of this room, cited by their letter and number where they are obeyed:
 
-1. The forward runs once. Backward replays operators, never modules, so module hooks fire once and no random number is
-   drawn twice.
-2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`. A policy
-   that retains everything installs not even these.
-3. A saved tensor is known by its position: autograd packs in the same order at every call. Size, stride and dtype must
-   be those recorded; so must the address, once the value has been seen in this call.
-4. A call that leaves the recorded course retains every tensor from there on. What it has dropped before must be
-   rebuildable from what it has saved before: a rebuilt value is therefore kept until all its sources are saved.
-5. Slots refer to holders, and holders to the holders that they are rebuilt from; nothing refers back. Without a
-   reference cycle, what only one node of the autograd graph needs is freed with that node, not when Python's collector
-   comes.
-6. `get` may be called any number of times, in any order, so `retain_graph`, partial and repeated backward passes work.
-   The count of uses decides only how long a restored tensor stays cached.
-7. A retained or offloaded value or a parameter that was written to after the forward raises when backward needs it, as
-   in plain autograd: its gradient would be wrong. A compressed value is a copy, which the write does not reach. ZeRO's
-   optimizers write where autograd does not see it: after such a step, nothing that reads parameters is replayed.
-8. A parameter is read where it lies when backward asks, and is never held: ZeRO-3 frees and moves it between the two.
-9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has set
-   does not hold there.
-10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
-11. A number that keeps changing is guarded for three values: guarding it longer would record the block at every step.
+E1. The forward runs once. Backward replays operators, never modules, so module hooks fire once and no random number is
+    drawn twice.
+E2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`. A policy
+    that retains everything installs not even these.
+E3. A saved tensor is known by its position: autograd packs in the same order at every call. Size, stride and dtype
+    must be those recorded; so must the address, once the value has been seen in this call.
+E4. A call that leaves the recorded course retains every tensor from there on. What it has dropped before must be
+    rebuildable from what it has saved before: a rebuilt value is therefore kept until all its sources are saved.
+E5. Slots refer to holders, and holders to the holders that they are rebuilt from; nothing refers back. Without a
+    reference cycle, what only one node of the autograd graph needs is freed with that node, not when Python's
+    collector comes.
+E6. `get` may be called any number of times, in any order, so `retain_graph`, partial and repeated backward passes
+    work. The count of uses decides only how long a restored tensor stays cached.
+E7. A retained or offloaded value or a parameter that was written to after the forward raises when backward needs it,
+    as in plain autograd: its gradient would be wrong. A compressed value is a copy, which the write does not reach.
+    ZeRO's optimizers write where autograd does not see it: after such a step, nothing that reads parameters is
+    replayed.
+E8. A parameter is read where it lies when backward asks, and is never held: ZeRO-3 frees and moves it between the two.
+E9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has
+    set does not hold there.
+E10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
+E11. A number that keeps changing is guarded for three values: guarding it longer would record the block at every step.
     From then on nothing of the block is replayed, just as in a block that depends on what no guard can read.
-12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that fired
-    twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the one
-    before it could be taken for that.
-13. Nothing of a block outlives its modules: its records hold their parameters, and whoever still knows the block must
+E12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that
+    fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
+    one before it could be taken for that.
+E13. Nothing of a block outlives its modules: its records hold their parameters, and whoever still knows the block must
     not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
-14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
+E14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
     Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.
-15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
+E15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
     rebuilt from that tensor for an operator that backward visits later, backward gets a copy.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.

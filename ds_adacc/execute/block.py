@@ -49,7 +49,7 @@ class Record:
     the threshold, both on the device.
     `changes`: how often each number among the guards was found changed. `settled`: the numbers that are guarded no
     longer.
-    `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule 11).
+    `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
     known yet to run so. `failures`: how often the block could not be recorded under this signature.
     """
@@ -150,7 +150,7 @@ class Record:
         return bool(self.settled) and (moved(self.guards, guards) or {""}) <= self.settled
 
     def succeed(self, earlier: Record) -> None:
-        """Learn from the earlier record of the same signature, some of whose numbers may have changed (Rule 11).
+        """Learn from the earlier record of the same signature, some of whose numbers may have changed (Rule E11).
 
         A number on a schedule would have the block recorded at every step. Once it has been seen with three values, it
         is guarded no longer. Then nothing is replayed: its next value may change any constant or choose another branch.
@@ -184,7 +184,7 @@ class Block:
         self._modules: list[weakref.ref[nn.Module]] = []
 
     def live_with(self, modules: Iterable[nn.Module]) -> None:
-        """Forget all records, and with them the parameters, as soon as one of the modules is gone (Rule 13)."""
+        """Forget all records, and with them the parameters, as soon as one of the modules is gone (Rule E13)."""
         myself = weakref.ref(self)
 
         def forget(_: Any) -> None:

@@ -26,7 +26,7 @@ class Instruction:
     """What the pack hook expects at one position, and what it does with it.
 
     `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
-    `size`, `stride`, `dtype`: what the tensor must look like (Rule 3).
+    `size`, `stride`, `dtype`: what the tensor must look like (Rule E3).
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
     in bytes from the first byte there. `root`: the value's own geometry seen from the tensor, at its first position
     only. `is_part`: at that position, the value reaches beyond the tensor.
@@ -35,7 +35,7 @@ class Instruction:
     geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
     storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
     `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
-    kept any longer, since all their sources are saved (Rule 4). `copy`: backward gets a copy of it (`copied.py`).
+    kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it (`copied.py`).
     """
 
     value: int | None = None
@@ -68,7 +68,7 @@ class BoundPolicy:
     """How to execute one block's calls under a policy.
 
     `codecs`: by compressed value. `instructions`: by position of the pack hook.
-    `order`: the values with a holder, sources first (Rule 10). `inputs`: those of them that exist before the forward,
+    `order`: the values with a holder, sources first (Rule E10). `inputs`: those of them that exist before the forward,
     each with the geometry of what its holder is given; None: the tensor itself.
     `replays`: by operator that backward replays. `uses`: how often backward asks for each value.
     `first_states`: the random generators whose states are noted when the call begins, each with the value that holds
@@ -115,7 +115,7 @@ class BoundPolicy:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether everything is retained: plain autograd does the same without hooks (Rule 2)."""
+        """Whether everything is retained: plain autograd does the same without hooks (Rule E2)."""
         return not self.replays and not self.codecs and self.prefetcher is None
 
 
@@ -253,7 +253,7 @@ def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[i
 
 
 def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
-    """The values with a holder, sources first (Rule 10): inputs have the lowest indices, then come outputs in order."""
+    """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow in order."""
     return tuple(
         value.index
         for value in recording.values
@@ -328,7 +328,7 @@ def _instruction(
 
 
 def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
-    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule 4).
+    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
 
     `first`: the position at which each saved value is seen for the first time, and each generator's state is noted.
     """

@@ -47,10 +47,10 @@ class FirstSlot:
 class Call:
     """The pack hook of one call, and all its state. After the forward only the slots keep the holders that they need.
 
-    Rule 3: the first time, a value is known only by its position and its looks. That suffices: whatever decides a
+    Rule E3: the first time, a value is known only by its position and its looks. That suffices: whatever decides a
     block's course is guarded, and the recorder lets nothing be rebuilt that is first saved after Python reads data.
 
-    Rule 4: where a tensor does not look as recorded (a mixture of experts routes otherwise, say), this call diverges:
+    Rule E4: where a tensor does not look as recorded (a mixture of experts routes otherwise, say), this call diverges:
     it and all that follow are retained.
     """
 
@@ -94,7 +94,7 @@ class Call:
 
     def pack(self, tensor: torch.Tensor) -> Slot:
         """The pack hook."""
-        # This runs for every saved tensor (Rule 2), so what it looks up, it looks up once.
+        # This runs for every saved tensor (Rule E2), so what it looks up, it looks up once.
         number = self._position
         self._position = number + 1
         instructions = self.bound.instructions
@@ -123,7 +123,7 @@ class Call:
         if slot is None or (instruction.states and not self._note(instruction.states)):
             return self._diverging(tensor)
         for index in instruction.release:
-            self.holders[index].pending = None  # Rule 4: all its sources are saved now
+            self.holders[index].pending = None  # Rule E4: all its sources are saved now
         if number == 0 and self.forward is not None:
             return FirstSlot(slot, self.forward)
         return slot
@@ -135,11 +135,11 @@ class Call:
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
     def close(self) -> None:
-        """Let go of the holders at the end of the forward (Rule 5)."""
+        """Let go of the holders at the end of the forward (Rule E5)."""
         self.holders = {}
 
     def _note(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
-        """Hold the states of random generators (Rule 14). False if they cannot be known."""
+        """Hold the states of random generators (Rule E14). False if they cannot be known."""
         for index, generator in states:
             if self._noted is not None:
                 state = self._noted[index]
@@ -177,7 +177,7 @@ class Call:
         return self._keep(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> Slot:
-        """A slot for a tensor that the plan does not know. Rule 8: that of a parameter must not hold it."""
+        """A slot for a tensor that the plan does not know. Rule E8: that of a parameter must not hold it."""
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
             start, stop = span(tensor)
             for parameter in self.bound.recording.parameters:
@@ -196,7 +196,7 @@ class Call:
 
 
 def _open(bound: BoundPolicy) -> dict[int, Holder]:
-    """Empty holders for one call, each linked to those that it is rebuilt from (Rules 5 and 10)."""
+    """Empty holders for one call, each linked to those that it is rebuilt from (Rules E5 and E10)."""
     replays: dict[int, Replay] = {}
     holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}
     if bound.prefetcher is not None:

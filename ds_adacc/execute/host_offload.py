@@ -106,7 +106,7 @@ class CudaTransfer:
     def back(self, handle: CudaHandle) -> None:
         if handle.tensor is not None:
             return
-        current = handle.stream = torch.cuda.current_stream(self._device)  # Rule 9
+        current = handle.stream = torch.cuda.current_stream(self._device)  # Rule E9
         handle.tensor = torch.empty_like(handle.host, device=self._device, pin_memory=False)
         self._homeward.wait_stream(current)  # its memory may still be in use there
         self._homeward.wait_event(handle.copied)
@@ -124,7 +124,7 @@ class CudaTransfer:
 
 
 class Offloads:
-    """The offloaded values of one call. Their holders keep it alive; it refers to them weakly (Rule 5)."""
+    """The offloaded values of one call. Their holders keep it alive; it refers to them weakly (Rule E5)."""
 
     __slots__ = ("__weakref__", "_before", "_expected", "_holders", "transfer")
 

@@ -17,24 +17,24 @@ The files, in the order in which a captured call meets them:
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.
 * `probe`: runs a block's backward several times, when its gradient arrives; `gradient_error`: what is measured so.
 
-Rules of this room, cited where they are obeyed:
+Rules of this room, cited by their letter and number where they are obeyed:
 
-1. Everything is measured on the block's own recorded tensors: their data, shapes and strides decide both time and
-   error.
-2. A time is taken with a cold cache: a tensor of a real step was written long before it is read. On the CPU it is the
-   least of three runs after a warm-up: other work on the machine only adds. One backward step is timed once there, as
-   its time only tells how much a copy can hide behind, and nothing is copied. On a CUDA device a time is the median of
-   five runs. Before each, the device sleeps until the host has enqueued the run.
-3. Measuring leaves training as it was: the random generators are put back, no `.grad` is written, and the captured
-   graph stays usable for training's own backward. The loss curve must not depend on what was measured.
-4. Backward is not run ahead of training's own where it may call a collective or a hook: other ranks would not take
-   part, and the hook would run twice.
-5. What cannot be measured is not guessed: a lossy codec without a finite gradient error is not offered.
-6. A process can have one profiler. Beside one of the user's, workspaces are not seen and count as 0, so the profile
-   serves this run only and is not put into the cache.
-7. A key of the cache holds everything that a measurement depends on, the sources of the kernels and of this room among
-   it: who measures otherwise measures anew. What else the cache returns is checked against the block, since data may
-   have decided sizes and roles.
-8. The cache never stops a run: without a usable file, blocks are measured.
-9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
+P1. Everything is measured on the block's own recorded tensors: their data, shapes and strides decide both time and
+    error.
+P2. A time is taken with a cold cache: a tensor of a real step was written long before it is read. On the CPU it is the
+    least of three runs after a warm-up: other work on the machine only adds. One backward step is timed once there, as
+    its time only tells how much a copy can hide behind, and nothing is copied. On a CUDA device a time is the median
+    of five runs. Before each, the device sleeps until the host has enqueued the run.
+P3. Measuring leaves training as it was: the random generators are put back, no `.grad` is written, and the captured
+    graph stays usable for training's own backward. The loss curve must not depend on what was measured.
+P4. Backward is not run ahead of training's own where it may call a collective or a hook: other ranks would not take
+    part, and the hook would run twice.
+P5. What cannot be measured is not guessed: a lossy codec without a finite gradient error is not offered.
+P6. A process can have one profiler. Beside one of the user's, workspaces are not seen and count as 0, so the profile
+    serves this run only and is not put into the cache.
+P7. A key of the cache holds everything that a measurement depends on, the sources of the kernels and of this room
+    among it: who measures otherwise measures anew. What else the cache returns is checked against the block, since
+    data may have decided sizes and roles.
+P8. The cache never stops a run: without a usable file, blocks are measured.
+P9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
 """

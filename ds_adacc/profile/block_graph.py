@@ -28,7 +28,7 @@ class OperatorCost:
 
 
 def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> planner.BlockGraph:
-    """The planner's graph of a verified recording. Values and operators keep their indices (Rule 9).
+    """The planner's graph of a verified recording. Values and operators keep their indices (Rule P9).
 
     `costs`: one for each operator; if empty, no operator takes any bytes besides its results.
     """

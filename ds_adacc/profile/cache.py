@@ -58,7 +58,7 @@ def open_default() -> ProfileCache | None:
 
 
 def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig) -> str:
-    """A SHA-256, in hexadecimal, of everything that a measurement depends on (Rule 7).
+    """A SHA-256, in hexadecimal, of everything that a measurement depends on (Rule P7).
 
     That is the `digest` of the block's recording, the names of the codecs in `offers` for each value, the device, the
     versions of the packages, the sources of the kernels and of this room, which says how things are measured, and those
@@ -91,7 +91,7 @@ def describe(device: torch.device) -> str:
 class ProfileCache:
     """Profiles by key, in an SQLite file that any number of processes may use at once.
 
-    Rule 8: the cache never stops a run. If the disk or the lock fails, it warns once, and this process no longer uses
+    Rule P8: the cache never stops a run. If the disk or the lock fails, it warns once, and this process no longer uses
     the file. A file that is damaged, or that another program or another version wrote, is renamed, and an empty one
     takes its place. Each operation opens a connection of its own, so that no connection crosses a fork.
     """

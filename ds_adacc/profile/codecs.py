@@ -24,7 +24,7 @@ _SAMPLE = 64 << 20  # bytes that are copied to time the link to the host
 class CodecMaker:
     """Makes the codecs that the section asks for, of the backend that suits the device.
 
-    Rule 3: stochastic rounding draws from a `generator` of its own, with the seed of torch's. What the program draws
+    Rule P3: stochastic rounding draws from a `generator` of its own, with the seed of torch's. What the program draws
     (its dropout masks, say) does not depend on what is compressed.
     """
 

@@ -1,4 +1,4 @@
-"""The profile of a block: the costs of its operators and of every codec on offer, on its own tensors (Rule 1)."""
+"""The profile of a block: the costs of its operators and of every codec on offer, on its own tensors (Rule P1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ds_adacc.record.tensors import RecordedTensors
 
 
 def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> planner.Profile:
-    """The block's profile. The tensors of the captured call must still be alive. Rule 3: no generator is moved."""
+    """The block's profile. The tensors of the captured call must still be alive. Rule P3: no generator is moved."""
     with unmoved(recording.generators):
         timer = Timer(captured.tensors.device)
         offers = _offers(recording, captured.tensors, codecs, timer)

@@ -29,9 +29,9 @@ class MemoryTrace:
     or slowed down: moments of another clock would lie elsewhere among its events.
 
     `peak`: the most bytes above the level at the start; `left`: bytes above it at the end. Both are None if the program
-    runs a profiler of its own on this thread, since a thread can have only one (Rule 6), or if the trace began inside a
-    backward. After each step of a backward torch puts back the profiler that the thread had before: one that begins or
-    ends there would be lost, or come back.
+    runs a profiler of its own on this thread, since a thread can have only one (Rule P6), or if the trace began inside
+    a backward. After each step of a backward torch puts back the profiler that the thread had before: one that begins
+    or ends there would be lost, or come back.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -72,7 +72,7 @@ def replay_seconds(
 
 
 def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.Tensor], device: torch.device) -> int:
-    """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if never replayed, or unknown (Rule 6)."""
+    """Bytes that a replay of `op` takes at its peak besides its outputs; 0 if never replayed, or unknown (Rule P6)."""
     if not op.replayable:
         return 0
     with MemoryTrace(device) as trace:
@@ -82,7 +82,7 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
 
 
 def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
-    """Run `op` and its backward step once, in a graph of its own (Rule 3). Its results serve as their gradients.
+    """Run `op` and its backward step once, in a graph of its own (Rule P3). Its results serve as their gradients.
 
     Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
     `autograd.Function` whose backward may do more than compute gradients. Memory that stays allocated (a library's own)

@@ -47,7 +47,7 @@ class Probe:
     back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `noted`:
     by value, the buffers before the call's forward, and the states that random generators had in it, for replays.
 
-    Rule 3: the graph stays usable, no `.grad` is written, and the generators are put back.
+    Rule P3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
@@ -221,7 +221,7 @@ def main_output(output: Any) -> torch.Tensor | None:
 
 
 def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
-    """Why the block's backward must not be run ahead of training's own (Rule 4); None if it may."""
+    """Why the block's backward must not be run ahead of training's own (Rule P4); None if it may."""
     starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
     main = main_output(output)
     if main is None or not starts:

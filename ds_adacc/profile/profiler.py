@@ -43,7 +43,7 @@ class Profiler:
         profile = self._cache.load(key)
         if profile is None or not _is_of(profile, recording):
             profile = self._measure(recording, captured)
-            if not _profiler_enabled() and not is_in_backward():  # Rule 6
+            if not _profiler_enabled() and not is_in_backward():  # Rule P6
                 self._cache.save(key, profile, describe(device))
         return profile
 
@@ -53,7 +53,7 @@ class Profiler:
 
 
 def _is_of(profile: planner.Profile, recording: Recording) -> bool:
-    """Whether the profile is this block's, with its sizes and roles, which data may have decided (Rule 7)."""
+    """Whether the profile is this block's, with its sizes and roles, which data may have decided (Rule P7)."""
     graph = block_graph(recording)
     ops = [(op.inputs, op.outputs, op.replayable) for op in profile.graph.ops]
     return profile.graph.values == graph.values and ops == [(op.inputs, op.outputs, op.replayable) for op in graph.ops]

@@ -15,7 +15,7 @@ _LONGEST_LEAD = 0.01  # seconds; a function that takes the host longer waits for
 
 
 class Timer:
-    """Seconds of a function with a cold cache, without those of its first run (Rule 2).
+    """Seconds of a function with a cold cache, without those of its first run (Rule P2).
 
     On the CPU, other tensors are read before each run, so that they are in the caches and not what the run needs. To
     overwrite the caches would take memory, which a step that measures has not.

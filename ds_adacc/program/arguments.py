@@ -29,7 +29,7 @@ class ValueRef:
 
 @dataclass(frozen=True)
 class ParameterRef:
-    """A reference to the block's parameter `index`. The geometry starts at the parameter's first byte (Rule 5)."""
+    """A reference to the block's parameter `index`. The geometry starts at the parameter's first byte (Rule R5)."""
 
     index: int
     geometry: Geometry

@@ -1,4 +1,4 @@
-"""The random generators that a block may draw from: put them back (Rule 10), and draw again (Rule 14)."""
+"""The random generators that a block may draw from: put them back (Rule R10), and draw again (Rule R14)."""
 
 from __future__ import annotations
 

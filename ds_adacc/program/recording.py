@@ -18,13 +18,13 @@ from ds_adacc.python_state.python_reads import PythonReads
 COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
-TAINTED = "may hold a number read from data"  # why nothing is replayed that runs after data was read (Rule 7)
+TAINTED = "may hold a number read from data"  # why nothing is replayed that runs after data was read (Rule R7)
 UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """The content of one storage at one time (Rules 3 and 4).
+    """The content of one storage at one time (Rules R3 and R4).
 
     `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules),
     "generator" (the state of a random generator, on the host), "state" (one that attention hands to its backward, Rule
@@ -76,7 +76,7 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class Draw:
-    """The random numbers that one operator draws from `generator` (Rule 14).
+    """The random numbers that one operator draws from `generator` (Rule R14).
 
     It draws between the calls `position - 1` and `position` of the pack hook; call -1 is the beginning of the block.
     `before` and `after` are the values that have the generator's state at these two.
@@ -94,7 +94,7 @@ class RecordedOp:
 
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
-    (Rule 4). All are replayed together. The values after the write are the last of `outputs`.
+    (Rule R4). All are replayed together. The values after the write are the last of `outputs`.
     `python_reads`: what its kernel reads besides its arguments, if that is Python.
     """
 
@@ -123,7 +123,7 @@ class RecordedOp:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a call of an `autograd.Function` (Rule 15)."""
+        """Whether it is a call of an `autograd.Function` (Rule R15)."""
         return self.name.startswith(f"{FUNCTION}.")
 
     @property
@@ -183,7 +183,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Recording:
-    """One block's program. Its only tensors are parameters (Rule 12).
+    """One block's program. Its only tensors are parameters (Rule R12).
 
     `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
     know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of its tensors.
@@ -203,7 +203,7 @@ class Recording:
         """A hash of the program's structure: blocks with the same digest share a profile and a policy.
 
         Constants are left out: each block may have its own drop-path rate or layer number, and replays with that.
-        Rule 12: it leaves out what differs between ranks, which is device numbers and what data decides.
+        Rule R12: it leaves out what differs between ranks, which is device numbers and what data decides.
         """
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
         values = [_structure(value) for value in self.values]

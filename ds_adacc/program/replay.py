@@ -41,7 +41,7 @@ class Rerun:
 def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Indexed) -> tuple[torch.Tensor, ...]:
     """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
 
-    Rule 11: the recorded operators lie below autograd and autocast, so both are off here.
+    Rule R11: the recorded operators lie below autograd and autocast, so both are off here.
     """
 
     def tensor_of(ref: ValueRef | ParameterRef) -> torch.Tensor:  # as `view_of`, in one call: it runs most often
@@ -57,7 +57,7 @@ def run(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.Ten
     """Call `op` on what `tensor_of` gives for each reference among its arguments; returns its outputs."""
     if not op.bases:
         return _call(op, tensor_of)
-    # Rule 4: it writes to what its bases make for this replay alone.
+    # Rule R4: it writes to what its bases make for this replay alone.
     pairs = zip(op.written, op.bases, strict=True)
     fresh = {index: run(base, tensor_of)[base.outputs.index(index)] for index, base in pairs}
 

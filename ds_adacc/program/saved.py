@@ -92,7 +92,7 @@ class CopyingSlot:
 
 
 class ParameterSlot:
-    """A saved view of a parameter, taken from the live parameter when backward asks (Rule 5)."""
+    """A saved view of a parameter, taken from the live parameter when backward asks (Rule R5)."""
 
     __slots__ = ("parameter", "version", "view")
 

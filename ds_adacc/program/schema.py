@@ -119,9 +119,9 @@ def _is_computed_with(kind: torch._C.Type) -> bool:
 
 
 def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
-    """Why `func` must not be replayed (Rule 6), as far as its schema tells; verifying finds the rest.
+    """Why `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
 
-    `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule 4).
+    `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule R4).
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
@@ -167,7 +167,7 @@ def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
 
 
 def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
-    """Whether Python may have read data by now (Rule 7): as a number, as a shape, or from a copy on the host."""
+    """Whether Python may have read data by now (Rule R7): as a number, as a shape, or from a copy on the host."""
     if reads_data(func) or has_dynamic_shape(func, given):
         return True
     states = generator_states(func, outputs) if isinstance(outputs, tuple | list) else ()
@@ -177,7 +177,7 @@ def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:
 
 
 def generator_states(func: Any, outputs: Sequence[Any]) -> frozenset[int]:
-    """The numbers of the outputs that are the state of a random generator (Rule 16)."""
+    """The numbers of the outputs that are the state of a random generator (Rule R16)."""
     is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
     if not is_random and not getattr(func, "namespace", "").startswith(_OF_FLASH_ATTENTION):
         return frozenset()
@@ -200,7 +200,7 @@ def reads_data(func: Any) -> bool:
 
 
 def has_dynamic_shape(func: Any, given: tuple[Any, Any]) -> bool:
-    """Whether the output's shape depends on data (Rule 7). That of indexing does only with a mask."""
+    """Whether the output's shape depends on data (Rule R7). That of indexing does only with a mask."""
     if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
         return False
     if func._schema.name == "aten::index":

@@ -26,7 +26,7 @@ _HOOKS_OF_ALL_MODULES = (
 
 
 def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | None = None) -> Hashable:
-    """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule 8).
+    """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule R8).
 
     Those in other objects are appended to `inner`; the key tells how they look.
     The items of a dict come as they are given: a block that takes `**kwargs` may compute with one after the other.

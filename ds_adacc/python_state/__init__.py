@@ -1,7 +1,7 @@
 """What a block's program depends on besides tensors: numbers, attributes, globals, and whatever else Python can reach.
 
 A Python number is a constant of a recorded program. So this state is read before every call, and if any of it has
-changed, the program is not used. The rules cited here are those of `record/`; Rule 8 is the main one.
+changed, the program is not used. The rules cited here are those of `record/`; Rule R8 is the main one.
 
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `reading`: the marks of all that, at one call. Other marks, another program.

@@ -1,4 +1,4 @@
-"""What a Python object holds: its items, attributes and slots, or the reason why they cannot all be read (Rule 8)."""
+"""What a Python object holds: its items, attributes and slots, or the reason why they cannot all be read (Rule R8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block's program depends on besides the tensors among its arguments: flat marks, by dotted name (Rule 8).
+"""What a block's program depends on besides the tensors among its arguments: flat marks, by dotted name (Rule R8).
 
 Two calls whose marks are equal run the same program. Python objects are compared by content (`content.py`), classes,
 Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`.

@@ -1,4 +1,4 @@
-"""What is read of a block at one call: the marks of all that its function can reach (Rule 8).
+"""What is read of a block at one call: the marks of all that its function can reach (Rule R8).
 
 Most of it never changes. What identity can tell is therefore compared with what was there at the call before, in one
 pass over the modules. Everything else is read again at every call: buffers, hooks, containers, objects, classes.

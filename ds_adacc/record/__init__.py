@@ -24,55 +24,56 @@ The files, in the order in which a call meets them:
 
 What is written down is in `program/`, what it depends on besides tensors in `python_state/`.
 
-Rules of this room and of these two, cited where they are obeyed:
+Rules of this room and of these two, cited by their letter and number where they are obeyed:
 
-1. The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would draw
-   other random numbers and fire module hooks twice.
-2. A value that was verified may die as it does in a plain forward: recording takes little more memory. A storage is
-   told apart by its identity, which a weak reference keeps from being reused; an address alone would be given to the
-   next tensor, and two values would be taken for one.
-3. A value is the content of one storage at one time; a view is a geometry of a value. Several saved views (q, k and v
-   of one projection) are then one value, held once.
-4. A write in place makes a new value. If nobody has read the old one, the operators that made it are replayed together
-   with the write, on memory of their own (`empty_like`, `bernoulli_` and `div_` make dropout's noise on the CPU).
-   Otherwise neither the old nor the new value is rebuilt: a replay would write as well.
-5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
-   parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
-6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-   part in a collective, those that torch runs compiled, and higher-order operators. They give other bits, have effects,
-   or wait for other ranks.
-7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read data,
-   the next call may take another branch and save other tensors.
-8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
-   those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a warning.
-   If a block depends on something that cannot be read again at every call, nothing of it is replayed.
-9. Every operator that may be replayed is verified, bit for bit, on the real data. Schemas do not tell everything. Each
-   operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified operators.
-10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
+R1. The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would
+    draw other random numbers and fire module hooks twice.
+R2. A value that was verified may die as it does in a plain forward: recording takes little more memory. A storage is
+    told apart by its identity, which a weak reference keeps from being reused; an address alone would be given to the
+    next tensor, and two values would be taken for one.
+R3. A value is the content of one storage at one time; a view is a geometry of a value. Several saved views (q, k and v
+    of one projection) are then one value, held once.
+R4. A write in place makes a new value. If nobody has read the old one, the operators that made it are replayed
+    together with the write, on memory of their own (`empty_like`, `bernoulli_` and `div_` make dropout's noise on the
+    CPU). Otherwise neither the old nor the new value is rebuilt: a replay would write as well.
+R5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
+    parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
+R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
+    part in a collective, those that torch runs compiled, and higher-order operators. They give other bits, have
+    effects, or wait for other ranks.
+R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
+    data, the next call may take another branch and save other tensors.
+R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
+    those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a
+    warning. If a block depends on something that cannot be read again at every call, nothing of it is replayed.
+R9. Every operator that may be replayed is verified, bit for bit, on the real data. Schemas do not tell everything.
+    Each operator is given the recorded inputs; since it gives the recorded outputs, so does any chain of verified
+    operators.
+R10. Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
     NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
-11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. Within one
-    context autocast casts a parameter once. A later call that finds the cast has that operator too, where it first
+R11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. Within
+    one context autocast casts a parameter once. A later call that finds the cast has that operator too, where it first
     reads the cast. What an operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
-12. A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
+R12. A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
     between ranks. It lives as long as the plan, and all ranks must agree on the plan.
-13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
-14. An operator that draws random numbers is replayed with its generator in the state that it had in forward; the state
-    of now is put back. States are noted where ds_adacc runs anyway: when the call begins, and in the pack hook. So a
-    draw may be replayed only if, while recording, nothing else moved or set its generator between the two calls of the
-    hook around it. Each replay proves this again: it must leave the generator in the state that the later call noted.
-    The states are values of the recording, which the plan retains if it replays the draw. They are never part of the
-    plan: each call on each rank has its own.
-15. A call of an `autograd.Function` is one operator, with all that it calls inside: its kernels may write by address,
+R13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
+R14. An operator that draws random numbers is replayed with its generator in the state that it had in forward; the
+    state of now is put back. States are noted where ds_adacc runs anyway: when the call begins, and in the pack hook.
+    So a draw may be replayed only if, while recording, nothing else moved or set its generator between the two calls
+    of the hook around it. Each replay proves this again: it must leave the generator in the state that the later call
+    noted. The states are values of the recording, which the plan retains if it replays the draw. They are never part
+    of the plan: each call on each rank has its own.
+R15. A call of an `autograd.Function` is one operator, with all that it calls inside: its kernels may write by address,
     unseen by the dispatcher. It makes what it returns and what it saves for backward. Its replay runs its forward on a
     context of its own, below autograd, but under the autocast of forward, and in verifying on memory filled with a
     pattern. Looking on tells why it must not be replayed: a collective, data read into Python, state that it changes,
     other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
-    Python is guarded (Rule 8), and must be the same when it is replayed; so must what the kernels of `torch.library`'s
-    operators read. A Function that takes objects may depend on anything, and so may one whose class is made anew at
-    each call: there the operators inside are recorded. Nothing is patched: the watch of Python's calls tells of
-    `apply`. Of a call from C code it may not: then the block cannot be recorded.
-16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
+    Python is guarded (Rule R8), and must be the same when it is replayed; so must what the kernels of
+    `torch.library`'s operators read. A Function that takes objects may depend on anything, and so may one whose class
+    is made anew at each call: there the operators inside are recorded. Nothing is patched: the watch of Python's calls
+    tells of `apply`. Of a call from C code it may not: then the block cannot be recorded.
+R16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
-    compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them on
-    the host, where they show nothing of the data (Rule 7).
+    compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them
+    on the host, where they show nothing of the data (Rule R7).
 """

@@ -126,7 +126,7 @@ def not_recorded_now(found: Closure) -> str | None:
 
 
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
-    """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule 1)."""
+    """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1)."""
     recorder = Recorder(name, inputs, found)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
@@ -137,7 +137,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         watch.stop()
         slots = hook.close()
     recording, reason = None, ""
-    try:  # Rule 13: the output is good, whether there is a recording or not
+    try:  # Rule R13: the output is good, whether there is a recording or not
         recording = without_inaccessible(_sound(recorder.recording()))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
@@ -148,6 +148,6 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
 
 def _sound(recording: Recording) -> Recording:
     for index in sorted(recording.saved):
-        if recording.values[index].overwritten:  # Rule 4: what backward needs is gone
+        if recording.values[index].overwritten:  # Rule R4: what backward needs is gone
             raise Unrecordable(f"it saves {recording.values[index].name} for backward and then writes to it in place")
     return recording

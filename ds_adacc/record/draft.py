@@ -51,7 +51,7 @@ class Draft:
 
     @property
     def is_tainted(self) -> bool:
-        """Whether Python has read data, so that any later number may hold some of it (Rule 7)."""
+        """Whether Python has read data, so that any later number may hold some of it (Rule R7)."""
         return self._data_read_at is not None
 
     @property
@@ -82,7 +82,7 @@ class Draft:
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self.draws.refusals()})
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments of a dispatcher's call as a `RecordedOp` has them, with what torch's defaults add (Rule 11)."""
+        """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
             return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
@@ -114,7 +114,7 @@ class Draft:
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
-            return None  # Rule 3: a view, which its geometry describes, or only Python numbers
+            return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         if op.refusal == UNINITIALISED and not dynamic:  # else the digest would have a size that data decides
             op = by_look(op, ran.outputs[0])
         op = with_dtype(op, ran.outputs[0])
@@ -166,12 +166,12 @@ class Draft:
             self._remarks[remark] = None
 
     def doubt_from_here(self) -> None:
-        """From here on, another call may save other tensors (Rule 7)."""
+        """From here on, another call may save other tensors (Rule R7)."""
         if self._turn is None:
             self._turn = len(self._positions)
 
     def note_data_read(self) -> None:
-        """Note that Python may know data from here on (Rule 7)."""
+        """Note that Python may know data from here on (Rule R7)."""
         self._data_read_at = self._data_read_at or line_of_block()
         self.doubt_from_here()
 
@@ -183,7 +183,7 @@ class Draft:
         return compiled
 
     def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
-        """By value, what made the tensors that are written to, if no one has read any of them yet (Rule 4)."""
+        """By value, what made the tensors that are written to, if no one has read any of them yet (Rule R4)."""
         bases = {}
         for tensor in written:
             values = self.known.in_storage(tensor)
@@ -196,9 +196,9 @@ class Draft:
         return bases
 
     def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
-        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule 3).
+        """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule R3).
 
-        Of what a Function saves, None also if it is (part of) a value. A generator's state is no output (Rule 16).
+        Of what a Function saves, None also if it is (part of) a value. A generator's state is no output (Rule R16).
         """
         tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):

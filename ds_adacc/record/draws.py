@@ -1,4 +1,4 @@
-"""Which operators of a block that is being recorded draw random numbers, and from which state (Rule 14)."""
+"""Which operators of a block that is being recorded draw random numbers, and from which state (Rule R14)."""
 
 from __future__ import annotations
 

@@ -77,13 +77,13 @@ class Known:
         return index
 
     def handed_on(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> None:
-        """A new value for a generator's state that `op` has returned (Rule 16). No operator counts as its producer."""
+        """A new value for a generator's state that `op` has returned (Rule R16). No operator counts as its producer."""
         admit(tensor)
         index, name = len(self.values), f"{op.short_name}{op.index}.{output}"
         self._add(tensor, RecordedValue(index, name, "state", Geometry.of(tensor), source=index))
 
     def overwritten(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
-        """Rule 4: mark the values in the storage that `op` has written to. Returns the new values in their place.
+        """Rule R4: mark the values in the storage that `op` has written to. Returns the new values in their place.
 
         They count as outputs of `op`, from number `output` on.
         """
@@ -124,7 +124,7 @@ class Known:
         return None
 
     def _parameter(self, tensor: torch.Tensor) -> int | None:
-        """Which parameter `tensor` is part of, by its address (Rule 5)."""
+        """Which parameter `tensor` is part of, by its address (Rule R5)."""
         start, stop = span(tensor)
         for index, parameter in enumerate(self.parameters):
             low, high = span(parameter)

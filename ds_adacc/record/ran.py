@@ -17,8 +17,8 @@ class Ran:
 
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
     generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
-    data. `handed_on`: the numbers of the outputs that are generators' states (Rule 16). `python_reads`: what its kernel
-    has read besides its arguments, if that is Python.
+    data. `handed_on`: the numbers of the outputs that are generators' states (Rule R16). `python_reads`: what its
+    kernel has read besides its arguments, if that is Python.
     """
 
     func: Callable[..., Any]

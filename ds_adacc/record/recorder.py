@@ -40,11 +40,11 @@ class Recorder(TorchDispatchMode):
     """The dispatch mode and pack hook of one recorded forward, and what the watch tells of Python's calls.
 
     `draft` has what was written down, and `saved` what autograd saves, in order. Each operator is verified as soon as
-    it has run, so that its results may die as they do without a recorder (Rule 2). After a call that it cannot record
+    it has run, so that its results may die as they do without a recorder (Rule R2). After a call that it cannot record
     it only passes calls on; `failure` says why.
 
     torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
-    it may be compiled anew for the same arguments, so nothing of it is replayed (Rule 6).
+    it may be compiled anew for the same arguments, so nothing of it is replayed (Rule R6).
     """
 
     supports_higher_order_operators = True
@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
         return alias
 
     def note_read(self) -> None:
-        """Note that Python reads data of which the dispatcher is not told (Rule 7)."""
+        """Note that Python reads data of which the dispatcher is not told (Rule R7)."""
         self.draft.note_data_read()
         if self._running is not None:
             self._running.refuse("reads data into Python")
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
             reads.note(places)
 
     def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
-        """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule 15)."""
+        """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule R15)."""
         if self.failure is not None or self._is_aside or in_compiled_code():
             return False
         if self._python_reads is not None or registration_of(cls).replay == "operators":
@@ -233,7 +233,7 @@ class Recorder(TorchDispatchMode):
                 self._found[op.index] = each
 
     def _note(self, ran: Ran) -> RecordedOp | None:
-        """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule 9)."""
+        """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""
         op, known = self.draft.note(ran), self.draft.known
         if op is None or not op.replayable:
             return op
@@ -242,7 +242,7 @@ class Recorder(TorchDispatchMode):
         if reason is not None:
             self.draft.refuse_last(reason)
         elif op.draw is None:  # a draw may still turn out not to be replayable
-            known.tensors.release(op.outputs)  # they may die as they do without a recorder (Rule 2)
+            known.tensors.release(op.outputs)  # they may die as they do without a recorder (Rule R2)
         return op
 
     @contextmanager

@@ -28,7 +28,7 @@ class RecordedTensors:
     """The tensors by value index.
 
     While the block runs, a value is held only until it has proved to be rebuildable. From then on it dies as it does
-    without ds_adacc, unless autograd saves it: so recording needs little more memory than a plain forward (Rule 2).
+    without ds_adacc, unless autograd saves it: so recording needs little more memory than a plain forward (Rule R2).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which operators may be replayed: those that give the same bits (Rule 9), and whose inputs every call can find."""
+"""Which operators may be replayed: those that give the same bits (Rule R9), and whose inputs every call can find."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[to
     try:
         if not isinstance(op.func, FunctionCall):
             agrees = all(map(_same, made, replays()))
-        else:  # Rule 15
+        else:  # Rule R15
             with Filled(PATTERNS[0]):
                 first = replays()
             agrees = all(map(_same, made, first)) or _agrees_where_written(made, first, replays)
@@ -53,7 +53,7 @@ def _agrees_where_written(
 
 
 def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> dict[int, str]:
-    """Why operators must not be replayed although their schema allows it and they give the same bits (Rule 7).
+    """Why operators must not be replayed although their schema allows it and they give the same bits (Rule R7).
 
     A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
     elements. Nor are values that autograd first saves after Python has read data or compiled code has run: another
@@ -81,11 +81,11 @@ def without_inaccessible(recording: Recording) -> Recording:
 def _inaccessible(op: RecordedOp, recording: Recording) -> str | None:
     for index in op.needs:
         value = recording.values[index]
-        if value.overwritten:  # Rule 4
+        if value.overwritten:  # Rule R4
             return f"{value.name} is overwritten in place"
         if value.origin == "captured" and index not in recording.saved:
             return f"it reads {value.name}, a tensor from outside the block that is neither an argument nor a buffer"
-        if value.origin == "state" and index not in recording.saved:  # Rule 16
+        if value.origin == "state" and index not in recording.saved:  # Rule R16
             return f"it reads {value.name}, a random generator's state that autograd does not save"
     for index in op.outputs:
         if index is not None and recording.values[index].overwritten:

@@ -15,13 +15,13 @@ Plans are made and changed between two steps.
 * `serving`: which runtime serves the calls of `ds_adacc.checkpointing`;
 * `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.
 
-Rules:
+Rules of this room, cited by their letter and number where they are obeyed:
 
-1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
-   would wait for a collective that the other ranks never start.
-2. A block that cannot be recorded runs under plain autograd. One warning names the block and the reason.
-3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
-4. If a policy retains everything and nothing observes the step, no hooks are installed.
-5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
-6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
+T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
+    would wait for a collective that the other ranks never start.
+T2. A block that cannot be recorded runs under plain autograd. One warning names the block and the reason.
+T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
+T4. If a policy retains everything and nothing observes the step, no hooks are installed.
+T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
+T6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
 """

@@ -39,7 +39,7 @@ class Binder:
         `inputs` says how the block inputs that the policy retains are held.
         """
 
-        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule 13 of execute/)
+        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
             recording = record.recording
             held = inputs.applied(self._permitted(policy, recording, record), recording)
             course = known.course(recording, held)

@@ -116,7 +116,7 @@ class Runtime:
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
-        # A call inside a block is part of that block, and without gradients nothing is held (Rule 3).
+        # A call inside a block is part of that block, and without gradients nothing is held (Rule T3).
         is_inside = self._thread is not None
         if is_inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if is_inside and not self.is_inside:
@@ -203,7 +203,7 @@ class Runtime:
             return run()
         self.controller.note_call(record.digest, block)
         step = self.controller.step
-        # Where everything is retained and nobody looks on, no hooks are needed (Rule 4).
+        # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or record.trial is not None
         is_followed = self._is_to_follow(block, record, signature)
         reason = not_followed_now(bound.recording) if is_followed else None

@@ -46,7 +46,7 @@ class Trials:
         return self._agreement.approvals.bound
 
     def admit(self, known: KnownType, recording: Recording, captured: Capture) -> str | None:
-        """Find out whether errors of a new block type can be measured. If not, return why (Rule 5 of profile/)."""
+        """Find out whether errors of a new block type can be measured. If not, return why (Rule P5)."""
         if self.bound is None or not _lossy(known.profile):
             return None
         errors = self.remembered.get(known.recording.digest)

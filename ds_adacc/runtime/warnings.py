@@ -22,7 +22,7 @@ class Warnings:
         self._log = get_logger()
 
     def fallen_back(self, block: Block, reason: str) -> None:
-        """A call ran as if there were no ds_adacc (Rule 2)."""
+        """A call ran as if there were no ds_adacc (Rule T2)."""
         key = block.name.split(" ")[-1], reason
         self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 

@@ -62,7 +62,7 @@ class Offloaded(Restored):
 
 
 def _witness(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that counts the writes to `tensor` (Rule 7) and has its shape, without keeping its memory."""
+    """A tensor that counts the writes to `tensor` (Rule E7) and has its shape, without keeping its memory."""
     witness = tensor.detach()
     witness.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
     return witness

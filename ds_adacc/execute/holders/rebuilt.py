@@ -1,4 +1,4 @@
-"""Recompute: hold nothing, and replay the operator that made the value (Rule 1)."""
+"""Recompute: hold nothing, and replay the operator that made the value (Rule E1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONCE = (1,)  # the uses of an operator's only output
 
 
 class Replay:
-    """One operator that backward replays. Each of its outputs stays cached until its last use (Rule 6)."""
+    """One operator that backward replays. Each of its outputs stays cached until its last use (Rule E6)."""
 
     __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "rerun", "versions")
 
@@ -49,7 +49,7 @@ class Replay:
         return replay(self.rerun.op, roots.__getitem__, self.parameters)
 
     def _check_parameters(self) -> None:
-        """Rule 7."""
+        """Rule E7."""
         for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
             if parameter._version != version:
                 raise modified("a parameter", parameter, version)
@@ -60,7 +60,7 @@ class Replay:
 class Rebuilt:
     """One output of a replay.
 
-    Rule 4: until all its sources are saved, the tensor itself is held in `pending`. A forward that diverges in between
+    Rule E4: until all its sources are saved, the tensor itself is held in `pending`. A forward that diverges in between
     could not rebuild it.
     """
 

@@ -20,7 +20,7 @@ class Facts:
 
 
 class Restored(ABC):
-    """A value held in another form. It is restored at its first use and cached until its last (Rule 6)."""
+    """A value held in another form. It is restored at its first use and cached until its last (Rule E6)."""
 
     __slots__ = ("__weakref__", "_cached", "_left", "facts")
 
