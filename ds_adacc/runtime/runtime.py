@@ -245,7 +245,7 @@ class Runtime:
         return False
 
     def _key(self, block: Block, record: Record, signature: Signature) -> Hashable:
-        return self._seen.key(record.digest, signature, block, self.blocks.all())
+        return self._seen.key(record.recording, signature, block, self.blocks.all())
 
     def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller = self.controller

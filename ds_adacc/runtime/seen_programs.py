@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ds_adacc.execute.block import Block
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import without_identity
 
@@ -22,14 +23,18 @@ class SeenPrograms:
         self._seen: set[Hashable] = set()
         self._marks: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
-    def key(self, digest: str, signature: Signature, block: Block, blocks: Iterable[Block]) -> Hashable:
-        """Names a program of this block type as `block` runs it, one of the `blocks`, in a call of this signature."""
+    def key(self, recording: Recording, signature: Signature, block: Block, blocks: Iterable[Block]) -> Hashable:
+        """Names a program as `block` runs it, one of the `blocks`, in a call of this signature.
+
+        Its constants count, which are no part of its digest: a block that was recorded may compute them from the size,
+        and another one may be predicted with those of a smaller size.
+        """
         alike = [each for each in blocks if each.kind == block.kind and each.last_reading is not None]
         of = (block.last_reading, len(alike))
         known = self._marks.get(block)
         if known is None or known[0] != of:
             known = self._marks[block] = of, _marks(block, alike)
-        return digest, block.kind, signature._replace(tensors=None), known[1]
+        return recording.digest, recording.constants, block.kind, signature._replace(tensors=None), known[1]
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._seen

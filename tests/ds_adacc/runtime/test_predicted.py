@@ -2,6 +2,7 @@
 
 import enum
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -226,3 +227,17 @@ def test_a_block_with_other_numbers_is_followed_too(monkeypatch):
     followed.clear()
     runs.compare(52)
     assert followed == [True, True], "the second layer beside the first"
+
+
+@pytest.mark.parametrize("make", [Scaled, OtherFunction, OtherFactor, Sorted, Named, of_two_classes, Alike])
+def test_a_size_that_is_new_in_a_tracking_step(make, monkeypatch):
+    """One block is recorded there, and has other constants than at the sizes before. So have those that are like it."""
+    runs, _ = training(make, monkeypatch)
+    for time in RECORDED:
+        runs.compare(time)
+    controller = runs.runtime.controller
+    controller.schedule = replace(controller.schedule, track_from=controller.schedule.ended + 1)
+    controller.step = controller._next_step()
+    assert controller.step.is_tracking
+    for time in (72, 100, 72):
+        runs.compare(time)
