@@ -23,6 +23,12 @@ class Correction:
         """The sum of the two. Unknown bytes count as 0."""
         return Correction(self.forward + other.forward, (self.backward or 0) + (other.backward or 0))
 
+    def scaled(self, factor: float) -> Correction:
+        """This correction for calls that take `factor` times as many bytes."""
+        return Correction(
+            round(factor * self.forward), None if self.backward is None else round(factor * self.backward)
+        )
+
     def upward(self) -> Correction:
         """This correction without its negative parts."""
         return Correction(max(self.forward, 0), max(self.backward or 0, 0))

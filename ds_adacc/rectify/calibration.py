@@ -37,7 +37,8 @@ class Pair:
 class Seen:
     """The observations of one step under a plan, with the predictions.
 
-    `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes.
+    `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes of
+    the plan, as predicted, and with what the calls of that step have taken beyond their prediction.
     `seconds`: seconds of the blocks' forwards and backwards, without the last backward. None: not measured. `device`:
     what the process has taken of a CUDA device by then.
     """
@@ -73,12 +74,21 @@ class Calibration:
         self.corrected = corrected
 
     def compare(
-        self, plan: Plan, held: Pair, measured: Sequence[Measured], known_types: Mapping[str, KnownType]
+        self,
+        plan: Plan,
+        held: Pair,
+        measured: Sequence[Measured],
+        known_types: Mapping[str, KnownType],
+        origins: Mapping[str, str],
     ) -> Findings:
-        """Compare a step under the plan with the plan, and compute the corrections of the memory model."""
+        """Compare a step under the plan with the plan, and compute the corrections of the memory model.
+
+        `origins`: of each block type whose policies were adopted from another input size, the type at that size.
+        """
         excess = excesses(measured, known_types)
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
             _warn_of_others(known_types[digest], _size(excess.pop(digest)))
+        excess = at_planned_sizes(excess, known_types, origins)
         agreed = {digest: known_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
         seen = Seen(held, found, observed_seconds(measured, known_types))
@@ -120,13 +130,35 @@ def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType])
     return found
 
 
+def at_planned_sizes(
+    excess: Mapping[str, Correction], known_types: Mapping[str, KnownType], origins: Mapping[str, str]
+) -> dict[str, Correction]:
+    """The excess of the block types that were planned for.
+
+    Where lengths vary, the step under a plan seldom has the planned ones. The excess of another size of the same
+    program is then scaled: most of what a model of memory misses grows with the tensors.
+    """
+    found = {digest: each for digest, each in excess.items() if digest not in origins}
+    for digest in excess.keys() & origins.keys():
+        origin = origins[digest]
+        if origin not in excess:
+            scaled = excess[digest].scaled(_retained(known_types[origin]) / _retained(known_types[digest]))
+            found[origin] = scaled.larger(found[origin]) if origin in found else scaled
+    return found
+
+
+def _retained(known: KnownType) -> int:
+    """The most bytes that a call takes without checkpointing."""
+    profile = known.agreed.spec.profile
+    return planner.simulate(profile, planner.retain_policy(profile)).inner_peak
+
+
 def _is_doubted(excess: Correction, known: KnownType) -> bool:
     """Whether the excess is more than all that a call of the block takes without checkpointing.
 
     A prediction may be off, but not by the whole block: something else has allocated while the call ran.
     """
-    profile = known.agreed.spec.profile
-    return _size(excess) > planner.simulate(profile, planner.retain_policy(profile)).inner_peak
+    return _size(excess) > _retained(known)
 
 
 def _warn_of_others(known: KnownType, nbytes: int) -> None:

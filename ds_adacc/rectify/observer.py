@@ -76,6 +76,11 @@ class Observer:
         return seen
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether a forward and backward is still to be measured."""
+        return self._profiler is not None
+
+    @property
     def is_any_alive(self) -> bool:
         """Whether autograd holds anything of a call."""
         return bool(self._alive)

@@ -31,6 +31,7 @@ class Purpose(Enum):
 
 
 _LONGEST_PAUSE = 1024  # steps between trials that are repeated
+_MOST_ATTEMPTS = 8  # to measure a plan: blocks that are recorded at each size might record in every step
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class StepSchedule:
     It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
     plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
     `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
+    `attempts` counts the steps that could not measure because a block was recorded in them.
     `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. What it is to
     observe waits for the step after it. `repeats` counts how often a plan's trials were repeated: some did not end.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
@@ -50,6 +52,7 @@ class StepSchedule:
     observe_in: int | None = None
     measures: bool = True
     was_deferred: bool = False
+    attempts: int = 0
     try_from: int | None = None
     repeats: int = 0
     track_from: int = 1
@@ -63,7 +66,13 @@ class StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
         try_from = self.ended + 1 if tries else None
         return replace(
-            self, observe_in=1 if tries else 0, measures=True, was_deferred=False, try_from=try_from, repeats=0
+            self,
+            observe_in=1 if tries else 0,
+            measures=True,
+            was_deferred=False,
+            attempts=0,
+            try_from=try_from,
+            repeats=0,
         )
 
     def with_trials_again(self) -> StepSchedule:
@@ -98,6 +107,15 @@ class StepSchedule:
         was_tried = self.try_from is not None and self.ended >= self.try_from
         observe_in = 0 if self.observe_in == 1 else None
         return replace(self, observe_in=observe_in, try_from=None if was_tried else self.try_from)
+
+    @property
+    def may_measure_again(self) -> bool:
+        """Whether a step that could not measure the plan is followed by another attempt."""
+        return self.attempts + 1 < _MOST_ATTEMPTS
+
+    def with_measurement_again(self) -> StepSchedule:
+        """The schedule after a step that was to measure the plan and could not: the next step does."""
+        return replace(self, observe_in=0, attempts=self.attempts + 1)
 
     def after_tracking(self, changed: bool, errors_rise: bool, longest: int) -> StepSchedule:
         """The schedule after a tracking step.
@@ -141,8 +159,8 @@ class Step:
     Steps that record, measure or try have an `observer` from the start. Any other step gets one when it calls a block
     without a policy, and `is_partly_observed` is then true. `recomputes` says that every block recomputes all that it
     can, so that measuring policies fits where full checkpointing fits. `passes` holds the forward pass observed for
-    each live set. `verified` are the block types whose recording was verified in this step, `probed` those of which a
-    call measures the gradient errors of the codecs.
+    each live set. `was_cut_short`: measuring was stopped before a backward had ended. `verified` are the block types
+    whose recording was verified in this step, `probed` those of which a call measures the errors of the codecs.
 
     A pass is a forward and its backward. The engine tells when one has ended. Of a backward that it does not run,
     nobody tells: then the pass is over when autograd holds nothing of its calls any more.
@@ -153,6 +171,7 @@ class Step:
         self.recomputes = recomputes
         self.observer: Observer | None = None
         self.is_partly_observed = False
+        self.was_cut_short = False
         self.passes: dict[LiveSet, ForwardPass] = {}
         self.verified: set[str] = set()
         self.probed: set[str] = set()
@@ -266,4 +285,5 @@ class Step:
     def close(self) -> None:
         """Stop measuring."""
         if self.observer is not None:
+            self.was_cut_short |= self.observer.is_measuring
             self.observer.close()

@@ -238,10 +238,15 @@ class StepController:
         if is_deferred or step.purpose is Purpose.TRY:
             return {}
         self.has_run_a_plan = True  # on every rank too, also on one that has called no block
+        is_measured = step.purpose is Purpose.MEASURE and self.schedule.may_measure_again
+        if is_measured and self.ranks.any(step.was_cut_short):  # a new input size was recorded
+            self.schedule = self.schedule.with_measurement_again()
+            return {}
         if self.seen is not None or not step.was_observed:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
-        findings = self._calibration.compare(plan, held, step.observer.measured, self.agreement.known_types)
+        types, origins = self.agreement.known_types, self.agreement.origins
+        findings = self._calibration.compare(plan, held, step.observer.measured, types, origins)
         self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
         self._waiting.add(findings.live_sets, findings.reason)
         self._plan_log.observed(plan, self.seen, self.schedule.ended, is_corrected=bool(findings.live_sets))

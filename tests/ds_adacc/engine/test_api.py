@@ -325,9 +325,13 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
         adacc.runtime.controller.end_backward()
     adacc.end_step()
-    plan = adacc.runtime.controller.plan
-    assert [[block_type.count for block_type in group.block_types] for group in plan.groups] == [[3], [3]]
-    assert plan.without < sum(group.solution.peak for group in plan.groups)
+    plan, agreement = adacc.runtime.controller.plan, adacc.runtime.agreement
+    (longer,) = plan.block_types
+    (shorter,) = (agreement.agreed_types[name].spec for name in agreement.origins)
+    assert longer.count == shorter.count == 3
+    for each in (longer, shorter):
+        retained = planner.Problem((each,)), [planner.retain_policy(each.profile)]
+        assert planner.evaluate_uniform(*retained).peak <= plan.without
 
 
 def test_the_table_of_a_step_with_other_calls_says_so(caplog):

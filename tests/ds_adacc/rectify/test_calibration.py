@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from any_size import Training
 from stack import ALLOWANCE, WIDTH, Model
 from torch.utils.checkpoint import checkpoint as reentrant
 
@@ -17,7 +18,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
 from ds_adacc.rectify import calibration
-from ds_adacc.rectify.calibration import Pair
+from ds_adacc.rectify.calibration import Pair, at_planned_sizes
 from ds_adacc.runtime.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -47,6 +48,41 @@ def test_corrections_together():
 @pytest.mark.parametrize(("observed", "is_off"), [(105, False), (106, True), (95, False), (94, True)])
 def test_what_is_off_by_more_than_a_twentieth(observed, is_off):
     assert Pair(100, observed).is_off is is_off
+
+
+def test_a_correction_of_calls_with_more_bytes():
+    assert Correction(2, None).scaled(1.5) == Correction(3, None)
+    assert Correction(-4, 10).scaled(0.5) == Correction(-2, 5)
+
+
+def test_what_another_size_has_taken_counts_for_the_planned_one():
+    """The steps under the plan have shorter inputs; the peak is that of the plan all the same."""
+    training = Training(rectifier={"enabled": False})
+    training.compare(40)
+    training.compare(20)
+    assert training.runtime.controller.seen is None, "blocks were recorded in the step, so nothing was measured"
+    training.compare(20)
+    plan, seen = training.runtime.controller.plan, training.runtime.controller.seen
+    assert len(plan.policies) == 1 and len(training.agreement.origins) == 1
+    assert seen.peak.planned == plan.peak
+    assert not seen.peak.is_off
+
+
+def test_its_excess_grows_with_its_tensors():
+    training = Training(rectifier={"enabled": False})
+    for time in (40, 20, 30):
+        training.compare(time)
+    types, origins = training.agreement.known_types, training.agreement.origins
+    half, middle = origins
+    (planned,) = set(origins.values())
+
+    def found(**excess):
+        return at_planned_sizes(excess, types, origins)
+
+    assert found(**{half: Correction(100, 10)}) == {planned: Correction(200, 20)}
+    assert found(**{middle: Correction(30, None)}) == {planned: Correction(40, None)}
+    assert found(**{half: Correction(10, 50), middle: Correction(30, 30)}) == {planned: Correction(40, 100)}
+    assert found(**{half: Correction(100, 10), planned: Correction(1, 1)}) == {planned: Correction(1, 1)}
 
 
 def trained(model, budget, steps=6):
@@ -108,7 +144,7 @@ def test_three_plans_in_a_row_are_corrected_and_later_ones_again(monkeypatch):
     def corrects(excess):
         found = dict.fromkeys(block_types, Correction(excess))
         monkeypatch.setattr(calibration, "excesses", lambda *_: found)
-        return bool(calibrator.compare(plan, Pair(0, 0), [], block_types).live_sets)
+        return bool(calibrator.compare(plan, Pair(0, 0), [], block_types, {}).live_sets)
 
     assert [corrects(4 << 20) for _ in range(4)] == [True, True, True, False]
     assert [corrects(4 << 20) for _ in range(3)] == [True, True, False]

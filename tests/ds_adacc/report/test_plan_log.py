@@ -64,12 +64,11 @@ def test_a_restored_plan_is_called_so(log):
 
 
 def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
-    """Two lengths that the blocks met before the first plan, in two micro-batches of one step."""
+    """Two lengths whose calls are alive at once."""
     training = Training(rectifier={"enabled": False})
     for time in (9, 15):
-        training.micro_batch(time)
-    training.adacc.end_step()
-    training.compare(15)
+        training.compare(time)
+    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
     text = decision_table(training.runtime.controller.plan, training.agreement, None)
     assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
 

@@ -163,9 +163,10 @@ def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recompute
 def test_a_graph_compiled_anew_for_shapes_met_before(caplog):
     lengths = (16, 24, 16, 40, 16, 24, 40, 16)
     plain, _ = train(stack(), prepare=in_place, lengths=lengths)
+    torch._dynamo.reset()  # else the graph for any length is there from the start
     seen, runtime = train(stack(), BITS, "10MiB", prepare=in_place, lengths=lengths)
     assert seen == plain
-    assert runtime.recordings >= 6
+    assert runtime.recordings >= 2 + 2 + 2 + 1, "16, 24, 16 by the graph that the second length brought, and 40"
 
 
 def test_compiled_blocks_through_checkpoint():

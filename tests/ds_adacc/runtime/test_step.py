@@ -15,6 +15,16 @@ def test_a_new_plan_is_measured_in_the_next_step_and_once():
     assert schedule.with_step_ended().after_observation().observe_in is None
 
 
+def test_a_step_that_could_not_measure_is_followed_by_another_at_most_seven_times():
+    schedule, attempts = StepSchedule().with_new_plan(tries=False), 1
+    while schedule.may_measure_again:
+        schedule = schedule.with_step_ended().after_observation().with_measurement_again()
+        attempts += 1
+        assert schedule.observe_in == 0 and schedule.measures
+    assert attempts == 8
+    assert schedule.with_new_plan(tries=False).may_measure_again, "another plan is counted anew"
+
+
 def test_a_new_plan_on_trial_is_measured_in_the_step_after():
     schedule = StepSchedule().with_step_ended().with_new_plan(tries=True)
     assert schedule.tries and schedule.with_state_saved() == schedule
