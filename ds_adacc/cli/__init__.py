@@ -5,7 +5,7 @@ In: arguments, and the files that they name. Out: tables or one JSON document, f
 * main.py: finds the subcommand, shows its answer, sets the exit code
 * answer.py: what a subcommand gives back
 * plan.py: `ds_adacc plan`; factory.py records the user's model, batch_size.py estimates the largest micro-batch,
-  planning.py finds the plan, planned.py shows it, plots/ draws it
+  plan_computation.py finds the plan, plan_view.py shows it, plots/ draws it
 * report.py: `ds_adacc report`; events.py checks the journal
 * doctor.py: `ds_adacc doctor`; checks.py looks at what is installed, script.py at a ds_config and a training script
 """

@@ -16,8 +16,8 @@ from rich.text import Text
 from ds_adacc import planner
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.factory import Factory, Recorded, record
-from ds_adacc.cli.planned import document, labels_of, view
-from ds_adacc.cli.planning import Planned, Stage, plan
+from ds_adacc.cli.plan_computation import Planned, Stage, plan
+from ds_adacc.cli.plan_view import document, labels_of, view
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 
 _STAGES = 6

@@ -29,7 +29,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.compiled import refuse
+from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
 

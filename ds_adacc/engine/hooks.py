@@ -16,7 +16,7 @@ from typing import Any
 from ds_adacc.compact.linear import PROXY
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
-from ds_adacc.runtime.compiled import compile_blocks
+from ds_adacc.runtime.compiled_blocks import compile_blocks
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 Method = Callable[..., Any]

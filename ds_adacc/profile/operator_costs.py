@@ -12,7 +12,7 @@ from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of

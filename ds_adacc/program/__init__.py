@@ -9,7 +9,7 @@ those of `record/`.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
 * `geometry`: where a view lies in memory; `pieces`: whether two tensors have the same bits.
 * `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
-* `functions`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of a Function;
+* `function_operator`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of one;
   `known_functions`: which operator of ATen one is like, by its name.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state.
 * `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.functions import FunctionCall, arguments_of
+from ds_adacc.program.function_operator import FunctionCall, arguments_of
 from ds_adacc.program.recording import RecordedOp
 
 ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore

@@ -10,7 +10,7 @@ import torch
 
 from ds_adacc.config.presets import ROLES
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.functions import FunctionCall, arguments_of
+from ds_adacc.program.function_operator import FunctionCall, arguments_of
 from ds_adacc.program.known_functions import aten_counterpart, roles_by_name
 from ds_adacc.program.recording import RecordedOp
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.program.generators import drawing_again
 from ds_adacc.program.recording import RecordedOp
 

@@ -13,7 +13,7 @@ from torch.nn.modules import module as of_modules
 from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
-from ds_adacc.program.functions import autocast_now
+from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import span
 from ds_adacc.python_state.guards import Look, snapshot, token
 

@@ -6,7 +6,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `reading`: the marks of all that, at one call. Other marks, another program.
 * `guards`: marks of Python values, of whatever kind.
-* `functions`: what of a function, or of an attribute of a class, may change.
+* `function_marks`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `content`: what one Python object holds, or why that cannot be read.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it

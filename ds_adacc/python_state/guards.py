@@ -27,7 +27,7 @@ from ds_adacc.python_state.content import (
     items_of,
     mark_of_number,
 )
-from ds_adacc.python_state.functions import mark_of_function, state_in, wrapped_in
+from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.kept_results import KeptResults
 
 Guards = dict[str, Hashable]

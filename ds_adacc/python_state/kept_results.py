@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from ds_adacc.python_state.content import global_names, imports, is_library
-from ds_adacc.python_state.functions import mark_of_function
+from ds_adacc.python_state.function_marks import mark_of_function
 
 
 class KeptResults:

@@ -12,7 +12,7 @@ from typing import Any
 from torch._library.custom_ops import OPDEFS
 
 from ds_adacc.python_state.content import is_library
-from ds_adacc.python_state.functions import wrapped_in
+from ds_adacc.python_state.function_marks import wrapped_in
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import Place, marks_of
 

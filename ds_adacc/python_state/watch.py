@@ -18,8 +18,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
-from ds_adacc.python_state.function_calls import FunctionCalls, arguments
-from ds_adacc.python_state.function_calls import Listener as FunctionListener
+from ds_adacc.python_state.function_watch import FunctionCalls, arguments
+from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})

@@ -13,8 +13,8 @@ The files, in the order in which a call meets them:
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
-* `application`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
-* `compiled`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
+* `function_call`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
+* `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
 * `draws`: which operators draw random numbers, and from which state.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.

@@ -15,10 +15,10 @@ from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, UNINITIALISED, Position, RecordedOp, Recording
 from ds_adacc.program.schema import MASKS, OPAQUE, by_look, refusal_of, tensors_in, with_constants, with_dtype
 from ds_adacc.python_state.closure import Closure
-from ds_adacc.record.application import Application
-from ds_adacc.record.compiled import KERNEL, in_compiled_code
+from ds_adacc.record.compiled_kernels import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.frames import line_of_block
+from ds_adacc.record.function_call import Application
 from ds_adacc.record.known import Known, admit, storage_of
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.ran import Ran

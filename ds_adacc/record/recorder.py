@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.program.functions import as_tuple, why_not_one
+from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, RecordedOp, Recording
 from ds_adacc.program.registration import registration_of
@@ -27,10 +27,10 @@ from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
-from ds_adacc.record.application import Application
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
-from ds_adacc.record.compiled import in_compiled_code
+from ds_adacc.record.compiled_kernels import in_compiled_code
 from ds_adacc.record.draft import Draft
+from ds_adacc.record.function_call import Application
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference

@@ -10,12 +10,12 @@ import torch
 
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
-from ds_adacc.record.compiled import KERNEL
+from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.tensors import RecordedTensors
 
 _MATMUL = ("mm", "addmm", "linear", "_linear")

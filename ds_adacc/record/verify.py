@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.program.pieces import same_bits
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.replay import replay

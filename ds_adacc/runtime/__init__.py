@@ -9,11 +9,11 @@ Plans are made and changed between two steps.
 * `learner`: what is learnt from a recorded call;
 * `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
 * `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
-* `trials`: which gradient errors are measured in a call; `review`: what follows from them when the step has ended;
+* `trials`: which gradient errors are measured in a call; `after_step`: what follows from them when the step has ended;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `saved_state`: what a checkpoint saves of the runtime and the step controller;
 * `serving`: which runtime serves the calls of `ds_adacc.checkpointing`;
-* `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled`: does this for compiled blocks.
+* `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled_blocks`: those that are compiled.
 
 Rules of this room, cited by their letter and number where they are obeyed:
 

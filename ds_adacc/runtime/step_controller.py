@@ -42,9 +42,9 @@ from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
+from ds_adacc.runtime.after_step import conclude_trials, rectify
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
-from ds_adacc.runtime.review import conclude_trials, rectify
 from ds_adacc.runtime.saved_state import ControllerState
 from ds_adacc.runtime.step import Purpose, Step, StepSchedule
 from ds_adacc.runtime.trials import Trials

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ds_adacc.config import ConfigError
-from ds_adacc.runtime.compiled import class_name, is_compiled
+from ds_adacc.runtime.compiled_blocks import class_name, is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
 

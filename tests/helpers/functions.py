@@ -9,7 +9,7 @@ from recorded import profile_of, random_policy, record, under
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 
 
 class Plain(torch.autograd.Function):

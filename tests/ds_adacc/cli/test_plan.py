@@ -16,9 +16,9 @@ from ds_adacc.cli.batch_size import BatchLine
 from ds_adacc.cli.factory import Factory, record
 from ds_adacc.cli.main import main
 from ds_adacc.cli.plan import _stages
-from ds_adacc.cli.planned import document as document_of
-from ds_adacc.cli.planned import view
-from ds_adacc.cli.planning import plan
+from ds_adacc.cli.plan_computation import plan
+from ds_adacc.cli.plan_view import document as document_of
+from ds_adacc.cli.plan_view import view
 from ds_adacc.config import load
 from ds_adacc.plan.comparison import peak_when
 from ds_adacc.profile import measure

@@ -11,7 +11,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.program.arguments import without_data
 from ds_adacc.program.recording import _portable
-from ds_adacc.python_state.function_calls import arguments
+from ds_adacc.python_state.function_watch import arguments
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}

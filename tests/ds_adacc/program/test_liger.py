@@ -15,7 +15,7 @@ from triton_here import DEVICE, interpreter, needs_triton  # noqa: F401
 from ds_adacc import planner
 from ds_adacc.execute.copied import copied
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 
 WIDTH, TIME, VOCABULARY = (256, 64, 128) if DEVICE == "cuda" else (32, 5, 24)
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32

@@ -16,7 +16,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.runtime.runtime import Runtime
 
 pytestmark = [pytest.mark.gpu, needs_flash_attn]

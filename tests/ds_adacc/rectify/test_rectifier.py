@@ -13,7 +13,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.rectify.rectifier import Review, Verdict
-from ds_adacc.runtime import review
+from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
 
 LOOSER = {**SECTION, "memory_budget": 0.6}
@@ -119,7 +119,7 @@ def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, int
     assert training.runtime.controller.schedule.interval == 4
     controller = training.runtime.controller
     monkeypatch.setattr(controller.rectifier, "judge", lambda *_: Verdict({}, ("drifted",), "a reason"))
-    monkeypatch.setattr(review, "_replan", lambda *_, **__: Review(True, changed))
+    monkeypatch.setattr(after_step, "_replan", lambda *_, **__: Review(True, changed))
     training.run(1)
     assert training.runtime.controller.schedule.interval == interval
 

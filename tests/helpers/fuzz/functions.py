@@ -12,7 +12,7 @@ from recorded import profile_of, random_policy, tensors_of, under
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.program.functions import FunctionCall
+from ds_adacc.program.function_operator import FunctionCall
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc import planner
-from ds_adacc.cli.planning import Planned
+from ds_adacc.cli.plan_computation import Planned
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.choices import named_choices
 from ds_adacc.report.decision import decision_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.functions import FunctionCall, autocast_now, place_of
+from ds_adacc.program.function_operator import FunctionCall, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.pieces import pieces, same_bits
