@@ -75,7 +75,7 @@ def ending_step(engine: Any, original: Method) -> Method:
     def step(*args: Any, **kwargs: Any) -> Any:
         before, compact = engine.global_steps, engine.adacc.compact
         rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
-        engine.adacc.runtime.controller.settle()
+        engine.adacc.runtime.controller.end_pending_pass()
         with engine.adacc.stepping():
             result = original(*args, **kwargs)
         if engine.global_steps != before:
@@ -110,7 +110,7 @@ def ending_step_of_optimizer(engine: Any, original: Method) -> Method:
                 "adacc.compact: the program calls optimizer.step(), which does not change the weights that CompAct has "
                 'frozen; call engine.step(), or remove "compact" from the section'
             )
-        adacc.runtime.controller.settle()
+        adacc.runtime.controller.end_pending_pass()
         result = original(*args, **kwargs)
         adacc.runtime.controller.note_update()
         adacc.end_step()

@@ -220,7 +220,7 @@ class Agreement:
         name = self.origin(agreed.spec.name)
         return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
 
-    def put_in_force(self, agreed: Sequence[AgreedType]) -> None:
+    def set_agreed(self, agreed: Sequence[AgreedType]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank."""
         for each in agreed:
             self.agreed_types.pop(each.spec.name, None)  # the types planned last are kept longest

@@ -82,7 +82,7 @@ class Coordinator:
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
         budget.limit = max(plan.budget, budget.limit or 0)
-        self.agreement.put_in_force(agreed)
+        self.agreement.set_agreed(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
 

@@ -81,7 +81,7 @@ class Application:
     def refuse(self, reason: str) -> None:
         self.refusal = self.refusal or reason
 
-    def settle(self, results: Sequence[Any]) -> list[torch.Tensor]:
+    def finish(self, results: Sequence[Any]) -> list[torch.Tensor]:
         """The call has ended: look at what has become of its arguments and of state.
 
         Returns the tensors that it has written to, one for each storage.

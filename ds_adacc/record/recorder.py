@@ -174,7 +174,7 @@ class Recorder(TorchDispatchMode):
             return
         with self._noting(), self.aside(), torch.no_grad():
             results = as_tuple(result)
-            written = running.settle(results)
+            written = running.finish(results)
             if raised:
                 running.refuse("it has raised an error")
             if written and not self.draft.bases(written):

@@ -26,7 +26,7 @@ class Binder:
         self._prefetcher: Prefetcher | None = None
         self._updates = Updates()
 
-    def put_in_force(
+    def set_policy(
         self,
         record: Record,
         known: KnownType,
@@ -34,7 +34,7 @@ class Binder:
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Put the policy in force for the record, from its next call on, with the outlier channels last found by then.
+        """Have the record run the policy from its next call on, with the outlier channels last found by then.
 
         `inputs` says how the block inputs that the policy retains are held.
         """

@@ -32,12 +32,12 @@ class Bindings:
         self._trials = trials
         self._binder = binder
 
-    def choose_all(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
-        """Put the policies of these block types in force for all records, from the next call of each on."""
+    def bind_all(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
+        """Bind all records of these block types, from the next call of each on."""
         changed = set(digests)
         for block, record in self._blocks.records():
             if record.digest in changed:
-                self.choose(block, record, step, device)
+                self.bind(block, record, step, device)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
@@ -50,8 +50,8 @@ class Bindings:
                 last.setdefault(block, record)
         self._binder.reserve((record, types[record.digest].calls_per_block) for record in last.values())
 
-    def choose(self, block: Block, record: Record, step: Step, device: torch.device | None) -> None:
-        """Put the policy of this block in force for the record, or on trial.
+    def bind(self, block: Block, record: Record, step: Step, device: torch.device | None) -> None:
+        """Bind the record to the policy of its block, or put that on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """
@@ -67,7 +67,7 @@ class Bindings:
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
-        self._binder.put_in_force(record, known, policy, inputs, device)
+        self._binder.set_policy(record, known, policy, inputs, device)
 
     def _trial(self, record: Record, key: BlockKey, policy: planner.Policy) -> Trial | None:
         """A trial of the policy, unless it is rejected already.

@@ -183,7 +183,7 @@ class Runtime:
         known, recording = predicted
         record = like.at_other_sizes(guards, recording)
         record.digest = known.recording.digest
-        self.controller.admit(block, record, recording)
+        self.controller.bind_new(block, record, recording)
         block.add(signature, record)
         return record
 
@@ -314,7 +314,7 @@ class Runtime:
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.digest not in step.verified
         self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
-        self.controller.admit(block, record, recording)
+        self.controller.bind_new(block, record, recording)
         block.add(signature, record)
         self._seen.add(self._key(block, record, signature))
         step.verified.add(record.digest)

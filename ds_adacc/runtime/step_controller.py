@@ -91,7 +91,7 @@ class StepController:
         self._calibration = Calibration()
         self._waiting = Waiting(self.agreement, self.new_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
-        self._is_put_off = False  # the end of a pass, which `settle` takes care of
+        self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
@@ -107,7 +107,7 @@ class StepController:
 
         A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
         """
-        self.settle()
+        self.end_pending_pass()
         if is_in_backward():
             return
         self._end_pass_if_over()
@@ -148,18 +148,19 @@ class StepController:
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set.
 
-        At the end of `loss.backward()` autograd still runs, and no profiler can be stopped: `settle` does the rest.
+        At the end of `loss.backward()` autograd still runs, and no profiler can be stopped. So the end of the pass is
+        pending, until `end_pending_pass`.
         """
-        self._is_put_off = is_in_backward()
-        if self._is_put_off:
+        self._pass_end_is_pending = is_in_backward()
+        if self._pass_end_is_pending:
             return
         ran = self.step.end_pass()
         if self._waiting.note(ran, self.step.is_observed_whole):
-            self.put_in_force(ran)
+            self.rebind(ran)
 
-    def settle(self) -> None:
-        """Do what `end_backward` has put off. Called before the next forward, and before the optimizer runs."""
-        if self._is_put_off and not is_in_backward():
+    def end_pending_pass(self) -> None:
+        """End the pass if `end_backward` could not. Called before the next forward, and before the optimizer runs."""
+        if self._pass_end_is_pending and not is_in_backward():
             self.end_backward()
 
     def note_update(self) -> None:
@@ -202,7 +203,7 @@ class StepController:
             self.step = self._next_step()
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
-                self.put_in_force(self.agreement.known_types)
+                self.rebind(self.agreement.known_types)
 
     def _next_step(self) -> Step:
         if self.plan is None:
@@ -265,7 +266,7 @@ class StepController:
         largest, others = self.new_sizes.largest(waiting)
         self.decide(largest, "first step recorded" if is_first else reason, is_first, corrections=corrections)
         self._waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
-        self.put_in_force({name for names in others for name in names})
+        self.rebind({name for names in others for name in names})
 
     def decide(
         self,
@@ -286,7 +287,7 @@ class StepController:
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
-        self.put_in_force([*plan.policies, *adopted])
+        self.rebind([*plan.policies, *adopted])
         self.bindings.keep_block_types()
         self._plan_log.decided(plan, self.schedule.ended)
         return plan
@@ -297,14 +298,14 @@ class StepController:
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
 
-    def admit(self, block: Block, record: Record, recording: Recording) -> None:
-        """Put the policy of the block in force for a new record of it, as this step needs it."""
+    def bind_new(self, block: Block, record: Record, recording: Recording) -> None:
+        """Bind a new record to the policy of its block, as this step needs it."""
         record.recording = recording
-        self.bindings.choose(block, record, self.step, self.device)
+        self.bindings.bind(block, record, self.step, self.device)
 
-    def put_in_force(self, digests: Iterable[str]) -> None:
-        """Put the policies of these block types in force for their blocks, as this step needs them."""
-        self.bindings.choose_all(digests, self.step, self.device)
+    def rebind(self, digests: Iterable[str]) -> None:
+        """Bind the records of these block types anew, to the policies in force and as this step needs them."""
+        self.bindings.bind_all(digests, self.step, self.device)
 
     # -- requests from other modules
 
@@ -316,7 +317,7 @@ class StepController:
         if placement == self.agreement.inputs:
             return
         self.agreement.inputs = placement
-        self.put_in_force(self.agreement.known_types)
+        self.rebind(self.agreement.known_types)
         if self.plan is not None:
             in_force = (names for group in self.plan.groups for names in group.live_sets)
             self._waiting.all_wait(in_force, "block inputs are held in another way")
@@ -368,6 +369,6 @@ class StepController:
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
         self._waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
-        self._corrections, self._ballot, self._is_put_off = {}, Ballot(self.ranks), False
+        self._corrections, self._ballot, self._pass_end_is_pending = {}, Ballot(self.ranks), False
         self._is_resumed = state.plan is not None
         self.step = self._next_step()

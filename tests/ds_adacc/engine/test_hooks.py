@@ -60,7 +60,7 @@ def test_a_scheduler_may_be_made_after_the_engine():
             self.optimizer, self.steps = optimizer, 0
             self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
             self.adacc.runtime = SimpleNamespace(
-                controller=SimpleNamespace(settle=lambda: None, note_update=lambda: None)
+                controller=SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
             )
 
         def end_step(self):
