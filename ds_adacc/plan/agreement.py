@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -17,7 +17,7 @@ from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
-from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.plan import Plan, PlanRequest
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.program.recording import Recording
 
@@ -49,9 +49,10 @@ class Agreement:
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
     planned for; `unfit`: those that no plan fits. `inputs` says how the block inputs that a policy retains are held.
     `origins`: of each block type whose policies were adopted from another size of its program, that other block type;
-    the one used last comes last. `moved`: the types of which a block has got another index on this rank since the ranks
-    planned: by its index, what was measured of another block would be taken for its own. A `Coordinator` changes all of
-    this on all ranks at once; `NewSizes` adds adopted types on its own rank.
+    the one used last comes last. `unpriced`: those of them whose policies were not priced beside the largest sizes of
+    other programs: of each live set it is asked whether they fit there. `moved`: the types of which a block has got
+    another index on this rank since the ranks planned: by its index, what was measured of another block would be taken
+    for its own. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -59,6 +60,7 @@ class Agreement:
         self.known_types: dict[str, KnownType] = {}
         self.agreed_types: dict[str, AgreedType] = {}
         self.origins: OrderedDict[str, str] = OrderedDict()
+        self.unpriced: set[str] = set()
         self.budget = Budget(config)
         self.live_sets: tuple[LiveSet, ...] = ()
         self.unfit: tuple[LiveSet, ...] = ()
@@ -80,7 +82,7 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.known_types, self.origins, self.moved = {}, OrderedDict(), set()
+        self.known_types, self.origins, self.unpriced, self.moved = {}, OrderedDict(), set(), set()
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
@@ -178,15 +180,23 @@ class Agreement:
             return False
         # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
         origins = frozenset(map(self.origin, names))
-        if len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit)):
+        is_known = len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit))
+        if is_known and self.unpriced.isdisjoint(names):
             return True
-        return self.fits(agreed)
+        return self.budget.limit is not None and self.fits(agreed, self.budget.limit)
 
-    def fits(self, agreed: Sequence[AgreedType]) -> bool:
-        """Whether the calls of these block types fit the budget together, in whatever order backward takes them."""
-        problem = planner.Problem(tuple(each.spec for each in agreed))
-        limit = self.budget.limit
-        return limit is not None and planner.peak_bytes(problem, [each.policies for each in agreed]) <= limit
+    def fits(self, agreed: Sequence[AgreedType], limit: int) -> bool:
+        """Whether the calls of these block types take at most so many bytes together.
+
+        Backward is thought to take them in the order of the sizes that were planned for, if that is known.
+        """
+        by_origin = {self.origin(each.spec.name): each for each in agreed}
+        if len(by_origin) < len(agreed):
+            problem = planner.Problem(tuple(each.spec for each in agreed))
+            return planner.peak_bytes(problem, [each.policies for each in agreed]) <= limit
+        specs = {origin: replace(each.spec, name=origin) for origin, each in by_origin.items()}
+        problem = PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
+        return planner.peak_bytes(problem, [by_origin[each.name].policies for each in problem.block_types]) <= limit
 
     def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.
@@ -225,15 +235,17 @@ class Agreement:
         for each in agreed:
             self.agreed_types.pop(each.spec.name, None)  # the types planned last are kept longest
             self.origins.pop(each.spec.name, None)
+            self.unpriced.discard(each.spec.name)
             self._agree(each)
         planned = [name for name in self.agreed_types if name not in self.origins]
         self._disagree(planned[: -max(_REMEMBERED, len(agreed))])
         self.forward_order.keep(self.agreed_types)
         self.approvals.keep(self.agreed_types)
 
-    def adopt(self, agreed: AgreedType, origin: str) -> None:
+    def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
         self.origins[agreed.spec.name] = origin
+        (self.unpriced.discard if is_priced else self.unpriced.add)(agreed.spec.name)
         self._agree(agreed)
         self.forward_order.follow(agreed.spec.name, origin)
 
@@ -246,6 +258,7 @@ class Agreement:
         """Forget these adopted block types."""
         self._disagree(names)
         self.forward_order.forget(set(names))
+        self.unpriced.difference_update(names)
         for name in names:
             del self.origins[name]
             self.known_types.pop(name, None)

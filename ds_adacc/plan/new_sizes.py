@@ -106,8 +106,11 @@ class NewSizes:
             return False
         if not any(origins <= planned for planned in self._agreement.live_sets):
             return False
-        others, types = sorted(names - origins), self._agreement.known_types
-        return all(map(self._may_adopt, others)) and all(self._adopt(types[name], name) for name in others)
+        types, mine = self._agreement.known_types, [name for name in sorted(names - origins) if self._may_adopt(name)]
+        # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
+        lacking = [name for name in mine if not self._adopt(types[name], name)]
+        is_fit = not lacking and self._agreement.is_planned(names)
+        return is_fit or self._make_lean(names, lacking) or self._make_lean(names, mine)
 
     def adopt(self, known: KnownType, like: str) -> bool:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.
@@ -116,15 +119,19 @@ class NewSizes:
         """
         return known.agreed is None and self._adopt(known, like)
 
+    def _origin(self, name: str) -> str:
+        """The block type from which this one adopts, or has adopted."""
+        program = self.symbolic_types.of(name)
+        if program is not None and program.origin in self._agreement.agreed_types:
+            return program.origin
+        return self._agreement.origin(name)
+
     def _may_adopt(self, name: str) -> bool:
         """Whether the ranks have not planned for this block type. What they have planned stays the same on all."""
         return name in self._agreement.origins or name not in self._agreement.agreed_types
 
     def _adopt(self, known: KnownType, like: str) -> bool:
-        agreement, program = self._agreement, self.symbolic_types.of(like)
-        origin = agreement.origin(like)
-        if program is not None and program.origin in agreement.agreed_types:
-            origin = program.origin
+        agreement, origin = self._agreement, self._origin(like)
         relative, digest = agreement.known_types.get(origin), known.recording.digest
         if agreement.budget.limit is None or relative is None or origin == digest:
             return False
@@ -134,8 +141,7 @@ class NewSizes:
         if agreed is None:
             return False
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
-        profile = agreed.correction.of(agreement.outlier_prices.of(agreement.counted(known), known, agreed.capacity))
-        name = agreed.spec.name
+        name, profile = agreed.spec.name, self._priced(known, agreed)
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets = *agreement.live_sets, *agreement.unfit
         adoption = Adoption(agreed, profile, agreement.agreed_types, sets, agreement.forward_order.orders)
@@ -159,17 +165,24 @@ class NewSizes:
         are. But a plan for each pair of sizes that comes would end only when all pairs have come. Returns whether
         policies have changed.
         """
-        agreement = self._agreement
-        agreed = [agreement.known_types[name].agreed for name in names]
-        if None in agreed or agreement.config.forces_compression:
+        if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False
-        if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, agreement.live_sets)):
+        return self._make_lean(names, [name for name in names if name in self._agreement.origins])
+
+    def _make_lean(self, names: LiveSet, lean: Collection[str]) -> bool:
+        """Have the block types `lean` recompute all that they can, if all the `names` then fit the budget."""
+        agreement, types = self._agreement, self._agreement.known_types
+        if not lean or agreement.config.forces_compression:
             return False
-        lean = {each.spec.name: self._recomputed(each) for each in agreed if each.spec.name in agreement.origins}
-        if not lean or not agreement.fits([lean.get(each.spec.name, each) for each in agreed]):
+        agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in names}
+        if None in agreed.values():
             return False
-        for name, each in lean.items():
-            agreement.adopt(each, agreement.origin(name))
+        limit = agreement.budget.grown(self._peak_without(names))
+        if not agreement.fits(list(agreed.values()), limit):
+            return False
+        agreement.budget.limit = limit
+        for name in sorted(lean):
+            agreement.adopt(agreed[name], self._origin(name), is_priced=False)
         return True
 
     def _programs(self, names: LiveSet) -> dict[str, SymbolicType]:
@@ -191,10 +204,21 @@ class NewSizes:
         programs = [program for program in map(self.symbolic_types.of, names) if program is not None]
         return len(set(map(id, programs))) < len(programs)
 
-    @staticmethod
-    def _recomputed(agreed: AgreedType) -> AgreedType:
-        policy = planner.recompute_policy(agreed.spec.profile)
-        return replace(agreed, policies=(policy,) * len(agreed.policies))
+    def _recomputed(self, name: str) -> AgreedType | None:
+        """What is agreed on for this size of a program if it recomputes all that it can; None if nothing is."""
+        known = self._agreement.known_types[name]
+        agreed = known.agreed or self._agreement.agreed_types.get(self._origin(name))
+        if agreed is None:
+            return None
+        profile = agreed.spec.profile if known.agreed is not None else self._priced(known, agreed)
+        policy = planner.recompute_policy(profile)
+        spec = replace(agreed.spec, name=name, profile=profile)
+        return replace(agreed, spec=spec, policies=(policy,) * len(agreed.policies))
+
+    def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
+        """The profile of a block type, with what was learnt of another size of its program."""
+        counted = self._agreement.counted(known)
+        return relative.correction.of(self._agreement.outlier_prices.of(counted, known, relative.capacity))
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         """Log a line for each of the first few sizes, and then one whenever they have become ten times as many."""
