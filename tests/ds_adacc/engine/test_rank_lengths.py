@@ -45,7 +45,8 @@ def test_both_ranks_ask_the_same_and_call_as_many_collectives(ranks, stage):
 def test_new_lengths_are_no_reason_to_plan_or_to_wait(ranks, stage):
     for rank in ranks:
         plain, served = rank[stage]
-        assert [number for number, step in enumerate(served) if step["asked"]["decide"]] == [0]
+        decided = [number for number, step in enumerate(served) if step["asked"]["decide"]]
+        assert decided[0] == 0 and decided[1:] in ([], [3]), "the first step that could measure may correct the plan"
         quiet = [number for number, step in enumerate(served) if step["purpose"] == "run"]
         assert len(quiet) >= 10
         for number in quiet:
