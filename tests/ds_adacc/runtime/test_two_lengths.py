@@ -48,6 +48,21 @@ def test_pairs_that_vary_need_few_plans(planned):
     assert planned[0] == 1 and len(planned) <= 3
 
 
+def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_one(planned):
+    """Whether it fits is asked again beside every other length."""
+    training = TwoPrograms(memory_budget="200KiB", enabled=False)
+    controller, agreement = training.runtime.controller, training.runtime.agreement
+    for pair in ((24, 24), (16, 16), (20, 20), (8, 36)):
+        training.step(pair)
+    assert planned == [1] and not agreement.undecided
+    assert agreement.unpriced <= agreement.origins.keys() and agreement.unpriced
+    for pair in ((8, 36), (16, 36), (24, 36), (12, 36)):
+        training.step(pair)
+        training.step(pair)  # if the pair had to wait for a plan, it has one now
+        ran = [agreement.agreed_types[each.records()[0].digest] for each in controller.blocks.all()]
+        assert agreement.fits(list({each.spec.name: each for each in ran}.values()), 200 << 10)
+
+
 def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
     training = TwoPrograms(memory_budget=0.7, enabled=False)
     for pair in ((16, 16), (12, 12), (14, 14), (24, 24)):
