@@ -88,8 +88,9 @@ class NewSizes:
         combinations have all adopted from one live set, in which they were priced together.
         """
         for names in (names for group in plan.groups for names in group.live_sets):
-            for name, program in self._programs(names).items():
-                without = self._peak_without(names)
+            programs = self._programs(names)
+            without = self._peak_without(names) if programs else 0
+            for name, program in programs.items():
                 if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
                     program.origin, program.origin_bytes = name, without
         recorded = self.symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
@@ -207,13 +208,12 @@ class NewSizes:
     def _recomputed(self, name: str) -> AgreedType | None:
         """What is agreed on for this size of a program if it recomputes all that it can; None if nothing is."""
         known = self._agreement.known_types[name]
-        agreed = known.agreed or self._agreement.agreed_types.get(self._origin(name))
-        if agreed is None:
+        relative = self._agreement.agreed_types.get(self._origin(name), known.agreed)
+        if relative is None:
             return None
-        profile = agreed.spec.profile if known.agreed is not None else self._priced(known, agreed)
-        policy = planner.recompute_policy(profile)
-        spec = replace(agreed.spec, name=name, profile=profile)
-        return replace(agreed, spec=spec, policies=(policy,) * len(agreed.policies))
+        profile = self._priced(known, relative)
+        policies = (planner.recompute_policy(profile),) * len(relative.policies)
+        return replace(relative, spec=replace(relative.spec, name=name, profile=profile), policies=policies)
 
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""

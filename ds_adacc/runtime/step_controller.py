@@ -239,8 +239,8 @@ class StepController:
         if is_deferred or step.purpose is Purpose.TRY:
             return {}
         self.has_run_a_plan = True  # on every rank too, also on one that has called no block
-        is_measured = step.purpose is Purpose.MEASURE and self.schedule.may_measure_again
-        if is_measured and self.ranks.any(step.was_cut_short):  # a new input size was recorded
+        may_repeat = step.purpose is Purpose.MEASURE and self.schedule.may_measure_again  # the same on every rank
+        if may_repeat and self.ranks.any(step.was_cut_short):  # some rank has recorded a block
             self.schedule = self.schedule.with_measurement_again()
             return {}
         if self.seen is not None or not step.was_observed:

@@ -79,6 +79,7 @@ def train(stage, section):
             asked = {name: counted[name] for names in ASKED.values() for name in names}
             seen |= {"purpose": purpose, "asked": asked, "recordings": adacc.runtime.recordings, "held": pairs[-1]}
             seen["schedule"] = asdict(adacc.runtime.controller.schedule)
+            seen["reason"] = adacc.runtime.controller.plan.reason
         steps.append(seen)
     return steps
 
