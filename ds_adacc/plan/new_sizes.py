@@ -87,7 +87,8 @@ class NewSizes:
         The other sizes of a program adopt from the largest live set that was planned for. So sizes that come in new
         combinations have all adopted from one live set, in which they were priced together.
         """
-        for names in (names for group in plan.groups for names in group.live_sets):
+        fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
+        for names in sorted(fit, key=sorted):
             programs = self._programs(names)
             without = self._peak_without(names) if programs else 0
             for name, program in programs.items():

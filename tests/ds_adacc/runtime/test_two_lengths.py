@@ -77,6 +77,18 @@ def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
         assert {controller.agreement.origin(digest) for digest in ran - planned_types(controller)} <= largest
 
 
+def test_nothing_adopts_from_a_pair_that_no_plan_fits(planned):
+    training = TwoPrograms(memory_budget="200KiB", enabled=False)
+    for pair in ((24, 24), (16, 16), (20, 20), (200, 200)):
+        training.step(pair)
+    agreement, count = training.runtime.agreement, len(planned)
+    (too_large,) = agreement.unfit
+    for pair in ((18, 22), (21, 17), (13, 23)):
+        training.step(pair)
+    assert too_large.isdisjoint(agreement.origins.values())
+    assert len(planned) == count and not agreement.undecided
+
+
 def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
     training = TwoPrograms(memory_budget=0.7, enabled=False)
     for pair in ((16, 16), (12, 12), (14, 14)):
