@@ -101,7 +101,7 @@ class Coordinator:
                 reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
                 get_logger().warning(text, which, reason, seconds)
             if group.shortfall:
-                which = "The old plan stays in force" if stays else "The leanest plan known is in force"
+                which = "The old plan stays in force" if stays else "The plan of the smallest peak found is in force"
                 text = "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget"
                 peak = planner.human_bytes(group.solution.peak)
                 get_logger().warning(text, group.shortfall.rstrip("."), which, peak)

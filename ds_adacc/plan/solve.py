@@ -26,36 +26,37 @@ def solve(
 
     An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
     or whose policies need a codec that is no longer on offer, is recomputed. If that keeps the budget, nothing is
-    amiss. If it breaks the budget for a group of which no block type is new, as may happen after a correction or when
-    the bound on the gradient error rules policies out, the group takes the policies of the smallest peak, unless these
-    break the budget for more live sets. If a block type is new and the solver was out of time, it takes the leanest
-    policies that simple rules find.
+    amiss. If it breaks the budget, the group takes the policies of the smallest peak, unless these break the budget for
+    more live sets. Of a group in which some block types are new, only the new ones change: the others also run in live
+    sets that fit, and would be slower there. They take the leanest policies that simple rules find.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
         problem, live_sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
-        is_known = {each.name for each in problem.block_types} <= in_force.keys()
+        new = names - in_force.keys()
         try:
-            new = solve_live_sets(problem, live_sets, budget, config)
-            group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, new))
+            found = solve_live_sets(problem, live_sets, budget, config)
+            group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, found))
         except planner.InfeasibleBudget as error:
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
             refusals.append(error)
-            if planner.InfeasibleBudget in forgiven and is_known and group.unfit(budget):
-                group = _with_least(group, error.smallest, budget, config)
+            if planner.InfeasibleBudget in forgiven and group.unfit(budget):
+                if new and new < names:
+                    group = _with_leanest_of(request.problem(new), group, budget)
+                else:
+                    group = _with_least(group, error.smallest, budget, config)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
             if group.unfit(budget):
-                least = (
-                    planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
-                    if is_known
-                    else planner.leanest(problem, reason)
-                )
-                group = _with_policies(group, least, budget)
+                if new:
+                    group = _with_leanest_of(request.problem(new), group, budget)
+                else:
+                    least = planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
+                    group = _with_policies(least, problem, group, budget)
         if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
             group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
@@ -109,10 +110,18 @@ def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -
     return _leaner(least, group, budget)
 
 
-def _with_policies(group: Group, least: planner.Solution, budget: int) -> Group:
-    """The group with the policies of `least`, if they take less."""
-    solution = judge(group.problem, group.live_sets, least.policies)
-    solution = replace(solution, solve_seconds=least.solve_seconds)
+def _with_leanest_of(new: planner.Problem, group: Group, budget: int) -> Group:
+    """The group with the leanest policies that simple rules find for these block types of it, if it then takes less."""
+    return _with_policies(planner.leanest(new, group.shortfall), new, group, budget)
+
+
+def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, budget: int) -> Group:
+    """The group with the policies of `least`, which are those of the block types `of`, if it then takes less."""
+    chosen = dict(zip((each.name for each in of.block_types), least.policies, strict=True))
+    policies = [
+        chosen.get(each.name, before) for each, before in zip(group.block_types, group.solution.policies, strict=True)
+    ]
+    solution = replace(judge(group.problem, group.live_sets, policies), solve_seconds=least.solve_seconds)
     return _leaner(replace(group, solution=solution), group, budget)
 
 

@@ -28,10 +28,11 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
     error = caught.value
     text = str(error)
     assert text.startswith("adacc.memory_budget: no plan fits 1024 bytes (1.00 KiB), which is too small")
-    last = text.splitlines()[-1]
+    *_, told, last = text.splitlines()
+    assert "for the batches of this step" in last
     least = planner.human_bytes(error.smallest)
     start = rf'  The smallest budget (that fits|found to fit) is {least}: "memory_budget": {error.smallest} or, as a '
-    assert re.fullmatch(start + r'fraction of the peak without checkpointing, "memory_budget": 0\.\d+\.', last)
+    assert re.fullmatch(start + r'fraction of the peak without checkpointing, "memory_budget": 0\.\d+\.', told)
     held = text.partition("The largest tensors that even a lean plan holds, over all blocks: ")[2].split("; ")
     assert len(held) == 3
     assert any(name.startswith("dropout mask '") for name in held)

@@ -28,11 +28,11 @@ def test_no_bound_is_named_if_every_search_runs_out_of_time(monkeypatch):
     assert searched[0] is None and 10 <= len(searched) <= 15
 
 
-def chain(name, middle):
-    """A block that holds its input, and what two operators make of it: `middle` bytes, then 64."""
+def chain(name, first):
+    """A block whose input takes `first` bytes. One operator makes 8 bytes of it, another 64 of these."""
     values = (
-        planner.Value("x", "block_input", 8, None, True),
-        planner.Value("y", "other", middle, 0, True),
+        planner.Value("x", "block_input", first, None, True),
+        planner.Value("y", "other", 8, 0, True),
         planner.Value("z", "other", 64, 1, True),
     )
     ops = planner.Op("f", (0,), (1,), True), planner.Op("g", (1,), (2,), True)
@@ -57,7 +57,7 @@ def peak(block_type, policy):
 
 @pytest.mark.usefixtures("no_solver")
 def test_a_new_block_type_takes_the_leanest_policies_known_while_others_are_in_force():
-    """Their policies stay. To recompute all takes more here: y is rebuilt beside z, though it is small."""
+    """The policies of the others stay."""
     old, new = chain("old", 8), chain("new", 8)
     in_force = {"old": (planner.retain_policy(old.profile),) * old.blocks}
     request = PlanRequest({"old": old, "new": new}, [frozenset(("old",)), frozenset(("new",))])
@@ -81,3 +81,32 @@ def test_policies_in_force_that_keep_the_budget_are_no_shortfall():
     (group,) = solve(request, budget, CONFIG, in_force, (planner.NoSolutionInTime,))
     assert group.solution.peak == budget and group.solution.fallback.endswith("the machine is busy")
     assert not group.shortfall
+
+
+FORGIVEN = (planner.InfeasibleBudget, planner.NoSolutionInTime)
+
+
+def test_where_no_plan_fits_new_block_types_take_the_smallest_peak_found():
+    """To recompute everything takes more: that needs the large input."""
+    new = chain("new", 1000)
+    request = PlanRequest({"new": new}, [frozenset(("new",))])
+    with pytest.raises(planner.InfeasibleBudget) as refusal:
+        solve(request, 1, CONFIG, {}, ())
+    (group,) = solve(request, 1, CONFIG, {}, FORGIVEN)
+    assert group.solution.peak == refusal.value.smallest < peak(new, planner.recompute_policy(new.profile))
+    assert group.shortfall == str(planner.InfeasibleBudget(1, refusal.value.smallest, refusal.value.proven))
+
+
+@pytest.mark.parametrize("is_busy", (False, True))
+def test_where_no_plan_fits_beside_a_new_block_type_the_others_keep_their_policies(is_busy, request):
+    """They run without the new one too, and fit then."""
+    if is_busy:
+        request.getfixturevalue("no_solver")
+    old, new = chain("old", 8), chain("new", 1000)
+    kept = (planner.retain_policy(old.profile),) * old.blocks
+    together = PlanRequest({"old": old, "new": new}, [frozenset(("old", "new"))])
+    (group,) = solve(together, 1, CONFIG, {"old": kept}, FORGIVEN)
+    chosen = dict(zip((each.name for each in group.block_types), group.solution.policies, strict=True))
+    assert chosen["old"] == kept
+    assert set(chosen["new"]) == {planner.leanest(planner.Problem((new,)), "").policies[0][0]}
+    assert chosen["new"][0] != planner.recompute_policy(new.profile)
