@@ -9,7 +9,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.rectify.calibration import Seen
 from ds_adacc.report.journal import Journal
-from ds_adacc.report.table import decision_table, in_a_line, told
+from ds_adacc.report.table import corrected_in_a_line, decision_table, in_a_line, told
 
 
 class PlanLog:
@@ -21,7 +21,7 @@ class PlanLog:
     def __init__(self, agreement: Agreement, journal: Journal) -> None:
         self._agreement = agreement
         self._journal = journal
-        self._has_shown_table = False
+        self._shown: Plan | None = None  # the one told last
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
@@ -30,8 +30,12 @@ class PlanLog:
 
     def observed(self, plan: Plan, seen: Seen, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
-        if is_corrected or self._has_shown_table:
-            self._log.info("step %d: %s", step, in_a_line(plan, seen, is_corrected))
+        if is_corrected:
+            self._log.info("step %d: %s", step, corrected_in_a_line(plan, seen))
+        elif self._shown is not None:
+            is_new = plan.policies != self._shown.policies
+            self._shown = plan
+            self._log.info("step %d: %s", step, in_a_line(plan, seen, is_new))
         else:
             self._show(plan, seen)
         self._journal.write("observed", step=step, **asdict(seen))
@@ -49,5 +53,5 @@ class PlanLog:
             self._show(replace(plan, reason="restored from the checkpoint"), seen)
 
     def _show(self, plan: Plan, seen: Seen) -> None:
-        self._has_shown_table = True
+        self._shown = plan
         self._log.info("%s", decision_table(plan, self._agreement, seen))

@@ -46,15 +46,21 @@ def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
     return "\n".join(lines)
 
 
-def in_a_line(plan: Plan, seen: Seen, is_corrected: bool) -> str:
-    """What was observed under a plan that gets no table. `is_corrected`: another plan follows at once."""
-    peak = f"peak planned {human_bytes(plan.peak)}"
-    if seen.peak is not None:
-        peak += f", observed {human_bytes(round(seen.peak.observed))}"
-    if is_corrected:
-        return f"{peak}: the memory model is corrected, and a new plan is made"
+def in_a_line(plan: Plan, seen: Seen, is_new: bool) -> str:
+    """What was observed under a plan that gets no table. `is_new`: it differs from the plan that was told last."""
+    which = "a new plan is in force" if is_new else "the solver has found the same plan again"
     cost = f"adds {1000 * plan.added_seconds:.1f} ms to a forward and backward"
-    return f"a new plan is in force ({plan.reason}): {peak}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
+    return f"{which} ({plan.reason}): {_peaks(plan, seen)}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
+
+
+def corrected_in_a_line(plan: Plan, seen: Seen) -> str:
+    """What was observed under a plan whose memory model was wrong: another follows at once."""
+    return f"{_peaks(plan, seen)}: the memory model is corrected, and a new plan is made"
+
+
+def _peaks(plan: Plan, seen: Seen) -> str:
+    peak = f"peak planned {human_bytes(plan.peak)}"
+    return peak if seen.peak is None else f"{peak}, observed {human_bytes(round(seen.peak.observed))}"
 
 
 def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:

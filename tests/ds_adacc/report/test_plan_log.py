@@ -30,16 +30,19 @@ def log(caplog):
 def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(log):
     training = steps(9, 9)
     plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None))
+    other = replace(steps(12, 12).runtime.controller.plan, reason="new shapes recorded")
     log_before = len(log())
     told.observed(plan, SEEN, 2, is_corrected=True)
     told.observed(plan, SEEN, 3, is_corrected=False)
-    told.observed(replace(plan, reason="new shapes recorded"), SEEN, 9, is_corrected=False)
-    corrected, table, later = log()[log_before:]
+    told.observed(replace(plan, reason="a reason"), SEEN, 5, is_corrected=False)
+    told.observed(other, SEEN, 9, is_corrected=False)
+    corrected, table, same, later = log()[log_before:]
     assert re.fullmatch(
         r"step 2: peak planned \S+ KiB, observed 1.00 KiB: the memory model is corrected, and a new plan is made",
         corrected,
     )
     assert table.startswith("plan (first step recorded):\n") and "instead" in table
+    assert same.startswith("step 5: the solver has found the same plan again (a reason): peak planned ")
     assert later.startswith("step 9: a new plan is in force (new shapes recorded): peak planned ")
     assert later.endswith(" ms to a forward and backward. `ds_adacc report` shows its table")
 
@@ -49,7 +52,8 @@ def test_a_run_shows_one_table(log):
     training.runtime.controller.decide(training.agreement.live_sets, "a reason")
     for time in (9, 9):
         training.compare(time)
-    assert [text.startswith("plan (") for text in log() if "plan (" in text or "in force" in text] == [True, False]
+    told = [text for text in log() if "plan (" in text or "same plan again" in text]
+    assert [text.startswith("plan (") for text in told] == [True, False]
 
 
 def test_a_restored_plan_is_called_so(log):
@@ -60,7 +64,7 @@ def test_a_restored_plan_is_called_so(log):
     told.observed(plan, SEEN, 2, is_corrected=False)
     table, line = log()[before:]
     assert table.startswith("plan (restored from the checkpoint):\n")
-    assert line.startswith("step 2: a new plan is in force")
+    assert line.startswith("step 2: the solver has found the same plan again")
 
 
 def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
