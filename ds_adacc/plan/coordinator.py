@@ -51,16 +51,18 @@ class Coordinator:
     ) -> Plan:
         """Agree on policies for these live sets and all sets that share block types with them. Put them in force.
 
-        Every rank must call; each may pass different live sets. `capacity` (the same on all ranks) and `corrections`
-        (measured on this rank) are by block type, and replace the agreed ones. The first plan converts a budget that is
-        a fraction or "auto" into bytes; later plans use that number. `device` is None on a rank that has run no block
-        yet; the memory of the other ranks then sets the budget.
+        Every rank must call. Each may pass different live sets, and a reason or "". `capacity` (the same on all ranks)
+        and `corrections` (measured on this rank) are by block type, and replace the agreed ones. The first plan
+        converts a budget that is a fraction or "auto" into bytes; later plans use that number. `device` is None on a
+        rank that has run no block yet; the memory of the other ranks then sets the budget.
 
         Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
         planner.NoSolutionInTime. In that case nothing has changed. With `must_fit` false neither is raised: policies in
         force stay, block types without a policy are recomputed where possible, and a warning says so.
         """
-        asked, moved = zip(*self._ranks.gather((list(live_sets), self.agreement.moved)), strict=True)
+        told = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
+        asked, moved, reasons = zip(*told, strict=True)
+        reason = next(filter(None, reasons), "")
         self.agreement.approvals.forget(frozenset().union(*moved))
         self.agreement.moved = set()
         new = {names for sets in asked for names in sets}

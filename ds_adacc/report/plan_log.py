@@ -7,9 +7,18 @@ from dataclasses import asdict, replace
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.ranks import Ranks
 from ds_adacc.rectify.calibration import Seen
+from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
-from ds_adacc.report.table import corrected_in_a_line, decision_table, in_a_line, told
+from ds_adacc.report.table import (
+    corrected_in_a_line,
+    decision_table,
+    decisions_here,
+    in_a_line,
+    merge_decisions,
+    told,
+)
 
 
 class PlanLog:
@@ -18,15 +27,18 @@ class PlanLog:
     The journal gets all of them in full, so that `ds_adacc report` can show them.
     """
 
-    def __init__(self, agreement: Agreement, journal: Journal) -> None:
+    def __init__(self, agreement: Agreement, journal: Journal, ranks: Ranks) -> None:
         self._agreement = agreement
         self._journal = journal
+        self._ranks = ranks
+        self._decisions: list[Decision] = []  # of the plan that was made last
         self._shown: Plan | None = None  # the one told last
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
-        """A plan was made, and comes into force."""
-        self._journal.write("plan", **told(plan, self._agreement, step))
+        """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
+        here = decisions_here(plan, self._agreement)
+        self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
 
     def observed(self, plan: Plan, seen: Seen, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
@@ -48,10 +60,14 @@ class PlanLog:
                 "is made. Without lossy codecs the losses stay exact; with them they may differ a little"
             )
             return
-        self.decided(plan, step)
+        self._write(plan, merge_decisions(plan, [decisions_here(plan, self._agreement)]), step)
         if seen is not None:
             self._show(replace(plan, reason="restored from the checkpoint"), seen)
 
     def _show(self, plan: Plan, seen: Seen) -> None:
         self._shown = plan
-        self._log.info("%s", decision_table(plan, self._agreement, seen))
+        self._log.info("%s", decision_table(plan, self._decisions, self._agreement, seen))
+
+    def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:
+        self._decisions = decisions
+        self._journal.write("plan", **told(plan, decisions, step))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.budget import Budget
@@ -20,7 +20,7 @@ _ROUNDED = 1  # byte, by which a fraction of a peak is rounded
 _MORE = "`ds_adacc report` shows its table"
 
 
-def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
+def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreement, seen: Seen | None) -> str:
     """What becomes of each value in which blocks. Then the sums, and what baselines would have cost.
 
     It fits on a screen: of a large plan only the part that takes most memory.
@@ -32,13 +32,8 @@ def decision_table(plan: Plan, agreement: Agreement, seen: Seen | None) -> str:
         from ds_adacc.report.screen import brief_tables
 
     lines = [f"plan ({plan.reason}):"]
-    if decisions := list(_decisions(plan, agreement)):
+    if decisions:
         lines.append(plain(brief_tables(decisions)))
-    lines += [
-        f"  {block_type.count} calls of a block that another rank runs"
-        for block_type in plan.block_types
-        if block_type.name not in agreement.known_types
-    ]
     lines += _summary(plan, agreement.budget, seen)
     lines += _errors(plan, agreement)
     if plan.baselines:
@@ -63,8 +58,8 @@ def _peaks(plan: Plan, seen: Seen) -> str:
     return peak if seen.peak is None else f"{peak}, observed {human_bytes(round(seen.peak.observed))}"
 
 
-def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
-    """The fields of the journal's event "plan". Bytes and seconds; `block_types` are those that this rank has met."""
+def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, object]:
+    """The fields of the journal's event "plan". Bytes and seconds."""
     return {
         "step": step,
         "reason": plan.reason,
@@ -75,28 +70,34 @@ def told(plan: Plan, agreement: Agreement, step: int) -> dict[str, object]:
         "added_seconds": plan.added_seconds,
         "solve_seconds": plan.solve_seconds,
         "proven_optimal": plan.proven_optimal,
-        "block_types": [asdict(decision) for decision in _decisions(plan, agreement)],
+        "block_types": [asdict(decision) for decision in decisions],
         "baselines": [asdict(baseline) for baseline in plan.baselines],
     }
 
 
-def _decisions(plan: Plan, agreement: Agreement) -> Iterator[Decision]:
-    recordings = {
-        each.name: agreement.known_types[each.name].recording
-        for each in plan.block_types
-        if each.name in agreement.known_types
-    }
-    names = {
-        digest: span(agreement.forward_order.names(digest)) or recording.name
-        for digest, recording in recordings.items()
-    }
-    count = Counter(names.values())
+def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, tuple[Decision, str]]:
+    """The decisions for the block types that this rank has met, by block type, each with the size of its input."""
+    found = {}
     for block_type in plan.block_types:
-        if (recording := recordings.get(block_type.name)) is not None:
-            name = names[block_type.name]
-            if count[name] > 1:  # the same blocks have several types, most often by their sizes
-                name = f"{name} at {_size(recording)}"
-            yield decision_of(name, block_type, plan.policies[block_type.name], recording)
+        if block_type.name in agreement.known_types:
+            recording = agreement.known_types[block_type.name].recording
+            name = span(agreement.forward_order.names(block_type.name)) or recording.name
+            decision = decision_of(name, block_type, plan.policies[block_type.name], recording)
+            found[block_type.name] = decision, _size(recording)
+    return found
+
+
+def merge_decisions(plan: Plan, everyone: Iterable[Mapping[str, tuple[Decision, str]]]) -> list[Decision]:
+    """The decisions of `decisions_here` of several ranks, one for each block type that a rank has met."""
+    merged: dict[str, tuple[Decision, str]] = {}
+    for here in everyone:
+        merged = {**here, **merged}
+    found = [merged[block_type.name] for block_type in plan.block_types if block_type.name in merged]
+    count = Counter(decision.name for decision, _ in found)
+    return [  # the same blocks have several types, most often by their sizes
+        replace(decision, name=f"{decision.name} at {size}") if count[decision.name] > 1 else decision
+        for decision, size in found
+    ]
 
 
 def _size(recording: Recording) -> str:

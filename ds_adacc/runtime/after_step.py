@@ -44,9 +44,11 @@ def conclude_trials(controller: Controller) -> None:
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
     """
-    rejected = controller.agreement.approvals.judge(_measured(controller))
+    measured, names = _measured(controller)
+    rejected = controller.agreement.approvals.judge(measured)
     if rejected:
-        _replan(controller, {digest for digest, _ in rejected}, why_rejected(controller, rejected), {}, rejected)
+        reason = why_rejected(rejected, names, controller.agreement.approvals.bound)
+        _replan(controller, {digest for digest, _ in rejected}, reason, {}, rejected)
     else:
         _repeat_trials(controller)
 
@@ -54,13 +56,13 @@ def conclude_trials(controller: Controller) -> None:
 def rectify(controller: Controller) -> Review:
     """After a tracking step, plan again if outliers have drifted, or if a gradient error is above the bound."""
     agreement, step = controller.agreement, controller.schedule.ended
-    measured = _measured(controller)
+    measured, names = _measured(controller)
     errors_rise = agreement.approvals.are_rising(measured)
     rejected = agreement.approvals.judge(measured)
     verdict = controller.rectifier.judge(controller.blocks, agreement)
     review = Review()
     if verdict.drifted or rejected:
-        reason = why_rejected(controller, rejected) if rejected else verdict.reason
+        reason = why_rejected(rejected, names, agreement.approvals.bound) if rejected else verdict.reason
         digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
         review = _replan(controller, digests, reason, verdict.capacity, rejected)
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
@@ -85,19 +87,17 @@ def _repeat_trials(controller: Controller) -> None:
         get_logger().warning(text, schedule.ended, len(tried), tried[0].name, schedule.try_from)
 
 
-def why_rejected(controller: Controller, rejected: Mapping[BlockKey, PolicyError]) -> str:
+def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], bound: float) -> str:
     """The block with the largest error, for the log."""
-    (digest, index), found = max(rejected.items(), key=lambda item: item[1].error)
-    known = controller.agreement.known_types.get(digest)
-    name = "a block of another rank" if known is None else known.recording.name
-    which = "" if index is None else f" (number {index + 1})"
-    bound = controller.agreement.approvals.bound
-    return f"gradient error of {name}{which} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
+    key, found = max(rejected.items(), key=lambda item: item[1].error)
+    return f"gradient error of {names[key]} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
 
 
-def _measured(controller: Controller) -> Sequence[PolicyErrors]:
-    """What each rank has measured, which is also written to the journal."""
-    everyone = controller.ranks.gather(controller.trials.results(controller.blocks))
+def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
+    """What each rank has measured, which is also written to the journal; and the names of the blocks, on any rank."""
+    results = controller.ranks.gather(controller.trials.results(controller.blocks))
+    everyone = [[(key, found) for key, _, found in of_rank] for of_rank in results]
+    names = {key: name for of_rank in results for key, name, _ in of_rank}
     bound, known = controller.agreement.approvals.bound, controller.agreement.known_types
     largest = {key: found.error for key, found in worst(everyone)}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
@@ -109,7 +109,7 @@ def _measured(controller: Controller) -> Sequence[PolicyErrors]:
             bound=bound,
             errors=[[index + 1, error] for index, error in sorted(errors.items())],
         )
-    return everyone
+    return everyone, names
 
 
 def _replan(

@@ -95,7 +95,7 @@ class StepController:
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
-        self._plan_log = PlanLog(self.agreement, journal)
+        self._plan_log = PlanLog(self.agreement, journal, ranks)
 
     def _bindings(self) -> Bindings:
         return Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)

@@ -123,11 +123,11 @@ class Trials:
         keys = [(block, agreement.block_key(block, record.digest), record.trial) for block, record in waiting]
         return [(block, trial) for block, key, trial in keys if agreement.approvals.error(key, trial.policy) is None]
 
-    def results(self, blocks: Registry) -> list[tuple[BlockKey, PolicyError]]:
-        """The errors of the policies that were measured in the step, each with its block."""
+    def results(self, blocks: Registry) -> list[tuple[BlockKey, str, PolicyError]]:
+        """The errors of the policies that were measured in the step, each with its block and this block's name."""
         records = ((b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is not None)
         key = self._agreement.block_key
-        return [(key(block, record.digest), record.trial.result) for block, record in records]
+        return [(key(block, record.digest), block.name, record.trial.result) for block, record in records]
 
 
 def _lossy(profile: planner.Profile) -> bool:

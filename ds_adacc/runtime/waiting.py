@@ -86,9 +86,9 @@ class Waiting:
             self._reasons.setdefault(live_set, reason)
 
     def take(self) -> tuple[Collection[LiveSet], str]:
-        """What waits for a plan, and why. Afterwards nothing does."""
+        """What waits for a plan, and why ("" if nothing does on this rank). Afterwards nothing does."""
         taken, self._reasons = self._reasons, {}
-        return taken.keys(), next(iter(taken.values()), "another rank calls for it")
+        return taken.keys(), next(iter(taken.values()), "")
 
     def ask_again(self) -> None:
         """Whether a live set has a plan is asked again when it runs, since there is a new one."""

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from any_size import Training
 
+from ds_adacc.plan.ranks import Ranks
 from ds_adacc.rectify.calibration import Pair, Seen
-from ds_adacc.report.journal import Journal
+from ds_adacc.report.journal import Journal, read
 from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.report.table import decision_table
+from ds_adacc.report.table import decision_table, decisions_here, merge_decisions
 
 SEEN = Seen(Pair(100, 100), Pair(2048, 1024), None)
 
@@ -29,7 +30,7 @@ def log(caplog):
 
 def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(log):
     training = steps(9, 9)
-    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None))
+    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
     other = replace(steps(12, 12).runtime.controller.plan, reason="new shapes recorded")
     log_before = len(log())
     told.observed(plan, SEEN, 2, is_corrected=True)
@@ -59,7 +60,7 @@ def test_a_run_shows_one_table(log):
 def test_a_restored_plan_is_called_so(log):
     training = steps(9, 9)
     plan, before = training.runtime.controller.plan, len(log())
-    told = PlanLog(training.agreement, Journal(None))
+    told = PlanLog(training.agreement, Journal(None), Ranks())
     told.restored(plan, SEEN, 1)
     told.observed(plan, SEEN, 2, is_corrected=False)
     table, line = log()[before:]
@@ -73,25 +74,59 @@ def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
     for time in (9, 15):
         training.compare(time)
     training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
-    text = decision_table(training.runtime.controller.plan, training.agreement, None)
+    text = table_of(training.runtime.controller.plan, training)
     assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
+
+
+class WithAnother(Ranks):
+    """The first rank, beside one that has met other block types."""
+
+    def __init__(self, told):
+        super().__init__()
+        self._told = told
+
+    def gather(self, thing):
+        return [thing, self._told]
+
+
+def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp_path):
+    """One rank has met one length, the other rank another one of the same blocks."""
+    training = steps(9, 15)
+    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
+    plan, journal = training.runtime.controller.plan, tmp_path / "journal.jsonl"
+    (mine, here), (others, there) = decisions_here(plan, training.agreement).items()
+    del training.agreement.known_types[others]
+    told = PlanLog(training.agreement, Journal(journal), WithAnother({others: there}))
+    before = len(log())
+    told.decided(plan, 1)
+    told.observed(plan, SEEN, 2, is_corrected=False)
+    (table,) = log()[before:]
+    names = [f"{decision.name} at {size}" for decision, size in (here, there)]
+    assert all(f"  {name}: 3 calls held at once" in table for name in names)
+    assert [each["name"] for each in read(journal)[0]["block_types"]] == names
+    assert mine in training.agreement.known_types
 
 
 def test_a_budget_that_has_grown_since_the_plan_is_told_of():
     training = steps(9, 9, memory_budget=0.6)
     plan, budget = training.runtime.controller.plan, training.agreement.budget
-    assert "of the largest" not in decision_table(plan, training.agreement, None)
+    assert "of the largest" not in table_of(plan, training)
     budget.limit = 2 * plan.budget
-    text = decision_table(plan, training.agreement, None)
+    text = table_of(plan, training)
     assert f"larger batches have come since: the budget is {_kib(budget.limit)} now, 0.6 of the largest" in text
     larger = replace(plan, budget=budget.limit)
-    text = decision_table(larger, training.agreement, None)
+    text = table_of(larger, training)
     assert f"the budget is 0.6 of {_kib(budget.limit / 0.6)}, the largest peak predicted so far" in text
 
 
 def test_a_budget_in_bytes_is_of_no_batch():
     training = steps(9, 9, memory_budget="1MiB")
-    assert "of the largest" not in decision_table(training.runtime.controller.plan, training.agreement, None)
+    assert "of the largest" not in table_of(training.runtime.controller.plan, training)
+
+
+def table_of(plan, training):
+    here = decisions_here(plan, training.agreement)
+    return decision_table(plan, merge_decisions(plan, [here]), training.agreement, None)
 
 
 def _kib(nbytes):

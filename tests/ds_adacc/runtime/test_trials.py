@@ -1,5 +1,7 @@
 """No block runs a lossy policy whose gradient error, measured on that block, is above the bound."""
 
+import re
+
 import pytest
 import torch
 import zoo
@@ -8,6 +10,8 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.profile.gradient_error import PolicyError
+from ds_adacc.runtime.after_step import why_rejected
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Purpose
 
@@ -112,7 +116,8 @@ def test_one_sharp_layer_is_planned_by_its_own_errors():
 
 
 @pytest.mark.usefixtures("slow_replays")
-def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step():
+def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step(caplog):
+    caplog.set_level("INFO", logger="ds_adacc")
     training = Training(**LOSSY, rectifier={"max_interval": 4})
     training.run(9)
     assert training.is_lossy
@@ -121,6 +126,18 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     tracked = purposes.index(Purpose.TRACK)
     assert all(errors[:tracked])
     assert not any(errors[tracked:])
+    assert re.search(
+        r"gradient error of GPTBlock measured \S+; adacc.max_gradient_error = 1e-06; \d+ values", caplog.text
+    )
+
+
+def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
+    policy = planner.Policy((planner.RETAIN,), ())
+    rejected = {("here", 0): PolicyError(policy, 0.11), ("elsewhere", 1): PolicyError(policy, 0.25)}
+    names = {("here", 0): "layers.0 (Block)", ("elsewhere", 1): "layers.7 (Block)"}
+    assert why_rejected(rejected, names, BOUND) == (
+        "gradient error of layers.7 (Block) measured 0.25; adacc.max_gradient_error = 0.1"
+    )
 
 
 @pytest.mark.usefixtures("slow_replays")
