@@ -22,17 +22,25 @@ class Incomparable(ValueError):
 class BatchLine:
     """The same blocks recorded at two micro-batch sizes, the smaller one first; their block types have the same names.
 
-    Raises Incomparable if block types, orders, values, operators or steps of backward are not the same at both.
+    Raises Incomparable if block types, orders, values, operators or steps of backward are not the same at both, or if
+    the inputs of the blocks do not grow with the batch.
     """
 
     problems: tuple[planner.Problem, planner.Problem]
     batches: tuple[int, int]
 
     def __post_init__(self) -> None:
+        small, large = self.batches
         shapes = [(problem.order, *map(_shape, problem.block_types)) for problem in self.problems]
         if shapes[0] != shapes[1]:
-            small, large = self.batches
             raise Incomparable(f"at micro-batch {large} the blocks run other operators than at {small}")
+        for at_small, at_large in zip(*map(_input_bytes, self.problems), strict=True):
+            if at_small != at_large and at_small * large != at_large * small:
+                raise Incomparable(
+                    f"an input of a block takes {planner.human_bytes(at_small)} at micro-batch {small} and "
+                    f"{planner.human_bytes(at_large)} at {large},\n"
+                    "  which is not in proportion; the factory should return sequences of one length"
+                )
 
     def at(self, batch: int) -> planner.Problem:
         """The problem at `batch` samples: bytes by the line, rounded up, and all else as at the smaller size.
@@ -83,6 +91,11 @@ class BatchLine:
         """The line through (batches[0], a) and (batches[1], b) at `batch`; no less than 0."""
         small, large = self.batches
         return max(0, a - (b - a) * (small - batch) // (large - small))
+
+
+def _input_bytes(problem: planner.Problem) -> list[int]:
+    values = (value for block_type in problem.block_types for value in block_type.profile.graph.values)
+    return [value.nbytes for value in values if value.role == "block_input"]
 
 
 def _shape(block_type: planner.BlockType) -> tuple[object, ...]:

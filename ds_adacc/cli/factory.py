@@ -58,17 +58,24 @@ class Factory:
             imported = importlib.import_module(module)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}") from error
+            hint = f"; did you mean {module[:-3]}:{name}?" if module.endswith(".py") else ""
+            raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         self._function = getattr(imported, name, None)
         if not callable(self._function):
             near = difflib.get_close_matches(name, [n for n, v in vars(imported).items() if callable(v)], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
+        self._signature = inspect.signature(self._function)
+        try:
+            self._signature.bind(1)
+        except TypeError as error:
+            wanted = "it must take the micro-batch size as its only argument, as in `def make(batch)`"
+            raise BadInput(f"factory {text!r} is {name}{self._signature}; {wanted}") from error
 
     @property
     def default_batch(self) -> int | None:
         """The default of the function's first parameter, if it has one."""
-        parameters = list(inspect.signature(self._function).parameters.values())
+        parameters = list(self._signature.parameters.values())
         default = parameters[0].default if parameters else None
         return default if isinstance(default, int) else None
 
@@ -117,6 +124,16 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     recomputed = peak_when(planner.recompute_policy, problem)
     available = available_bytes(loss.device, recomputed, runtime.agreement.budget.peak)
     return Recorded(batch, problem, known, loss.device, available)
+
+
+def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
+    """Raise BadInput if the blocks have the same values at both micro-batch sizes: then neither size was used."""
+    graphs = [[block_type.profile.graph.values for block_type in one.problem.block_types] for one in (first, second)]
+    if graphs[0] == graphs[1]:
+        raise BadInput(
+            f"factory {factory.text!r} returned inputs of the same size for micro-batches {first.batch} and "
+            f"{second.batch}; it must make its inputs for the micro-batch size that it is given"
+        )
 
 
 def _loss(output: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ds_adacc import planner
 from ds_adacc.cli.answer import Answer, BadInput
-from ds_adacc.cli.factory import Factory, Recorded, record
+from ds_adacc.cli.factory import Factory, Recorded, check_sizes, record
 from ds_adacc.cli.plan_computation import Planned, Stage, plan
 from ds_adacc.cli.plan_view import document, labels_of, view
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         _require_plots()
     with _stages() as stage:
         first, second = (_record(factory, section, batch, stage) for batch in batches)
+        check_sizes(factory, first, second)
         planned = plan((first, second), section, stage)
         shown = {"factory": factory.text, **document(planned)}
         written = _write(planned, shown, arguments.out) if arguments.out else []

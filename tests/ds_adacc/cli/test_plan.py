@@ -256,6 +256,13 @@ def test_programs_that_differ_with_the_micro_batch_are_not_estimated_from(config
     assert "no estimate of the largest micro-batch:\n  at micro-batch 3 the blocks run other operators than at 2" in out
 
 
+def test_lengths_that_differ_are_not_estimated_from(config, said):
+    code, out, err = said("plan", config(codecs="none"), "factories:any_length", "--batch", "2", "4")
+    assert code == 0 and err == ""
+    assert "an input of a block takes 4.00 KiB at micro-batch 2 and 6.50 KiB at 4,\n" in out
+    assert "which is not in proportion; the factory should return sequences of one length\n" in out
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -302,6 +309,12 @@ def refused(said, *arguments):
             "factories:no_gradient",
             "raised TypeError: the output, dict, has no floating-point tensor that needs a gradi",
         ),
+        (
+            "factories:always_two",
+            "returned inputs of the same size for micro-batches 2 and 4; it must make its inputs for the micro-batch",
+        ),
+        ("factories:no_argument", "is no_argument(); it must take the micro-batch size as its only argument, as in "),
+        ("factories.py:gpt", "'factories' is not a package; did you mean factories:gpt?"),
         ("factories:no_block", "no block found; name the blocks' classes in adacc.blocks"),
         ("factories:unrecordable", "no block could be recorded; the log says why"),
         ("factories:idle", "none of the 3 blocks found (the first: blocks.0) ran; name those that do in adacc.blocks"),
