@@ -33,6 +33,7 @@ __all__ = [
     "make_codec",
     "rank_outliers",
     "separates_outliers",
+    "why_unusable",
 ]
 
 CODECS = tuple(FORMS)
@@ -76,6 +77,15 @@ def make_codec(
     codec = make(_backend(backend).CLASSES, name, group_size, channels, scale, rounding)
     codec.generator = generator
     return codec
+
+
+def why_unusable(backend: str) -> str:
+    """Return why a backend cannot run here, or "". Raises ValueError for a backend that does not exist."""
+    try:
+        _backend(backend)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def separates_outliers(name: str | None) -> bool:

@@ -11,13 +11,22 @@ from ds_adacc.cli.checks import Absent
 from ds_adacc.config import SECTION, load
 
 _SET = f'add a section to it: "{SECTION}": {{"memory_budget": 0.4}}; or set ADACC_CONFIG to that section'
-_ENABLE = (
-    "call ds_adacc.initialize in place of deepspeed.initialize; or leave the script as it is and launch it by "
-    "`deepspeed --module ds_adacc.run SCRIPT`"
-)
+_LAUNCH = "; or leave the script as it is and launch it by `{} --module ds_adacc.run SCRIPT`"
+_ENABLE = "call ds_adacc.initialize in place of deepspeed.initialize" + _LAUNCH.format("deepspeed")
 # names in the package ds_adacc, and * for all of them
 _ENABLING = frozenset({"initialize", "attach", "checkpointing", "huggingface", "engine", "run", "*"})
-_ENTRIES = {"initialize": "deepspeed", "Trainer": "transformers", "Accelerator": "accelerate"}
+_ENTRIES = {  # what makes the engine: its package, and what to do in a script that calls it
+    "initialize": ("deepspeed", _ENABLE),
+    "Trainer": (
+        "transformers",
+        "pass callbacks=[ds_adacc.huggingface.AdaccCallback()] to the Trainer" + _LAUNCH.format("deepspeed"),
+    ),
+    "Accelerator": (
+        "accelerate",
+        "call ds_adacc.attach(model) with the model that accelerator.prepare returns"
+        + _LAUNCH.format("accelerate launch"),
+    ),
+}
 
 
 def check_config(path: str) -> str:
@@ -41,11 +50,12 @@ def check_script(path: str) -> str:
             return f"{path} uses ds_adacc.{name} in line {line}"
     imported = {module.partition(".")[0] for _, module in _imports(tree)}
     for line, name in _calls(tree):
-        if _ENTRIES.get(name) in imported:
+        package, remedy = _ENTRIES.get(name, ("", ""))
+        if package in imported:
             raise Absent(
-                f"{path} calls {_ENTRIES[name]}'s {name} in line {line}, and nothing that enables ds_adacc: the "
-                "section does nothing",
-                _ENABLE,
+                f"{path} calls {package}'s {name} in line {line}, and nothing that enables ds_adacc: the section does "
+                "nothing",
+                remedy,
             )
     what = "uses nothing that enables ds_adacc" if own else "does not import ds_adacc"
     raise Absent(f"{path} {what}, so the section does nothing, unless another module enables it", _ENABLE)

@@ -39,6 +39,11 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
     A disabled section is checked as well. Raises ConfigError, with one line for each thing that is wrong.
     """
     problems = [f"{key}: unknown section; did you mean {SECTION!r}?" for key in document if _resembles_section(key)]
+    problems += [
+        f"{key}.{SECTION}: the section belongs beside {key!r}, at the top level of ds_config"
+        for key, value in document.items()
+        if key != SECTION and isinstance(value, Mapping) and SECTION in value
+    ]
     section = document.get(SECTION, {})
     config = None
     if not isinstance(section, Mapping):

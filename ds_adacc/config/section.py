@@ -32,6 +32,7 @@ _UNITS = {
 }
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
 _FRACTION = re.compile(r"0\.\d+|1\.0")
+_PERCENTS = re.compile(r"\s*(\d{1,2}(?:\.\d+)?|100)\s*%\s*")
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, Any, str]
@@ -113,10 +114,12 @@ def _memory_budget(value: Any) -> MemoryBudget:
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
     )
-    is_quoted = isinstance(value, str) and _FRACTION.fullmatch(value)
-    raise _invalid(
-        ((), value, f"must be {choices}" + (f"; did you mean {value}, without quotes?" if is_quoted else ""))
-    )
+    hint = ""
+    if isinstance(value, str) and _FRACTION.fullmatch(value):
+        hint = f"; did you mean {value}, without quotes?"
+    elif isinstance(value, str) and (percents := _PERCENTS.fullmatch(value)):
+        hint = f"; did you mean {float(Decimal(percents[1]) / 100):g}?"
+    raise _invalid(((), value, f"must be {choices}{hint}"))
 
 
 def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:

@@ -25,6 +25,7 @@ from ds_adacc.engine.gradient_checkpointing import keep_replaced
 from ds_adacc.engine.hooks import patch_engine
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
+from ds_adacc.kernels import why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
@@ -148,8 +149,11 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
 def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
     """The blocks that the section selects.
 
-    Raises ConfigError for an unknown class, ValueError if a graph is compiled around a block.
+    Raises ConfigError for an unknown class, and for codecs that cannot run here; ValueError if a graph is compiled
+    around a block.
     """
+    if section.backend != "auto" and (reason := why_unusable(section.backend)):
+        raise ConfigError(f"adacc.backend = {section.backend!r}: these codecs cannot run here: {reason}")
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)

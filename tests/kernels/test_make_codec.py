@@ -10,6 +10,7 @@ from ds_adacc.kernels import (
     make_codec,
     rank_outliers,
     separates_outliers,
+    why_unusable,
 )
 
 ALL = (
@@ -34,7 +35,13 @@ def test_every_codec_is_made(name, backend, scale, rounding):
 def test_cuda_codecs_say_what_they_miss():
     with pytest.raises(RuntimeError) as error:
         make_codec("group", backend="cuda", group_size=128)
-    assert str(error.value) == cuda.missing()
+    assert str(error.value) == cuda.missing() == why_unusable("cuda")
+
+
+def test_a_backend_that_runs_here_or_does_not_exist():
+    assert why_unusable("reference") == why_unusable("cpu") == ""
+    with pytest.raises(ValueError, match="unknown backend 'gpu'"):
+        why_unusable("gpu")
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

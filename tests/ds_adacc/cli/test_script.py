@@ -7,6 +7,7 @@ import pytest
 SECTION = {"adacc": {"memory_budget": 0.5}}
 PLAIN = "import torch\nimport deepspeed\n\nengine, *_ = deepspeed.initialize(model=model, config='ds_config.json')\n"
 FROM = "from deepspeed import initialize\nengine, *_ = initialize(model=model)\n"
+ACCELERATE = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
 TRAINER = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
 
 
@@ -24,21 +25,24 @@ def looked(document, tmp_path, config, script):
 
 
 @pytest.mark.parametrize(
-    ("script", "called", "line"),
+    ("script", "called", "line", "remedy"),
     [
-        (PLAIN, "deepspeed's initialize", 4),
-        (FROM, "deepspeed's initialize", 2),
-        (TRAINER, "transformers's Trainer", 2),
-        (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4),
+        (PLAIN, "deepspeed's initialize", 4, "call ds_adacc.initialize"),
+        (FROM, "deepspeed's initialize", 2, "call ds_adacc.initialize"),
+        (TRAINER, "transformers's Trainer", 2, "pass callbacks=[ds_adacc.huggingface.AdaccCallback()]"),
+        (ACCELERATE, "accelerate's Accelerator", 2, "call ds_adacc.attach(model)"),
+        (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4, "call ds_adacc.initialize"),
     ],
 )
-def test_a_script_that_nothing_serves(document, tmp_path, script, called, line):
+def test_a_script_that_nothing_serves(document, tmp_path, script, called, line, remedy):
     code, found = looked(document, tmp_path, SECTION, script)
     assert code == 1
     assert found["section"]["fine"] and not found["script"]["fine"]
     said = f"train.py calls {called} in line {line}, and nothing that enables ds_adacc: the section does nothing"
     assert found["script"]["detail"].endswith(said)
-    assert "deepspeed --module ds_adacc.run SCRIPT" in found["script"]["remedy"]
+    assert found["script"]["remedy"].startswith(remedy)
+    launcher = "accelerate launch" if script is ACCELERATE else "deepspeed"
+    assert f"{launcher} --module ds_adacc.run SCRIPT" in found["script"]["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_the_machine_and_the_program_are_told_apart(said, tmp_path):
     script.write_text(PLAIN)
     code, out, _ = said("doctor", "--script", str(script))
     assert code == 1
-    assert out.endswith("\nds_adacc can run here\nYour program does not use it yet: see script above\n")
+    assert out.endswith("\nds_adacc can run here\nIt would not serve your program: see script above\n")
 
 
 @pytest.mark.parametrize("option", ["--script", "--config"])

@@ -175,7 +175,7 @@ def test_memory_budget(value, budget):
 
 @pytest.mark.parametrize(
     "value",
-    [0, -1, 0.0, -0.5, 1.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "50%", "12", "12G", "1e9B"],
+    [0, -1, 0.0, -0.5, 1.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "12", "12G", "1e9B"],
 )
 def test_budgets_that_are_none(value):
     shown = {"None": "null", "True": "true"}.get(repr(value), repr(value))
@@ -189,6 +189,12 @@ def test_budgets_that_are_none(value):
 def test_a_fraction_in_quotes(value):
     (message,) = errors({"memory_budget": value})
     assert message.endswith(f"(0 < decimal number <= 1); did you mean {value}, without quotes?")
+
+
+@pytest.mark.parametrize(("value", "fraction"), [("40%", "0.4"), ("12.5 %", "0.125"), ("100%", "1")])
+def test_percents(value, fraction):
+    (message,) = errors({"memory_budget": value})
+    assert message.endswith(f"(0 < decimal number <= 1); did you mean {fraction}?")
 
 
 def test_the_whole_peak_is_a_fraction_in_a_file_too(tmp_path):
@@ -426,6 +432,14 @@ def test_the_section_is_an_object(section):
 def test_misspelt_sections_are_caught(key):
     with pytest.raises(ConfigError, match=f"^{key}: unknown section; did you mean 'adacc'\\?$"):
         load({key: {}})
+
+
+def test_a_section_within_another_one_is_out_of_place():
+    with pytest.raises(ConfigError) as error:
+        load({"zero_optimization": {"stage": 2, "adacc": {"memory_budget": 0.4}}})
+    assert str(error.value) == (
+        "zero_optimization.adacc: the section belongs beside 'zero_optimization', at the top level of ds_config"
+    )
 
 
 def test_no_key_of_deepspeeds_is_taken_for_the_section():

@@ -61,6 +61,9 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
     with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
+    monkeypatch.setattr(engine, "why_unusable", {"cuda": "CuPy is not installed"}.get)
+    with pytest.raises(ConfigError, match=r"adacc\.backend = 'cuda': these codecs cannot run here: CuPy is not"):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"backend": "cuda"}})
     with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["Expert"]}})
 
