@@ -39,8 +39,8 @@ class Seen:
 
     `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes of
     the plan, as predicted, and with what the calls of that step have taken beyond their prediction.
-    `seconds`: seconds of the blocks' forwards and backwards, without the last backward. None: not measured. `device`:
-    what the process has taken of a CUDA device by then.
+    `seconds`: seconds of the blocks' forwards and backwards, but for the last backward, and those in which more ran
+    than the plan. None: not measured. `device`: what the process has taken of a CUDA device by then.
     """
 
     held: Pair
@@ -192,7 +192,7 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
 
 
 def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, KnownType]) -> Pair | None:
-    """Seconds of the measured calls: their forwards, and all backwards but the last. None if no call was measured."""
+    """Seconds of the measured calls: their forwards, and all backwards but the last. None if none was measured."""
     planned = observed = 0.0
     for call in measured:
         if not _ran_the_plan(call, known_types):
@@ -200,8 +200,9 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
         profile, policy = known_types[call.digest].agreed.spec.profile, call.policy
         forward, backward = profile.overlap_seconds
         compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
-        planned += forward + compression
-        observed += call.forward_seconds
+        if call.forward_seconds is not None:
+            planned += forward + compression
+            observed += call.forward_seconds
         if call.backward_seconds is not None:
             planned += backward + planner.simulate(profile, policy).seconds - compression
             observed += call.backward_seconds

@@ -35,12 +35,17 @@ class Observer:
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
-    def begin(self, record: Record, block: Block) -> Ticket:
-        """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own."""
+    def begin(self, record: Record, block: Block, times_forward: bool = True, times_backward: bool = True) -> Ticket:
+        """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own.
+
+        `times_forward`, `times_backward`: as of `CallMoments`.
+        """
         assert record.policy is not None  # it has been admitted
         ticket = Ticket(self, record.digest, record.policy, block)
         if self._profiler is not None:
             ticket.moments = self._profiler.forward_begins(record.digest, record.policy)
+        if ticket.moments is not None:
+            ticket.moments.times_forward, ticket.moments.times_backward = times_forward, times_backward
         return ticket
 
     def watch(

@@ -29,6 +29,7 @@ class CallMoments:
     """When the forward of a call began and ended, and when its backward began.
 
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
+    `times_forward`, `times_backward`: whether they do nothing but run the plan, so that their seconds are the plan's.
     """
 
     digest: str
@@ -37,6 +38,8 @@ class CallMoments:
     ended: Moment | None = None
     backward: Moment | None = None
     input_gradients: tuple[int, ...] = ()
+    times_forward: bool = True
+    times_backward: bool = True
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,15 @@ class Measured:
     `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
     same for backward, without what outlives it other than the gradients of the block's inputs: new gradients of
     parameters stay, and DeepSpeed takes its buckets when the first gradient comes. None of that is activations.
-    `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward.
+    `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward, or
+    with more in them than running the plan.
     """
 
     digest: str
     policy: planner.Policy
     forward_growth: int | None
     backward_growth: int | None
-    forward_seconds: float
+    forward_seconds: float | None
     backward_seconds: float | None
 
 
@@ -128,15 +132,9 @@ class StepProfiler:
         backward = None
         if end is not None:
             backward = self._trace.transient(call.backward.mark, end.mark, call.input_gradients)
-        seconds = None if end is None else _seconds(call.backward, end)
-        return Measured(
-            call.digest,
-            call.policy,
-            forward,
-            backward,
-            _seconds(call.began, call.ended),
-            seconds,
-        )
+        forward_seconds = _seconds(call.began, call.ended) if call.times_forward else None
+        backward_seconds = _seconds(call.backward, end) if call.times_backward and end is not None else None
+        return Measured(call.digest, call.policy, forward, backward, forward_seconds, backward_seconds)
 
 
 def _seconds(begin: Moment, end: Moment) -> float:

@@ -151,7 +151,7 @@ def _summary(plan: Plan, budget: Budget, seen: Seen | None) -> list[str]:
     ]
     if seen is not None and seen.seconds is not None:
         planned, observed = 1000 * seen.seconds.planned, 1000 * seen.seconds.observed
-        lines.append(f"  time of all blocks: planned {planned:.0f} ms, observed {observed:.0f} ms")
+        lines.append(f"  time of the measured calls: planned {planned:.0f} ms, observed {observed:.0f} ms")
     if seen is not None and seen.device is not None:
         taken = f"{human_bytes(seen.device.allocated)} allocated, {human_bytes(seen.device.reserved)} reserved"
         lines.append(f"  device memory at most: {taken}")

@@ -214,7 +214,14 @@ class Runtime:
             step.note_plain(output)
             return output
         probe = self._probe(record, tensors)
-        call, pack, done = self._begin_call(block, record, tensors, step.is_tracking)
+        call, pack, done = self._begin_call(
+            block,
+            record,
+            tensors,
+            step.is_tracking,
+            times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
+            times_backward=probe is None,
+        )
         if probe is not None:
             pack = probe.pack(pack)
         if bound.recording.runs_compiled:
@@ -258,17 +265,20 @@ class Runtime:
         inputs: Sequence[torch.Tensor],
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
+        times_forward: bool = True,
+        times_backward: bool = True,
     ) -> tuple[Call, Callable[[torch.Tensor], Any], Callable[[], None]]:
         """A call that is about to begin, its pack hook, and a function to call after its forward.
 
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
+        `times_forward`, `times_backward`: as of `CallMoments`.
         """
         bound = record.bound
         assert bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(record, block)
+            ticket = observer.begin(record, block, times_forward, times_backward)
         told = self.warnings.diverged
         if record.is_predicted:
             told = functools.partial(self._doubt_prediction, block, record)
@@ -320,7 +330,7 @@ class Runtime:
         step.verified.add(record.digest)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         noted = {**captured.buffers, **captured.states}
-        call, pack, done = self._begin_call(block, record, tensors, tracking, noted)
+        call, pack, done = self._begin_call(block, record, tensors, tracking, noted, times_forward=False)
         probe = self._probe(record, tensors)
         output = captured.output
         if probe is not None:

@@ -18,7 +18,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
 from ds_adacc.rectify import calibration
-from ds_adacc.rectify.calibration import Pair, at_planned_sizes
+from ds_adacc.rectify.calibration import Pair, at_planned_sizes, observed_seconds
 from ds_adacc.runtime.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -125,6 +125,23 @@ def test_a_model_that_is_right_is_left_alone():
     assert len(seen) == 1
     assert not seen[0].peak.is_off
     assert seen[0].seconds.observed > 0
+
+
+def test_the_time_of_a_forward_that_checks_a_predicted_size_is_no_observation(monkeypatch):
+    """The check takes ten times as long as the forward."""
+    calls = []
+
+    def noting(measured, known_types):
+        calls.extend(measured)
+        return observed_seconds(measured, known_types)
+
+    monkeypatch.setattr(calibration, "observed_seconds", noting)
+    training = Training(memory_budget=0.4, rectifier={"enabled": False})
+    for time in (9, 12, 15, 18):
+        training.compare(time)
+    first, *others = reversed(calls)  # these came in the order of backward
+    assert first.forward_seconds is None and first.forward_growth > 0
+    assert len(others) == 2 and all(call.forward_seconds > 0 and call.backward_seconds > 0 for call in others)
 
 
 @pytest.mark.parametrize(("forward", "expected"), [(2 << 20, Correction(2 << 20, 0)), (0, Correction(0, -(2 << 20)))])
