@@ -180,10 +180,10 @@ class Arm:
         if controller.plan is not self.plan:
             self.plan = plan = controller.plan
             yield {"plan": {"reason": plan.reason, "held": plan.held, "peak": plan.peak, "without": plan.without}}
-        if controller.seen is not self.seen and controller.seen is not None:
-            peak = controller.seen.peak and controller.seen.peak.observed
-            yield {"seen": {"held": controller.seen.held.observed, "peak": peak}}
-        self.seen = controller.seen
+        if controller.observation is not self.seen and controller.observation is not None:
+            peak = controller.observation.peak and controller.observation.peak.observed
+            yield {"seen": {"held": controller.observation.held.observed, "peak": peak}}
+        self.seen = controller.observation
 
     def settle(self) -> Iterator[dict[str, Any]]:
         """Passes without an optimizer step, until the plan is in force and observed. Yields what `end_step` does."""

@@ -123,7 +123,7 @@ class Ours(Strategy):
     def about(self) -> Mapping[str, Any]:
         """Bytes and seconds as planned, and as observed in the first step under the plan."""
         controller, runtime = self.adacc.runtime.controller, self.adacc.runtime
-        seen, plan = controller.seen, controller.plan
+        seen, plan = controller.observation, controller.plan
         pairs = (
             {"held_bytes": seen.held, "blocks_peak_bytes": seen.peak, "blocks_seconds": seen.seconds} if seen else {}
         )

@@ -43,13 +43,13 @@ class Adacc:
 
     @property
     def planned_held_bytes(self) -> int | None:
-        seen = self.runtime.controller.seen
-        return seen and seen.held.planned
+        observation = self.runtime.controller.observation
+        return observation and observation.held.planned
 
     @property
     def observed_held_bytes(self) -> int | None:
-        seen = self.runtime.controller.seen
-        return seen and seen.held.observed
+        observation = self.runtime.controller.observation
+        return observation and observation.held.observed
 
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""

@@ -153,12 +153,12 @@ class Coordinator:
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if must_fit:
             forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
-        settled = {  # a block type whose policies were rejected, or not measured yet, is settled on none
+        in_force = {  # () for a block type whose policies were rejected, or not measured yet
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()
         }
         try:
-            groups = solve(request, budget, agreement.config, settled, forgiven)
+            groups = solve(request, budget, agreement.config, in_force, forgiven)
         except planner.InfeasibleBudget as error:
             recordings = {digest: known.recording for digest, known in agreement.known_types.items()}
             raise explained(error, request, without, recordings) from None

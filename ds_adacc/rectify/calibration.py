@@ -34,7 +34,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """The observations of one step under a plan, with the predictions.
 
     `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes of
@@ -57,7 +57,7 @@ class Findings:
     these corrections, for this `reason`.
     """
 
-    seen: Seen
+    observation: Observation
     corrections: Mapping[str, Correction]
     live_sets: frozenset[LiveSet] = frozenset()
     reason: str = ""
@@ -91,16 +91,17 @@ class Calibration:
         excess = at_planned_sizes(excess, known_types, origins)
         agreed = {digest: known_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
-        seen = Seen(held, found, observed_seconds(measured, known_types))
+        observation = Observation(held, found, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
-            return Findings(seen, agreed)
+            return Findings(observation, agreed)
         self.corrected += 1
         reason = f"peak observed {planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
-        return Findings(seen, corrections, frozenset(names for group in fitting for names in group.live_sets), reason)
+        live_sets = frozenset(names for group in fitting for names in group.live_sets)
+        return Findings(observation, corrections, live_sets, reason)
 
     def _to_correct(self, excess: Mapping[str, Correction], plan: Plan, found: Pair) -> dict[str, Correction]:
         """The corrections to apply, by block type: if the peak exceeded the budget, or a lower one could save time.

@@ -9,7 +9,7 @@ from typing import Any
 from ds_adacc import planner
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
-from ds_adacc.rectify.calibration import Seen
+from ds_adacc.rectify.calibration import Observation
 from ds_adacc.rectify.rectifier import Review
 
 Reading = tuple[str, float]  # a name and a number
@@ -32,7 +32,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
         return []
     values = [
         *_planned(controller.plan),
-        *_observed(controller.seen),
+        *_observed(controller.observation),
         *_compression_ratios(controller.plan, controller.agreement),
         *_gradient_errors(controller),
         *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
@@ -46,18 +46,18 @@ def _planned(plan: Plan) -> Iterable[Reading]:
     yield "overhead_seconds", plan.added_seconds
 
 
-def _observed(seen: Seen | None) -> Iterable[Reading]:
-    if seen is None:
+def _observed(observation: Observation | None) -> Iterable[Reading]:
+    if observation is None:
         return
-    yield "held_bytes", seen.held.observed
-    if seen.peak is not None:
-        yield "peak_bytes", seen.peak.observed
-    if seen.seconds is not None:
-        yield "planned_block_seconds", seen.seconds.planned
-        yield "block_seconds", seen.seconds.observed
-    if seen.device is not None:
-        yield "allocated_bytes", seen.device.allocated
-        yield "reserved_bytes", seen.device.reserved
+    yield "held_bytes", observation.held.observed
+    if observation.peak is not None:
+        yield "peak_bytes", observation.peak.observed
+    if observation.seconds is not None:
+        yield "planned_block_seconds", observation.seconds.planned
+        yield "block_seconds", observation.seconds.observed
+    if observation.device is not None:
+        yield "allocated_bytes", observation.device.allocated
+        yield "reserved_bytes", observation.device.reserved
 
 
 def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:

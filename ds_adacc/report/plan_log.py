@@ -8,7 +8,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.rectify.calibration import Seen
+from ds_adacc.rectify.calibration import Observation
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.table import (
@@ -40,19 +40,19 @@ class PlanLog:
         here = decisions_here(plan, self._agreement)
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
 
-    def observed(self, plan: Plan, seen: Seen, step: int, is_corrected: bool) -> None:
+    def observed(self, plan: Plan, observation: Observation, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
         if is_corrected:
-            self._log.info("step %d: %s", step, corrected_in_a_line(plan, seen))
+            self._log.info("step %d: %s", step, corrected_in_a_line(plan, observation))
         elif self._shown is not None:
             is_new = plan.policies != self._shown.policies
             self._shown = plan
-            self._log.info("step %d: %s", step, in_a_line(plan, seen, is_new))
+            self._log.info("step %d: %s", step, in_a_line(plan, observation, is_new))
         else:
-            self._show(plan, seen)
-        self._journal.write("observed", step=step, **asdict(seen))
+            self._show(plan, observation)
+        self._journal.write("observed", step=step, **asdict(observation))
 
-    def restored(self, plan: Plan, seen: Seen | None, step: int) -> None:
+    def restored(self, plan: Plan, observation: Observation | None, step: int) -> None:
         """The first step has ended of a run that goes on from a checkpoint with this plan."""
         if plan.policies.keys().isdisjoint(self._agreement.known_types):
             self._log.warning(
@@ -61,12 +61,12 @@ class PlanLog:
             )
             return
         self._write(plan, merge_decisions(plan, [decisions_here(plan, self._agreement)]), step)
-        if seen is not None:
-            self._show(replace(plan, reason="restored from the checkpoint"), seen)
+        if observation is not None:
+            self._show(replace(plan, reason="restored from the checkpoint"), observation)
 
-    def _show(self, plan: Plan, seen: Seen) -> None:
+    def _show(self, plan: Plan, observation: Observation) -> None:
         self._shown = plan
-        self._log.info("%s", decision_table(plan, self._decisions, self._agreement, seen))
+        self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 
     def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:
         self._decisions = decisions

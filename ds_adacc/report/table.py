@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from ds_adacc.plan.agreement import Agreement
@@ -12,7 +12,7 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
-from ds_adacc.rectify.calibration import Seen
+from ds_adacc.rectify.calibration import Observation
 from ds_adacc.report.decision import Decision, decision_of, span
 
 _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
@@ -20,7 +20,9 @@ _ROUNDED = 1  # byte, by which a fraction of a peak is rounded
 _MORE = "`ds_adacc report` shows its table"
 
 
-def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreement, seen: Seen | None) -> str:
+def decision_table(
+    plan: Plan, decisions: Sequence[Decision], agreement: Agreement, observation: Observation | None
+) -> str:
     """What becomes of each value in which blocks. Then the sums, and what baselines would have cost.
 
     It fits on a screen: of a large plan only the part that takes most memory.
@@ -34,28 +36,28 @@ def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreeme
     lines = [f"plan ({plan.reason}):"]
     if decisions:
         lines.append(plain(brief_tables(decisions)))
-    lines += _summary(plan, agreement.budget, seen)
+    lines += _summary(plan, agreement.budget, observation)
     lines += _errors(plan, agreement)
     if plan.baselines:
         lines.append(plain(baselines_grid(plan.baselines)))
     return "\n".join(lines)
 
 
-def in_a_line(plan: Plan, seen: Seen, is_new: bool) -> str:
+def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
     """What was observed under a plan that gets no table. `is_new`: it differs from the plan that was told last."""
     which = "a new plan is in force" if is_new else "the solver has found the same plan again"
     cost = f"adds {1000 * plan.added_seconds:.1f} ms to a forward and backward"
-    return f"{which} ({plan.reason}): {_peaks(plan, seen)}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
+    return f"{which} ({plan.reason}): peak {_peaks(plan, observation)}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
 
 
-def corrected_in_a_line(plan: Plan, seen: Seen) -> str:
+def corrected_in_a_line(plan: Plan, observation: Observation) -> str:
     """What was observed under a plan whose memory model was wrong: another follows at once."""
-    return f"{_peaks(plan, seen)}: the memory model is corrected, and a new plan is made"
+    return f"peak {_peaks(plan, observation)}: the memory model is corrected, and a new plan is made"
 
 
-def _peaks(plan: Plan, seen: Seen) -> str:
-    peak = f"peak planned {human_bytes(plan.peak)}"
-    return peak if seen.peak is None else f"{peak}, observed {human_bytes(round(seen.peak.observed))}"
+def _peaks(plan: Plan, observation: Observation) -> str:
+    peak = f"planned {human_bytes(plan.peak)}"
+    return peak if observation.peak is None else f"{peak}, observed {human_bytes(round(observation.peak.observed))}"
 
 
 def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, object]:
@@ -134,27 +136,31 @@ def _of_largest(plan: Plan, budget: Budget) -> list[str]:
     return []
 
 
-def _summary(plan: Plan, budget: Budget, seen: Seen | None) -> list[str]:
+def _summary(plan: Plan, budget: Budget, observation: Observation | None) -> list[str]:
     fraction = plan.peak / plan.without if plan.without else 1.0
-    lines = [
-        f"  held between forward and backward: planned {human_bytes(plan.held)}, "
-        f"observed {'nothing yet' if seen is None else human_bytes(seen.held.observed)}",
-    ]
-    if seen is not None and seen.held.planned != plan.held:
-        lines.append(f"    {human_bytes(seen.held.planned)} was planned for the calls of that step")
-    peak = "" if seen is None or seen.peak is None else f", observed {human_bytes(round(seen.peak.observed))}"
+    held = "nothing yet" if observation is None else human_bytes(observation.held.observed)
+    lines = [f"  held between forward and backward: planned {human_bytes(plan.held)}, observed {held}"]
+    if observation is not None and observation.held.planned != plan.held:
+        lines.append(f"    {human_bytes(observation.held.planned)} was planned for the calls of that step")
+    peaks = f"planned {human_bytes(plan.peak)}" if observation is None else _peaks(plan, observation)
     lines += [
-        f"  peak: planned {human_bytes(plan.peak)}{peak}; budget {_shown(plan.budget)}",
+        f"  peak: {peaks}; budget {_shown(plan.budget)}",
         f"  peak without checkpointing: {human_bytes(plan.without)}; the plan takes {fraction:.2f} of it",
         *_of_largest(plan, budget),
         f"  added to a forward and backward: {1000 * plan.added_seconds:.1f} ms",
+        *(_measured(observation) if observation is not None else ()),
     ]
-    if seen is not None and seen.seconds is not None:
-        planned, observed = 1000 * seen.seconds.planned, 1000 * seen.seconds.observed
-        lines.append(f"  time of the measured calls: planned {planned:.0f} ms, observed {observed:.0f} ms")
-    if seen is not None and seen.device is not None:
-        taken = f"{human_bytes(seen.device.allocated)} allocated, {human_bytes(seen.device.reserved)} reserved"
-        lines.append(f"  device memory at most: {taken}")
-        lines += [f"    {seen.device.advice}"] if seen.device.advice else []
     optimal = "optimal" if plan.proven_optimal else "not proven optimal"
     return [*lines, f"  solved in {plan.solve_seconds:.3f} s, {optimal}"]
+
+
+def _measured(observation: Observation) -> Iterator[str]:
+    """What was observed beside the bytes of the blocks."""
+    if (seconds := observation.seconds) is not None:
+        planned, observed = 1000 * seconds.planned, 1000 * seconds.observed
+        yield f"  time of the measured calls: planned {planned:.0f} ms, observed {observed:.0f} ms"
+    if (device := observation.device) is not None:
+        taken = f"{human_bytes(device.allocated)} allocated, {human_bytes(device.reserved)} reserved"
+        yield f"  device memory at most: {taken}"
+        if device.advice:
+            yield f"    {device.advice}"

@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.gradient_error import CodecErrors
-from ds_adacc.rectify.calibration import Seen
+from ds_adacc.rectify.calibration import Observation
 from ds_adacc.runtime.step import StepSchedule
 
 
@@ -19,7 +19,7 @@ class ControllerState:
 
     agreement: AgreementState = field(default_factory=AgreementState)
     plan: Plan | None = None
-    seen: Seen | None = None
+    observation: Observation | None = None
     has_run_a_plan: bool = False
     corrected: int = 0
     schedule: StepSchedule = field(default_factory=StepSchedule)

@@ -37,7 +37,7 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
-from ds_adacc.rectify.calibration import Calibration, Pair, Seen
+from ds_adacc.rectify.calibration import Calibration, Observation, Pair
 from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
@@ -55,8 +55,8 @@ class StepController:
     """Owns the current step and the schedule of the next ones, and decides when a plan changes.
 
     With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
-    backward begins a new step; this must happen on all `ranks` at the same time. `seen` is what was observed in the
-    first step under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the
+    backward begins a new step; this must happen on all `ranks` at the same time. `observation` is of the first step
+    under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the
     policies of any plan, without trials; it is the same on all ranks. `review` is the rectifier's result for the step
     that has just ended; it is None if that was not a tracking step.
     """
@@ -79,7 +79,7 @@ class StepController:
         self.stepped = stepped
         self.device: torch.device | None = None
         self.plan: Plan | None = None
-        self.seen: Seen | None = None
+        self.observation: Observation | None = None
         self.has_run_a_plan = False
         self.review: Review | None = None
         self.schedule = StepSchedule()
@@ -210,7 +210,7 @@ class StepController:
             self._is_quiet, purpose = False, Purpose.OBSERVE
         else:
             tracks = self.rectifier is not None
-            is_unsettled = self.seen is None or self.is_waiting or self._waiting.wants_observation
+            is_unsettled = self.observation is None or self.is_waiting or self._waiting.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
             self._is_quiet = not self.schedule.is_anything_due(tracks)
@@ -231,7 +231,7 @@ class StepController:
         step, plan = self.step, self.plan
         if self._is_resumed and self.agreement.known_types:
             self._is_resumed = False
-            self._plan_log.restored(plan, self.seen, self.schedule.ended)
+            self._plan_log.restored(plan, self.observation, self.schedule.ended)
         if plan is None:
             return {}
         is_deferred = self.schedule.observe_in == 1
@@ -243,14 +243,14 @@ class StepController:
         if may_repeat and self.ranks.any(step.was_cut_short):  # some rank has recorded a block
             self.schedule = self.schedule.with_measurement_again()
             return {}
-        if self.seen is not None or not step.was_observed:
+        if self.observation is not None or not step.was_observed:
             return {}
         held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
         types, origins = self.agreement.known_types, self.agreement.origins
         findings = self._calibration.compare(plan, held, step.observer.measured, types, origins)
-        self.seen = replace(findings.seen, device=DeviceMemory.of(self.device))
+        self.observation = replace(findings.observation, device=DeviceMemory.of(self.device))
         self._waiting.add(findings.live_sets, findings.reason)
-        self._plan_log.observed(plan, self.seen, self.schedule.ended, is_corrected=bool(findings.live_sets))
+        self._plan_log.observed(plan, self.observation, self.schedule.ended, is_corrected=bool(findings.live_sets))
         return findings.corrections
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
@@ -278,11 +278,11 @@ class StepController:
     ) -> Plan:
         """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
         self._count(live_sets)
-        for seen in self.step.passes.values():
-            self.agreement.arrange(seen)
+        for forward_pass in self.step.passes.values():
+            self.agreement.arrange(forward_pass)
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
-        self.plan, self.seen = plan, None
+        self.plan, self.observation = plan, None
         self._waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopt_from(plan)
@@ -339,7 +339,7 @@ class StepController:
         return ControllerState(
             agreement=self.agreement.state(),
             plan=self.plan,
-            seen=self.seen,
+            observation=self.observation,
             has_run_a_plan=self.has_run_a_plan,
             corrected=self._calibration.corrected,
             schedule=self.schedule,
@@ -363,7 +363,7 @@ class StepController:
         self.trials.late()  # those of the blocks before
         self.bindings = self._bindings()
         self._calibration = Calibration(state.corrected)
-        self.plan, self.seen, self.review = state.plan, state.seen, None
+        self.plan, self.observation, self.review = state.plan, state.observation, None
         self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule
         if self.rectifier is not None:

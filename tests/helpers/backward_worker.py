@@ -73,7 +73,7 @@ def accumulate(stage, is_direct):
         engine.step()
     plan = engine.adacc.runtime.controller.plan
     live_sets = [len(names) for group in plan.groups for names in group.live_sets]
-    peak = engine.adacc.runtime.controller.seen.peak
+    peak = engine.adacc.runtime.controller.observation.peak
     return {
         "losses": losses,
         "live_sets": live_sets,

@@ -77,7 +77,7 @@ def train(case, section):
     if section is None:
         return {"losses": losses}
     controller = engine.adacc.runtime.controller
-    seen = controller.seen.peak
+    seen = controller.observation.peak
     return {
         "losses": losses,
         "shortfalls": [group.shortfall for group in controller.plan.groups if group.shortfall],

@@ -205,7 +205,7 @@ def partitioned(mpu, rows, **options):
     told = {
         "same": [same(a, b) for (a, _), (b, _) in zip(plain, ours, strict=True)],
         "gathers": [sum("allgather" in name for name in seen) for _, seen in ours],
-        "held": [runtime.controller.seen.held.planned, runtime.controller.seen.held.observed],
+        "held": [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],
         "inputs": [[plan.policy.stores[0], plan.recording.values[0].nbytes] for plan in plans(runtime)],
         "policies": [asdict(plan.policy) for plan in plans(runtime)],
     }

@@ -83,11 +83,11 @@ def account(runtime, engine):
         "counts": sorted(block_type.count for block_type in runtime.agreement.known_types.values()),
         "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
         "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
-        "held": runtime.controller.seen
-        and [runtime.controller.seen.held.planned, runtime.controller.seen.held.observed],
-        "peak": runtime.controller.seen
-        and runtime.controller.seen.peak
-        and [runtime.controller.seen.peak.planned, runtime.controller.seen.peak.observed],
+        "held": runtime.controller.observation
+        and [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],
+        "peak": runtime.controller.observation
+        and runtime.controller.observation.peak
+        and [runtime.controller.observation.peak.planned, runtime.controller.observation.peak.observed],
         "ranks": runtime.controller.ranks.size,
         "steps": runtime.controller.schedule.ended,
         "wrapped": sum("forward" in vars(module) for module in engine.module.modules()),

@@ -289,9 +289,9 @@ def test_a_plan_that_is_yet_to_be_looked_at_is_looked_at_after_the_next_step(tmp
     (other := Engine()).load_checkpoint(tmp_path, "global_step1")
     for run in (engine, other):
         run.step()
-        assert run.adacc.runtime.controller.seen is None
+        assert run.adacc.runtime.controller.observation is None
         run.step()
-        assert run.adacc.runtime.controller.seen.peak is not None
+        assert run.adacc.runtime.controller.observation.peak is not None
 
 
 def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_same(tmp_path):
@@ -301,7 +301,7 @@ def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_s
         engine.step()
         engine.save_checkpoint(str(tmp_path))
         tracked.append(engine.adacc.runtime.controller.step.is_tracking)
-    assert engine.adacc.runtime.controller.seen.held.observed == engine.adacc.runtime.controller.seen.held.planned
+    assert engine.adacc.observed_held_bytes == engine.adacc.planned_held_bytes
     assert tracked == [False, False, True, False, True, False]
 
 

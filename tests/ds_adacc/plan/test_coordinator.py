@@ -228,7 +228,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
     step(runs, [block])
-    assert runs.controller.seen.held.planned == runs.controller.seen.held.observed == planned
+    assert runs.controller.observation.held.planned == runs.controller.observation.held.observed == planned
 
 
 def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():

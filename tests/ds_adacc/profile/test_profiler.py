@@ -56,7 +56,7 @@ def train(path):
     runtime.controller.end_step()
     pass_through(runtime, blocks)
     runtime.controller.end_step()
-    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned > 0
+    assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned > 0
     return runtime
 
 

@@ -60,9 +60,9 @@ def test_what_another_size_has_taken_counts_for_the_planned_one():
     training = Training(rectifier={"enabled": False})
     training.compare(40)
     training.compare(20)
-    assert training.runtime.controller.seen is None, "blocks were recorded in the step, so nothing was measured"
+    assert training.runtime.controller.observation is None, "blocks were recorded in the step, so nothing was measured"
     training.compare(20)
-    plan, seen = training.runtime.controller.plan, training.runtime.controller.seen
+    plan, seen = training.runtime.controller.plan, training.runtime.controller.observation
     assert len(plan.policies) == 1 and len(training.agreement.origins) == 1
     assert seen.peak.planned == plan.peak
     assert not seen.peak.is_off
@@ -91,8 +91,8 @@ def trained(model, budget, steps=6):
     seen = []
     for _ in range(steps):
         model.step(runtime.checkpoint)
-        if runtime.controller.seen is not None and runtime.controller.seen not in seen:
-            seen.append(runtime.controller.seen)
+        if runtime.controller.observation is not None and runtime.controller.observation not in seen:
+            seen.append(runtime.controller.observation)
     return runtime, seen
 
 

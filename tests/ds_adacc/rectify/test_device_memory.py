@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ds_adacc.rectify.calibration import Pair, Seen
+from ds_adacc.rectify.calibration import Observation, Pair
 from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.report.monitor import _observed
 from ds_adacc.report.table import _summary
@@ -45,7 +45,7 @@ def test_nothing_is_said_of_the_cpu():
 
 
 def test_the_table_and_the_monitor_say_so(device):
-    seen = Seen(Pair(1, 1), None, None, DeviceMemory.of(CUDA))
+    seen = Observation(Pair(1, 1), None, None, DeviceMemory.of(CUDA))
     numbers = dict.fromkeys(("budget", "peak", "without", "held", "added_seconds", "solve_seconds"), 1)
     budget = SimpleNamespace(fraction=None)
     lines = _summary(SimpleNamespace(**numbers, proven_optimal=True), budget, seen)

@@ -111,7 +111,7 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare, caplog):
     assert runtime.calls == 10 and all(record.bound.recording.runs_compiled for _, record in runtime.blocks.records())
     assert any("bits" in policy.stores for policy in policies(runtime))
     assert not any(policy.replays for policy in policies(runtime))
-    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned
+    assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
     assert "depends on random" not in caplog.text, "torch.compile keeps the state of Python's generator"
     assert caplog.text.count("runs code that torch.compile has made") == 1
 
@@ -121,7 +121,7 @@ def test_a_lossy_codec_applies_to_what_a_graph_saves():
     seen, runtime = train(stack(), "paper", 0.65, prepare=in_place, max_gradient_error=None)
     assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.1)
     assert any({"channel", "outlier"} & set(policy.stores) for policy in policies(runtime))
-    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned
+    assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
 
 
 def test_kernels_that_the_dispatcher_does_not_see(caplog):

@@ -168,7 +168,7 @@ def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
             if with_engine or where == "forward":
                 assert not torch.autograd._profiler_enabled()
         assert_same(plain.step(number), ours.step(number))
-    held = ours.runtime.controller.seen.held
+    held = ours.runtime.controller.observation.held
     assert held is not None and held.planned == held.observed > 0
     assert ours.runtime.controller.plan.block_types[0].count == LAYERS
 
@@ -192,7 +192,7 @@ def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
     for number in range(2, 5):
         ours.step(number)
     assert all(len(group.block_types) == 1 for group in ours.runtime.controller.plan.groups)
-    assert ours.runtime.controller.seen.held.planned == ours.runtime.controller.seen.held.observed
+    assert ours.runtime.controller.observation.held.planned == ours.runtime.controller.observation.held.observed
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -215,7 +215,7 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
             raise error("the data loader")
         assert_clean()
         assert_same(plain.step(number), ours.step(number))
-    held = ours.runtime.controller.seen.held
+    held = ours.runtime.controller.observation.held
     assert held.planned == held.observed
 
 

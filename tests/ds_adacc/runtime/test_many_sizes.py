@@ -39,7 +39,7 @@ def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
     controller.step = controller._next_step()
     assert controller.step.purpose is Purpose.MEASURE
     training.step(*((length, length) for length in range(12, 32)))
-    assert controller.seen.held.planned == controller.seen.held.observed > 0
+    assert controller.observation.held.planned == controller.observation.held.observed > 0
 
 
 def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatch):

@@ -104,7 +104,7 @@ def test_blocks_of_one_kind_run_policies_of_their_own_and_hold_what_these_say():
     assert group.problem.order == (training.block_type.name,) * 4
     assert group.solution.peak <= training.runtime.controller.plan.budget
     each = [policy.held_bytes(training.block_type.profile) for policy in training.policies]
-    held = training.runtime.controller.seen.held
+    held = training.runtime.controller.observation.held
     assert held.observed == held.planned == training.runtime.controller.plan.held == sum(each) > 0
 
 
@@ -127,7 +127,7 @@ def test_a_block_called_twice_has_one_policy_for_both_calls(order):
     first, second = training.policies
     assert first != second
     each = [2 * policy.held_bytes(training.block_type.profile) for policy in (first, second)]
-    held = training.runtime.controller.seen.held
+    held = training.runtime.controller.observation.held
     assert held.observed == held.planned == training.runtime.controller.plan.held == sum(each) > 0
 
 
@@ -136,7 +136,7 @@ def test_blocks_called_unequally_often_share_one_policy():
     assert (training.block_type.count, training.block_type.calls_per_block) == (3, 3)
     (policy,) = training.policies
     assert [training.record(block).bound.policy for block in training.blocks] == [policy, policy]
-    held = training.runtime.controller.seen.held
+    held = training.runtime.controller.observation.held
     assert held.observed == held.planned == 3 * policy.held_bytes(training.block_type.profile) > 0
 
 
@@ -148,7 +148,7 @@ def test_where_backward_does_not_reverse_the_forward_the_budget_holds_for_any_or
     assert training.indices == [0, 1, 2, 3]
     for chosen in (training.policies, training.policies[::-1]):
         assert planner.peak_bytes(planner.Problem((training.block_type,)), [chosen]) <= plan.budget
-    held = training.runtime.controller.seen.held
+    held = training.runtime.controller.observation.held
     assert held.observed == held.planned == plan.held > 0
 
 

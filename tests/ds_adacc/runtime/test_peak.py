@@ -69,7 +69,8 @@ def test_predicted_peak_without_checkpointing_is_what_is_measured(model):
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 def test_observed_bytes_are_the_planned_ones(model, codecs):
     runtime = planned(model, codecs, 0.5)
-    assert runtime.controller.seen.held.observed == runtime.controller.seen.held.planned == runtime.controller.plan.held
+    held = runtime.controller.observation.held
+    assert held.observed == held.planned == runtime.controller.plan.held
 
 
 def test_memory_is_flat_over_many_steps():

@@ -89,7 +89,7 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
     assert training.purposes.count(Purpose.TRACK) >= 2
     in_force = training.runtime.agreement.errors_in_force()
     assert in_force and all(0 < error <= 0.5 for error in in_force.values())
-    seen = training.runtime.controller.seen
+    seen = training.runtime.controller.observation
     assert seen.held.planned == seen.held.observed
 
 
@@ -170,7 +170,7 @@ def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes
     with pytest.raises(planner.InfeasibleBudget) as refusal:
         planner.solve_in_process(problem, budget, max_seconds=10)
     assert budget < controller.plan.peak <= 1.05 * refusal.value.smallest
-    assert controller.seen.held.planned == controller.seen.held.observed
+    assert controller.observation.held.planned == controller.observation.held.observed
     assert "no plan is known that fits the budget" in caplog.text
 
 
@@ -384,7 +384,7 @@ def test_blocks_on_trial_correct_no_memory_model(called):
     training.run(4)
     (known,) = training.runtime.agreement.known_types.values()
     assert known.agreed.correction.backward == 0
-    seen = training.runtime.controller.seen
+    seen = training.runtime.controller.observation
     assert seen.held.observed == seen.held.planned
 
 
