@@ -31,7 +31,7 @@ def solve_live_sets(
         policies = [
             (planner.compress_policy(block_type.profile),) * block_type.blocks for block_type in problem.block_types
         ]
-        solution = judge(problem, live_sets, policies)
+        solution = evaluate(problem, live_sets, policies)
         if solution.peak > budget:
             raise planner.InfeasibleBudget(budget, solution.peak)
         return solution
@@ -55,13 +55,13 @@ def _solve_overlapping(
     # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
     # set. The policies of the smallest peak that all block types can have together are lean in both.
     least = planner.least_peak_in_process(problem, max_seconds=seconds / 2)
-    solution = judge(problem, live_sets, least.policies)
+    solution = evaluate(problem, live_sets, least.policies)
     if solution.peak > budget:
         raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
     # These were chosen for their bytes alone. Others may be quicker at the same peak.
     with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
         quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds / 2)
-        quick = judge(problem, live_sets, quick.policies)
+        quick = evaluate(problem, live_sets, quick.policies)
         if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
             solution = quick
     return replace(solution, solve_seconds=time.perf_counter() - started)
@@ -98,7 +98,7 @@ def stricter(
     agree = are_all_solved and all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
     fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
     return replace(
-        judge(problem, live_sets, policies),
+        evaluate(problem, live_sets, policies),
         solve_seconds=time.perf_counter() - started,
         proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
         fallback=fallback,
@@ -115,7 +115,9 @@ def _leanest(found: Sequence[tuple[int, TypePolicies]]) -> TypePolicies:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def judge(problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[TypePolicies]) -> planner.Solution:
+def evaluate(
+    problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[TypePolicies]
+) -> planner.Solution:
     """What the simulator says of these policies, with the peak of the live set that takes the most."""
     solution = planner.evaluate_per_block(problem, policies)
     return replace(solution, peak=peak_of(problem, live_sets, policies))

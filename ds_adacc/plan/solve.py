@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, judge, solve_live_sets
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, evaluate, solve_live_sets
 from ds_adacc.plan.plan import Group, PlanRequest
 
 
@@ -78,7 +78,7 @@ def _keep_or_replace(
     if not _are_possible(in_force, problem):
         return new
     policies = [in_force[block_type.name] for block_type in problem.block_types]
-    old = judge(problem, live_sets, policies)
+    old = evaluate(problem, live_sets, policies)
     old = replace(old, solve_seconds=new.solve_seconds, proven_optimal=new.proven_optimal)
     noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
@@ -94,7 +94,7 @@ def _keep_or_recompute(
         else (planner.recompute_policy(block_type.profile),) * block_type.blocks
         for block_type in problem.block_types
     ]
-    return judge(problem, live_sets, policies)
+    return evaluate(problem, live_sets, policies)
 
 
 def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
@@ -121,7 +121,7 @@ def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, b
     policies = [
         chosen.get(each.name, before) for each, before in zip(group.block_types, group.solution.policies, strict=True)
     ]
-    solution = replace(judge(group.problem, group.live_sets, policies), solve_seconds=least.solve_seconds)
+    solution = replace(evaluate(group.problem, group.live_sets, policies), solve_seconds=least.solve_seconds)
     return _leaner(replace(group, solution=solution), group, budget)
 
 
