@@ -12,11 +12,16 @@ from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import without_identity
 
 
+_MOST = 4096  # each combination of input sizes is one
+
+
 class SeenPrograms:
     """Programs by block type, each with what Python may have decided by: the block's marks and its arguments.
 
     Two layers may run one program up to a length, and from there on two, as where a window is set for one of them.
     Only what tells which layer it is has no part in it: its modules and parameters, and the number that counts layers.
+
+    When there are too many, all are forgotten: a block is then followed once more.
     """
 
     def __init__(self) -> None:
@@ -40,6 +45,8 @@ class SeenPrograms:
         return key in self._seen
 
     def add(self, key: Hashable) -> None:
+        if len(self._seen) >= _MOST:
+            self._seen.clear()
         self._seen.add(key)
 
 
