@@ -11,7 +11,6 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import without_identity
 
-
 _MOST = 4096  # each combination of input sizes is one
 
 
