@@ -36,8 +36,9 @@ from varying import PROGRAMS, Program, Size
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 FIRST = 60  # steps of a fine-tuning run in which its user decides whether to stay
 FEW = 6  # sizes: each gets a line of its own

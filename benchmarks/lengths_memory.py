@@ -31,8 +31,9 @@ from processes import EXACT_MALLOC, alone
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 BUDGET = 0.5  # of the largest peak without checkpointing
 SETTLED = 100  # steps before memory has to be flat

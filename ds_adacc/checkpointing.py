@@ -18,8 +18,8 @@ from ds_adacc.config import SECTION, AdaccConfig, read, section_of
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.log import get_logger
 from ds_adacc.python_state.closure import name_of, with_modules
+from ds_adacc.runtime.default_runtime import Serving
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.serving import Serving
 
 if TYPE_CHECKING:
     from deepspeed.runtime.activation_checkpointing.checkpointing import (

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ds_adacc.config import SECTION
-from ds_adacc.engine.patch import patch_deepspeed
+from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.wrap import has_wrapped_blocks
 

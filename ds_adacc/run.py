@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from ds_adacc import checkpointing
-from ds_adacc.engine.patch import Patch, patch_deepspeed
+from ds_adacc.engine.patch_initialize import Patch, patch_deepspeed
 from ds_adacc.log import get_logger
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import mip
 
-from ds_adacc.planner.block_variables import BlockVariables, Expr
 from ds_adacc.planner.error_estimate import gradient_error
-from ds_adacc.planner.memory import BlockMemory
-from ds_adacc.planner.model import empty_model, granule_of, in_granules, optimise, ties
+from ds_adacc.planner.milp import empty_model, granule_of, in_granules, optimise, ties
+from ds_adacc.planner.milp_choices import BlockVariables, Expr
+from ds_adacc.planner.milp_memory import BlockMemory
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import Simulation, simulate

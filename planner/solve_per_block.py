@@ -18,7 +18,7 @@ from functools import cached_property
 
 from ds_adacc.planner.baselines import retain_policy
 from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.per_block_model import PerBlockModel
+from ds_adacc.planner.milp_per_block import PerBlockModel
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (

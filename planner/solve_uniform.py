@@ -12,9 +12,9 @@ from dataclasses import replace
 import mip
 
 from ds_adacc.planner.baselines import retain_policy
-from ds_adacc.planner.block_variables import in_quanta
 from ds_adacc.planner.greedy import greedy
-from ds_adacc.planner.model import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
+from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
+from ds_adacc.planner.milp_choices import in_quanta
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (

@@ -20,7 +20,7 @@ from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, check_request
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import least_peak
-from ds_adacc.planner.strictness import merged, split
+from ds_adacc.planner.split_by_strictness import merged, split
 from ds_adacc.planner.without_solver import leanest, without_solver
 
 Found = TypeVar("Found")

@@ -148,7 +148,7 @@ def _nvrtc() -> str:
     import torch
     from cupy.cuda import nvrtc
 
-    from ds_adacc.kernels.cuda.modules import compile_cubin, compile_options
+    from ds_adacc.kernels.cuda.compiler import compile_cubin, compile_options
 
     options = compile_options(*(torch.cuda.get_device_capability() if _has_cuda_device() else _CPU_CAPABILITY))
     compile_cubin("bits.cu", options)

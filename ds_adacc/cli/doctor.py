@@ -16,7 +16,7 @@ from rich.text import Text
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.checks import Finding, cache_size, finding_of, findings
 from ds_adacc.cli.script import check_config, check_script
-from ds_adacc.report.layout import table
+from ds_adacc.report.tables import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,9 @@ from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.comparison import peak_when
 from ds_adacc.program.signature import flatten
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 _UNLIMITED = MemoryBudget("bytes", 1 << 62)
 

@@ -14,7 +14,7 @@ from ds_adacc.cli.plan_computation import Planned
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.choices import named_choices
 from ds_adacc.report.decision import decision_of
-from ds_adacc.report.layout import baselines_grid, decision_tables, shortened, table
+from ds_adacc.report.tables import baselines_grid, decision_tables, shortened, table
 
 _ROWS = 12  # of a frontier's table, beside the points in use
 _NAME, _CHANGES = 28, 40  # the most characters of a block's name, and of what changes from one point to the next

@@ -14,8 +14,8 @@ from ds_adacc.cli import events
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
-from ds_adacc.report.layout import baselines_grid, decision_tables, table
 from ds_adacc.report.screen import brief_tables, heading
+from ds_adacc.report.tables import baselines_grid, decision_tables, table
 
 _COMPARED = ("held", "peak", "seconds")
 

@@ -21,8 +21,8 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.engine.engine_methods import patch_engine
 from ds_adacc.engine.gradient_checkpointing import keep_replaced
-from ds_adacc.engine.hooks import patch_engine
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
 from ds_adacc.kernels import why_unusable
@@ -31,8 +31,9 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 
 def initialize(

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ds_adacc.execute.bound_policy import BoundPolicy, Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.saved import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
+from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
 
 class Forward:

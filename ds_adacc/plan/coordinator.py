@@ -14,7 +14,10 @@ from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.budget_error import explained
 from ds_adacc.plan.comparison import compare, most_without, peak_when
-from ds_adacc.plan.consensus import (
+from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.live_sets import LiveSet, components, largest
+from ds_adacc.plan.plan import Orders, Plan, PlanRequest
+from ds_adacc.plan.rank_reports import (
     RankReport,
     merge_block_type,
     merge_capacity,
@@ -22,9 +25,6 @@ from ds_adacc.plan.consensus import (
     merge_orders,
     merge_profiles,
 )
-from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, components, largest
-from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.plan.solve import solve
 

@@ -14,8 +14,8 @@ from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.operator_costs import operator_costs, others
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.pieces import pieces
 from ds_adacc.program.recording import RecordedValue, Recording
+from ds_adacc.program.same_bits import pieces
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.tensors import RecordedTensors
 

@@ -12,7 +12,7 @@ from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of
@@ -93,7 +93,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
         if not ends:
             return Backward()
         gradients_of_ends, given, timer = [end.detach() for end in ends], [], Timer(device)
-        if isinstance(op.func, FunctionCall):  # its backward may write to them
+        if isinstance(op.func, FunctionOperator):  # its backward may write to them
             gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
 
         def step() -> None:
@@ -112,7 +112,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
 
 
 def _may_run(op: RecordedOp) -> bool:
-    is_known = not isinstance(op.func, FunctionCall) or computes_only(op.func.cls)
+    is_known = not isinstance(op.func, FunctionOperator) or computes_only(op.func.cls)
     return op.replayable and not op.bases and is_known
 
 
@@ -129,7 +129,7 @@ def _apart(
             required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
             tensor = view_of(ref, inputs.__getitem__, parameters).detach()
             # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
-            tensor = tensor.clone() if isinstance(op.func, FunctionCall) else tensor
+            tensor = tensor.clone() if isinstance(op.func, FunctionOperator) else tensor
             leaves[ref] = tensor.requires_grad_(required)
         return leaves[ref]
 

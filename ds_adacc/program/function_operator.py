@@ -31,7 +31,7 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 
 
 @dataclass(frozen=True)
-class FunctionCall:
+class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
     `saved`: how many tensors a call saves for backward.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.function_operator import FunctionCall, arguments_of
+from ds_adacc.program.function_operator import FunctionOperator, arguments_of
 from ds_adacc.program.recording import RecordedOp
 
 ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore
@@ -67,7 +67,7 @@ def length_bounds(op: RecordedOp) -> tuple[int, ...]:
 
 def _names(func: Any) -> tuple[str, ...]:
     """The names of the arguments of fused attention; empty for anything else."""
-    if isinstance(func, FunctionCall):
+    if isinstance(func, FunctionOperator):
         return arguments_of(func.cls) if is_attention(func.cls) else ()
     schema = getattr(func, "_schema", None)
     is_fused = schema is not None and _counterpart(schema.name) == ATTENTION

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.generators import drawing_again
 from ds_adacc.program.recording import RecordedOp
 
@@ -72,7 +72,9 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
     if op.python_reads is not None:
         op.python_reads.check(op.short_name)
     args, kwargs = op.template.filled(tensor_of)
-    is_cast = torch._C._is_any_autocast_enabled() and not isinstance(op.func, FunctionCall)  # that casts as in forward
+    is_cast = torch._C._is_any_autocast_enabled() and not isinstance(
+        op.func, FunctionOperator
+    )  # that casts as in forward
     if op.draw is None and not is_cast:
         result = op.func(*args, **kwargs)
     else:

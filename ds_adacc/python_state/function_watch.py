@@ -43,7 +43,7 @@ class _Call:
     result: Any = None
 
 
-class FunctionCalls:
+class FunctionWatch:
     """Tells `listener` of each call of a Function that is not part of another one.
 
     From torch 2.14 on, nothing tells of a call from C code, as `map` or `functools.partial` make it, before its context
@@ -131,5 +131,5 @@ def arguments(frame: types.FrameType) -> tuple[Any, ...]:
     return (*(values[name] for name in names if name in values), *(values.get(rest, ()) if rest else ()))
 
 
-for _each in (FunctionCalls.called, FunctionCalls.ended):  # Python calls them while Dynamo traces: see `Watch`
+for _each in (FunctionWatch.called, FunctionWatch.ended):  # Python calls them while Dynamo traces: see `Watch`
     skip_code(_each.__code__)

@@ -18,7 +18,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
-from ds_adacc.python_state.function_watch import FunctionCalls, arguments
+from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
@@ -87,7 +87,7 @@ class Watch:
         self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
         self._not_imported: list[tuple[types.CodeType, dict[str, Any]]] = []  # codes, with their globals
-        self._functions: FunctionCalls | None = FunctionCalls(listener)
+        self._functions: FunctionWatch | None = FunctionWatch(listener)
 
     @staticmethod
     def refusal() -> str | None:

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.saved import Slot, keep, unpack
 from ds_adacc.program.signature import flatten
+from ds_adacc.program.slots import Slot, keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.known import Unrecordable, storage_of

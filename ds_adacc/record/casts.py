@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.pieces import pieces, same_bits
+from ds_adacc.program.same_bits import pieces, same_bits
 from ds_adacc.program.schema import tensors_in
 from ds_adacc.record.known import Known, storage_of
 

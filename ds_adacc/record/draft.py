@@ -18,7 +18,7 @@ from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.compiled_kernels import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.frames import line_of_block
-from ds_adacc.record.function_call import Application
+from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Known, admit, storage_of
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.ran import Ran
@@ -149,7 +149,7 @@ class Draft:
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
 
-    def note_attributes(self, running: Application, context: Any) -> None:
+    def note_attributes(self, running: FunctionCall, context: Any) -> None:
         """Note what the context of a Function holds, which backward will get: no hook is told of that."""
         held = {}
         for tensor in tensors_in(vars(context)):

@@ -13,7 +13,7 @@ import torch
 
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
-from ds_adacc.program.saved import unpack
+from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import LateSlot

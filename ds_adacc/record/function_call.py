@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.function_operator import FunctionCall, autocast_now, place_of
+from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import is_attention
-from ds_adacc.program.pieces import pieces, same_bits
 from ds_adacc.program.recording import COLLECTIVE
+from ds_adacc.program.same_bits import pieces, same_bits
 from ds_adacc.program.schema import (
     OPAQUE,
     has_dynamic_shape,
@@ -28,7 +28,7 @@ from ds_adacc.record.ran import Ran
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
-class Application:
+class FunctionCall:
     """A call of `cls.apply` on `args`. What it calls inside is no part of the program, but tells why not to replay it.
 
     `states`: of the random generators, before. `packed`: what autograd has saved, with the generators' states then.
@@ -104,7 +104,7 @@ class Application:
         outputs = (*results, *saved)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(
-            func=FunctionCall(self.cls, len(saved)),
+            func=FunctionOperator(self.cls, len(saved)),
             args=encode(self.args),
             kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
             given=(self.args, {}),

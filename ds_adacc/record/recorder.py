@@ -30,7 +30,7 @@ from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_compiled_code
 from ds_adacc.record.draft import Draft
-from ds_adacc.record.function_call import Application
+from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference
@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
         self._python_reads: PythonReads | None = None  # of the operator that is under way, if its kernel may be Python
-        self._running: Application | None = None
+        self._running: FunctionCall | None = None
         self.watch = Watch(self)
 
     # -- what torch calls
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
         with self._noting(), self.aside(), torch.no_grad():
             self._has_collective = False
             self._note_casts(args)
-            self._running = Application(cls, args, self.draft.draws.states())
+            self._running = FunctionCall(cls, args, self.draft.draws.states())
             self.watch.add(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")

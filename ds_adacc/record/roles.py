@@ -10,7 +10,7 @@ import torch
 
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
@@ -85,7 +85,7 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
 
 def _like(op: RecordedOp) -> str:
     """The name of the operator of ATen whose values have the same roles."""
-    return (isinstance(op.func, FunctionCall) and aten_counterpart(op.func.cls)) or op.short_name
+    return (isinstance(op.func, FunctionOperator) and aten_counterpart(op.func.cls)) or op.short_name
 
 
 def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: Recording) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.program.pieces import as_bytes, pieces
+from ds_adacc.program.same_bits import as_bytes, pieces
 
 PATTERNS = (0xA5, 0x5A)
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionCall
-from ds_adacc.program.pieces import same_bits
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.replay import replay
+from ds_adacc.program.same_bits import same_bits
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.uninitialised import PATTERNS, Filled, differs_only_where_unwritten
 
@@ -27,7 +27,7 @@ def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[to
         return replay(op, tensors.__getitem__, parameters)
 
     try:
-        if not isinstance(op.func, FunctionCall):
+        if not isinstance(op.func, FunctionOperator):
             agrees = all(map(_same, made, replays()))
         else:  # Rule R15
             with Filled(PATTERNS[0]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ds_adacc.config import RectifierConfig
 from ds_adacc.execute.block import Block, Record
-from ds_adacc.execute.blocks import Registry
+from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import Ranks
 

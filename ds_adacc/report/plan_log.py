@@ -11,7 +11,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.rectify.calibration import Observation
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
-from ds_adacc.report.table import (
+from ds_adacc.report.plan_text import (
     corrected_in_a_line,
     decision_table,
     decisions_here,

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from ds_adacc import planner
-from ds_adacc.execute.blocks import Registry
+from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
@@ -20,7 +20,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.step import StepSchedule
+from ds_adacc.runtime.step_schedule import StepSchedule
 from ds_adacc.runtime.trials import Trials
 
 

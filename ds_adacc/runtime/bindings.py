@@ -8,8 +8,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record, Trial
-from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.new_sizes import NewSizes

@@ -13,9 +13,9 @@ from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block, Record
-from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.coordinator import Coordinator
@@ -24,7 +24,6 @@ from ds_adacc.profile.cache import ProfileCache
 from ds_adacc.profile.codecs import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.program.saved import unpack
 from ds_adacc.program.schema import tensors_in
 from ds_adacc.program.signature import (
     Signature,
@@ -35,6 +34,7 @@ from ds_adacc.program.signature import (
     surroundings,
     why_unrecordable,
 )
+from ds_adacc.program.slots import unpack
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.guards import Guards

@@ -1,11 +1,9 @@
-"""The purpose of one optimizer step, and what has been observed in it."""
+"""One optimizer step: its purpose, and what has been observed in it."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import torch
@@ -18,139 +16,7 @@ from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.schema import tensors_in
 from ds_adacc.rectify.observer import Observer
 from ds_adacc.rectify.step_profiler import StepProfiler
-
-
-class Purpose(Enum):
-    """The purpose of a step. It is chosen when the step before it has ended."""
-
-    TRY = "try"  # blocks recompute while the gradient errors of their new policies are measured
-    OBSERVE = "observe"  # some blocks may have no policy yet: count the calls and bytes alive at once
-    MEASURE = "measure"  # the first step under a new plan: count the same, and measure peak and seconds
-    TRACK = "track"  # a tracking step: find the outliers, measure gradient errors, verify one recording of each type
-    RUN = "run"  # the plan is in force, and nothing is observed
-
-
-_LONGEST_PAUSE = 1024  # steps between trials that are repeated
-_MOST_ATTEMPTS = 8  # to measure a plan: blocks that are recorded at each size might record in every step
-
-
-@dataclass(frozen=True)
-class StepSchedule:
-    """The purposes of the coming steps. A checkpoint saves it, so a resumed run has the same steps as the original.
-
-    It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
-    plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
-    `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
-    `attempts` counts the steps that could not measure because a block was recorded in them.
-    `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. What it is to
-    observe waits for the step after it. `repeats` counts how often a plan's trials were repeated: some did not end.
-    `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
-    of steps from one tracking step to the next.
-    """
-
-    ended: int = 0
-    observe_in: int | None = None
-    measures: bool = True
-    was_deferred: bool = False
-    attempts: int = 0
-    try_from: int | None = None
-    repeats: int = 0
-    track_from: int = 1
-    interval: int = 1
-
-    def with_step_ended(self) -> StepSchedule:
-        """The schedule after one more optimizer step."""
-        return replace(self, ended=self.ended + 1)
-
-    def with_new_plan(self, tries: bool) -> StepSchedule:
-        """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
-        try_from = self.ended + 1 if tries else None
-        return replace(
-            self,
-            observe_in=1 if tries else 0,
-            measures=True,
-            was_deferred=False,
-            attempts=0,
-            try_from=try_from,
-            repeats=0,
-        )
-
-    def with_trials_again(self) -> StepSchedule:
-        """The schedule where policies still await their trial: the next step repeats it, then one 2, 4 ... 1024 later.
-
-        A block may be called in few steps, or the gradients of many may overflow. A step of trials takes long.
-        """
-        if self.try_from is not None:
-            return self
-        pause = min(2**self.repeats, _LONGEST_PAUSE)
-        observe_in = 1 if self.observe_in == 0 and pause == 1 else self.observe_in
-        return replace(self, try_from=self.ended + pause, repeats=self.repeats + 1, observe_in=observe_in)
-
-    @property
-    def tries(self) -> bool:
-        """Whether the next step puts policies on trial."""
-        return self.try_from is not None and self.ended + 1 >= self.try_from
-
-    def with_state_saved(self) -> StepSchedule:
-        """The schedule after the state was saved. A measuring step that is next is postponed by one step.
-
-        If it was postponed before, it stays the next step, but it observes without measuring. The reason: a resumed run
-        records its blocks in its first step, so it cannot measure in that step. The run that continues does the same,
-        so that both runs stay equal.
-        """
-        if self.observe_in != 0 or not self.measures:
-            return self
-        return replace(self, measures=False) if self.was_deferred else replace(self, observe_in=1, was_deferred=True)
-
-    def after_observation(self) -> StepSchedule:
-        """The schedule after a step under the plan: a postponed observation is next; what was due is done."""
-        was_tried = self.try_from is not None and self.ended >= self.try_from
-        observe_in = 0 if self.observe_in == 1 else None
-        return replace(self, observe_in=observe_in, try_from=None if was_tried else self.try_from)
-
-    @property
-    def may_measure_again(self) -> bool:
-        """Whether a step that could not measure the plan is followed by another attempt."""
-        return self.attempts + 1 < _MOST_ATTEMPTS
-
-    def with_measurement_again(self) -> StepSchedule:
-        """The schedule after a step that was to measure the plan and could not: the next step does."""
-        return replace(self, observe_in=0, attempts=self.attempts + 1)
-
-    def after_tracking(self, changed: bool, errors_rise: bool, longest: int) -> StepSchedule:
-        """The schedule after a tracking step.
-
-        The interval doubles up to `longest`. It is 1 if a policy changed, and half if a gradient error rises.
-        """
-        interval = 1 if changed else max(1, self.interval // 2) if errors_rise else min(2 * self.interval, longest)
-        return replace(self, interval=interval, track_from=self.ended + interval)
-
-    def no_longer_than(self, longest: int) -> StepSchedule:
-        """The schedule of a resumed run whose section limits the interval of tracking steps to `longest`."""
-        interval = min(self.interval, longest)
-        return replace(self, interval=interval, track_from=min(self.track_from, self.ended + interval))
-
-    def is_anything_due(self, tracks: bool) -> bool:
-        """Whether the ranks must communicate at the end of the next step; `tracks`: a rectifier is enabled."""
-        return self.tries or self.observe_in is not None or (tracks and self._is_tracking_due)
-
-    def next_purpose(self, tracks: bool, is_unsettled: bool) -> Purpose:
-        """The purpose of the next step under a plan. `is_unsettled`: something on this rank has not been observed.
-
-        All ranks communicate at the end of a tracking step. So what this rank has observed must not decide whether the
-        next step is one.
-        """
-        if self.tries:
-            return Purpose.TRY
-        if self.observe_in is not None:
-            return Purpose.MEASURE if self.observe_in == 0 and self.measures else Purpose.OBSERVE
-        if tracks and self._is_tracking_due:
-            return Purpose.TRACK
-        return Purpose.OBSERVE if is_unsettled else Purpose.RUN
-
-    @property
-    def _is_tracking_due(self) -> bool:
-        return self.ended + 1 >= self.track_from
+from ds_adacc.runtime.step_schedule import Purpose
 
 
 class Step:

@@ -1,7 +1,7 @@
 """What happens between steps: compare predictions with observations, and make policies for new blocks.
 
-After the engine's own step (`engine/hooks.py`), and once any rank has called a block (`engine/adacc.py`), in this order
-(`StepController.end_step`):
+After the engine's own step (`engine/engine_methods.py`), and once any rank has called a block (`engine/adacc.py`), in
+this order (`StepController.end_step`):
 
 1. The last forward and backward have ended. Their block types were alive together; they are one live set.
 2. The step is counted. After the first step under a plan, the plan is compared with what was observed, and the table is
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.block import Block, Record
-from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
@@ -46,7 +46,8 @@ from ds_adacc.runtime.after_step import conclude_trials, rectify
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.saved_state import ControllerState
-from ds_adacc.runtime.step import Purpose, Step, StepSchedule
+from ds_adacc.runtime.step import Step
+from ds_adacc.runtime.step_schedule import Purpose, StepSchedule
 from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.waiting import Waiting
 

@@ -16,8 +16,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record, Trial
-from ds_adacc.execute.blocks import Registry
 from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, is_lossy
 from ds_adacc.plan.block_type import KnownType
@@ -26,7 +26,8 @@ from ds_adacc.profile.probe import Measure, Probe, why_unmeasurable
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
 from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.step import Purpose, Step
+from ds_adacc.runtime.step import Step
+from ds_adacc.runtime.step_schedule import Purpose
 
 
 class Trials:

@@ -1,47 +1,17 @@
-"""Find the model's repeated blocks and run their forwards through the runtime."""
+"""Have a runtime run the forwards of a model's blocks."""
 
 from __future__ import annotations
 
-import difflib
 import functools
-import math
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ds_adacc.config import ConfigError
 from ds_adacc.runtime.compiled_blocks import class_name, is_compiled
 from ds_adacc.runtime.runtime import Runtime
-
-
-def find_blocks(
-    model: nn.Module,
-    wanted: str | Sequence[str],
-    containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
-    elsewhere: Collection[str] = (),
-) -> dict[str, nn.Module]:
-    """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
-
-    Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
-    at least two entries of the same class, and they have at least two weight matrices. In place of an entry without a
-    forward, as a list of attention and MLP is one, its own entries count. Stages that differ in width, as vision and
-    diffusion models have, are replaced by the repeated layers inside them (`_stages`).
-
-    Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
-    the parts of the model that other processes hold.
-    """
-    if wanted == "auto":
-        return _repeated(model, containers)
-    classes = {class_name(module) for module in model.modules()}.union(elsewhere)
-    for name in wanted:
-        if name not in classes:
-            near = difflib.get_close_matches(name, classes, n=1)
-            hint = f"the nearest is {near[0]!r}" if near else f"it has {', '.join(sorted(classes))}"
-            raise ConfigError(f"adacc.blocks: the model has no module of class {name!r}; {hint}")
-    return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
 
 
 def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
@@ -106,72 +76,3 @@ def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Cal
     if isinstance(own, functools.partial):  # accelerate's hooks do so
         return functools.partial(own.func, *(copy if arg is module else arg for arg in own.args), **own.keywords)
     return own
-
-
-def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
-    groups: list[dict[str, nn.Module]] = []  # layers of one class in one container
-    for name, module in model.named_modules():
-        if isinstance(module, containers):
-            by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
-            for key, child in _entries(name, module):
-                by_class.setdefault(type(child), {})[key] = child
-            repeated = (group for group in by_class.values() if len(group) > 1)
-            groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
-    repeated = {name for group in groups for name in group}
-    in_order = model.named_modules(remove_duplicate=False)  # a layer may be an attribute too, which comes first
-    layers = {name: module for name, module in in_order if name in repeated}
-    stages = {name for group in groups for name in _stages(group, layers)}
-    return _outermost({name: module for name, module in layers.items() if name not in stages})
-
-
-def _entries(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in the container that have a forward, by dotted name.
-
-    In place of one without, as a list of a layer's attention and MLP is one, what it contains is returned.
-    """
-    for key, child in container.named_children():
-        full = f"{name}.{key}".lstrip(".")
-        if getattr(child.forward, "__func__", None) is nn.Module.forward:
-            yield from _entries(full, child)
-        else:
-            yield full, child
-
-
-def _is_layer(module: nn.Module) -> bool:
-    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks."""
-    return sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
-
-
-def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:
-    """Those in `group` that are no repeated layers but stages of a model, mostly made up of `layers` of their own.
-
-    Stages differ in width, so no layer of one has the shapes of a layer of another. Layers with lists of experts look
-    the same inside, but their experts are alike.
-    """
-    inner: dict[str, dict[str, nn.Module]] = {}
-    for name in group:
-        own = {each: layer for each, layer in layers.items() if each.startswith(f"{name}.")}
-        if own:
-            inner[name] = _outermost(own)
-    shapes = [shape for own in inner.values() for shape in {_shapes(layer) for layer in own.values()}]
-    if len(inner) < 2 or len(set(shapes)) < len(shapes):
-        return []
-    in_layers = sum(_numel(layer) for own in inner.values() for layer in own.values())
-    return list(inner) if in_layers >= 0.75 * sum(_numel(group[name]) for name in inner) else []
-
-
-def _shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """The shapes of its parameters. Under zero.Init, `shape` is that of a partition, and `ds_shape` is the whole's."""
-    return tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in module.parameters())
-
-
-def _numel(module: nn.Module) -> int:
-    return sum(map(math.prod, _shapes(module)))
-
-
-def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    return {
-        name: module
-        for name, module in found.items()
-        if not any(name.startswith(f"{other}.") for other in found if other != name)
-    }

@@ -2,8 +2,8 @@
 
 from ..codec import by_form
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
-from .kernel import Kernels
-from .modules import missing, warm_up
+from .compiler import missing, warm_up
+from .launch import Kernels
 from .sums import channel_sums, rank_outliers
 
 __all__ = [

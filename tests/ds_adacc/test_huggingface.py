@@ -8,8 +8,9 @@ import pytest
 
 from ds_adacc.config import load
 from ds_adacc.huggingface import AdaccCallback
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import types
 import deepspeed
 import pytest
 
-import ds_adacc.engine.patch
+import ds_adacc.engine.patch_initialize
 from ds_adacc import checkpointing
-from ds_adacc.engine.patch import patch_deepspeed
+from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.run import main
 
 SCRIPT = """
@@ -113,7 +113,7 @@ def test_the_help_of_a_script_is_no_training(script, caplog):
 def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, caplog):
     monkeypatch.setattr(checkpointing._default, "has_lent", False)
     engine = types.SimpleNamespace(adacc=object())
-    monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engine, None, None, None))
+    monkeypatch.setattr(ds_adacc.engine.patch_initialize, "initialize", lambda **_: (engine, None, None, None))
     script.write_text(f"import sys\n{ending}")
     with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit, ZeroDivisionError):
         main([str(script)])
@@ -122,7 +122,7 @@ def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, c
 
 def test_an_engine_that_is_not_served_is_told_of_once(script, monkeypatch, caplog):
     engines = [types.SimpleNamespace(adacc=object()), types.SimpleNamespace()]
-    monkeypatch.setattr(ds_adacc.engine.patch, "initialize", lambda **_: (engines.pop(), None, None, None))
+    monkeypatch.setattr(ds_adacc.engine.patch_initialize, "initialize", lambda **_: (engines.pop(), None, None, None))
     patch_deepspeed()
     with caplog.at_level("WARNING", logger="ds_adacc"):
         deepspeed.initialize()

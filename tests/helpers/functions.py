@@ -9,7 +9,7 @@ from recorded import profile_of, random_policy, record, under
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 
 
 class Plain(torch.autograd.Function):
@@ -59,5 +59,5 @@ def check(block, x, policies=8):
 
 
 def function_of(recording):
-    (op,) = (op for op in recording.ops if isinstance(op.func, FunctionCall))
+    (op,) = (op for op in recording.ops if isinstance(op.func, FunctionOperator))
     return op

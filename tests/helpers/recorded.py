@@ -10,8 +10,8 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.saved import unpack
 from ds_adacc.program.signature import flatten
+from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 

@@ -21,7 +21,7 @@ from ds_adacc.planner import (
     retain_policy,
     simulate,
 )
-from ds_adacc.planner.model import optimise
+from ds_adacc.planner.milp import optimise
 
 frontier_module = sys.modules["ds_adacc.planner.frontier"]  # its function hides it in the package
 TINY = st.integers(0, 5)  # so that a 64th of the range is less than a byte

@@ -32,7 +32,7 @@ from ds_adacc.planner import (
     solve_per_block,
     solve_uniform,
 )
-from ds_adacc.planner.model import GAP
+from ds_adacc.planner.milp import GAP
 
 TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds

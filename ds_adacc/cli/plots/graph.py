@@ -14,7 +14,7 @@ from matplotlib.path import Path
 from ds_adacc import planner
 from ds_adacc.cli.plots.layers import Layers, Place
 from ds_adacc.report.choices import RECOMPUTE, choices
-from ds_adacc.report.layout import shortened
+from ds_adacc.report.tables import shortened
 
 _UNUSED = "not needed"
 _COLOURS = {planner.RETAIN: "#3b6fb6", RECOMPUTE: "#e08214", planner.OFFLOAD: "#8e4ec6", _UNUSED: "#d0d0d0"}

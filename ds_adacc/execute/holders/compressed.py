@@ -8,7 +8,7 @@ import torch
 
 from ds_adacc.execute.holders.restored import Facts, Restored
 from ds_adacc.kernels import Codec
-from ds_adacc.program.saved import never_saved
+from ds_adacc.program.slots import never_saved
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from ds_adacc.execute.holders.restored import Facts, Restored
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.replay import modified
-from ds_adacc.program.saved import never_saved
+from ds_adacc.program.slots import never_saved
 
 
 class Offloaded(Restored):

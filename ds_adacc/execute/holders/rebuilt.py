@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ds_adacc.program.replay import Rerun, modified, replay, updated
-from ds_adacc.program.saved import Holder, Retained
+from ds_adacc.program.slots import Holder, Retained
 
 _ONCE = (1,)  # the uses of an operator's only output
 

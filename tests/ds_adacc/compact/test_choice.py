@@ -8,7 +8,7 @@ from torch import nn
 
 from ds_adacc.compact.choice import choose
 from ds_adacc.config import CompactConfig, ConfigError
-from ds_adacc.runtime.wrap import find_blocks
+from ds_adacc.runtime.find_blocks import find_blocks
 
 OUTPUT = "attention's output projection; name it in adacc.compact.layers to serve it"
 

@@ -16,8 +16,9 @@ from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 
 class Experts(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
-from ds_adacc.program.saved import ParameterSlot
+from ds_adacc.program.slots import ParameterSlot
 
 WIDTH = 8
 

@@ -14,8 +14,9 @@ from storages import Storages
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.gradient_checkpointing import keep_replaced, replace_gradient_checkpointing
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 LOSSLESS = {"memory_budget": 0.88, "codecs": "none", "rectifier": {"enabled": False}, "solver": {"max_seconds": 30.0}}
 

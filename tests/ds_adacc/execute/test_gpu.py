@@ -8,7 +8,7 @@ from recorded import profile_of, record, tensors_of, under
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
-from ds_adacc.program.saved import unpack
+from ds_adacc.program.slots import unpack
 
 ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_CUDA)]

@@ -13,7 +13,7 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.kernels import make_codec
-from ds_adacc.program.saved import unpack
+from ds_adacc.program.slots import unpack
 from ds_adacc.rectify.observer import Observer
 
 

@@ -13,7 +13,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
-from ds_adacc.program.saved import unpack
+from ds_adacc.program.slots import unpack
 from ds_adacc.runtime.runtime import Runtime
 
 

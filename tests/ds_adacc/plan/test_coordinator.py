@@ -15,7 +15,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.consensus import RankReport, merge_block_type, merge_orders, merge_profiles
+from ds_adacc.plan.rank_reports import RankReport, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.program.recording import RecordedOp
 from ds_adacc.runtime.runtime import Runtime

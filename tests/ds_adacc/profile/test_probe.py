@@ -17,7 +17,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.codecs import CodecMaker, empty_holder
 from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, relative_error, why_unmeasurable
-from ds_adacc.program.saved import keep, unpack
+from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 

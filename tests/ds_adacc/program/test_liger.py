@@ -15,7 +15,7 @@ from triton_here import DEVICE, interpreter, needs_triton  # noqa: F401
 from ds_adacc import planner
 from ds_adacc.execute.copied import copied
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 
 WIDTH, TIME, VOCABULARY = (256, 64, 128) if DEVICE == "cuda" else (32, 5, 24)
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -62,7 +62,7 @@ def same_gradients(block, args, kwargs, policies):
         run, calls = under(block, recording, policy)
         zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, run))
         assert not calls[0].diverged
-    return recording, [op.short_name for op in recording.ops if isinstance(op.func, FunctionCall)]
+    return recording, [op.short_name for op in recording.ops if isinstance(op.func, FunctionOperator)]
 
 
 def arguments(model):

@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.saved import keep
+from ds_adacc.program.slots import keep
 
 
 def rebuildable(recording):

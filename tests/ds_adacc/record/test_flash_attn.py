@@ -16,7 +16,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.runtime.runtime import Runtime
 
 pytestmark = [pytest.mark.gpu, needs_flash_attn]
@@ -68,7 +68,7 @@ def test_attention_is_replayed_with_the_same_bits(flash_attn, packing, dropout, 
     assert len({recording.digest for recording in recordings}) == 1
     recording = recordings[0]
     assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
-    (function,) = [op for op in recording.ops if isinstance(op.func, FunctionCall)]
+    (function,) = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
     everything = planner.recompute_policy(profile_of(recording))
     assert function.index in everything.replays
     for policy in (everything, *(random_policy(recording, seed) for seed in range(3))):
@@ -80,7 +80,7 @@ def test_attention_is_replayed_with_the_same_bits(flash_attn, packing, dropout, 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_roles(flash_attn, packing):  # noqa: F811
     recording = record(*block_of(flash_attn, packing), {})
-    (function,) = [op for op in recording.ops if isinstance(op.func, FunctionCall)]
+    (function,) = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
     packed = recording.values[function.reads[0]]
     others = [recording.values[index].role for index in function.reads[1:]]
     assert (packed.role, others) == ("query", ["block_input"] if "varlen" in packing else [])
@@ -93,7 +93,7 @@ def test_roles_of_tensors_of_their_own(flash_attn):  # noqa: F811
 
     x = torch.randn(1, TIME, HEADS, 16, device=DEVICE, dtype=DTYPE, requires_grad=True)
     recording = record(block, (x,), {})
-    attend, packed = (op for op in recording.ops if isinstance(op.func, FunctionCall))
+    attend, packed = (op for op in recording.ops if isinstance(op.func, FunctionOperator))
     assert [recording.values[index].role for index in attend.reads] == ["query", "key", "value"]
     assert [recording.values[index].role for index in packed.reads] == ["query", "key"]
     made = [recording.values[index].role for index in attend.outputs if index is not None]

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint as reentrant
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.consensus import RankReport, merge_corrections
 from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.rank_reports import RankReport, merge_corrections
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
 from ds_adacc.rectify import calibration

@@ -8,7 +8,7 @@ import torch
 from ds_adacc.rectify.calibration import Observation, Pair
 from ds_adacc.rectify.device_memory import DeviceMemory
 from ds_adacc.report.monitor import _observed
-from ds_adacc.report.table import _summary
+from ds_adacc.report.plan_text import _summary
 
 MIB = 1 << 20
 CUDA = torch.device("cuda", 0)

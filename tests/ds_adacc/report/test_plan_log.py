@@ -10,7 +10,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.rectify.calibration import Observation, Pair
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.report.table import decision_table, decisions_here, merge_decisions
+from ds_adacc.report.plan_text import decision_table, decisions_here, merge_decisions
 
 SEEN = Observation(Pair(100, 100), Pair(2048, 1024), None)
 

@@ -13,10 +13,11 @@ import ds_adacc
 from ds_adacc import checkpointing
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.hooks import compiling_blocks_first
+from ds_adacc.engine.engine_methods import compiling_blocks_first
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 BITS = {"dropout_mask": "bits"}
 

@@ -16,13 +16,14 @@ import ds_adacc.program.replay
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.hooks import abandoning_on_failure, ending_backward, ending_step
+from ds_adacc.engine.engine_methods import abandoning_on_failure, ending_backward, ending_step
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 SECTION = {"memory_budget": 0.7, "codecs": "none", "solver": {"max_seconds": 30.0}}
 LAYERS, STEPS = 3, 5

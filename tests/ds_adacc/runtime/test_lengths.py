@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.runtime import binder
-from ds_adacc.runtime.step import Purpose
+from ds_adacc.runtime.step_schedule import Purpose
 
 
 def lengths(count, steps, seed=0):

@@ -8,7 +8,7 @@ from two_programs import TwoPrograms
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
 from ds_adacc.runtime import bindings, waiting
-from ds_adacc.runtime.step import Purpose
+from ds_adacc.runtime.step_schedule import Purpose
 
 
 def settled():

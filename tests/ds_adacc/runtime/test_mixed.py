@@ -10,7 +10,8 @@ from ds_adacc.config import load
 from ds_adacc.profile import measure
 from ds_adacc.profile.timer import Timer
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step import Purpose, Step
+from ds_adacc.runtime.step import Step
+from ds_adacc.runtime.step_schedule import Purpose
 
 
 class EqualSeconds(Timer):

@@ -12,7 +12,7 @@ from functions import Plain
 from torch import nn
 
 from ds_adacc.runtime import runtime as room
-from ds_adacc.runtime.step import Purpose
+from ds_adacc.runtime.step_schedule import Purpose
 
 RECORDED, PREDICTED = (20, 12, 17), 15
 

@@ -13,7 +13,7 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.runtime.after_step import why_rejected
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step import Purpose
+from ds_adacc.runtime.step_schedule import Purpose
 
 WIDTH, HEADS, LAYERS, TIME = 64, 4, 3, 64
 BOUND = 0.1

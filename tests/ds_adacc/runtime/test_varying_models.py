@@ -12,8 +12,9 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 STEPS = 16
 SECTION = {"memory_budget": 0.6, "codecs": "none", "rectifier": {"enabled": False}, "solver": {"max_seconds": 2.0}}

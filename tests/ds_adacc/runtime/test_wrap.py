@@ -11,8 +11,9 @@ import zoo
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import find_blocks, unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 
 @pytest.fixture

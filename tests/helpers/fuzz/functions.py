@@ -12,7 +12,7 @@ from recorded import profile_of, random_policy, tensors_of, under
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.program.function_operator import FunctionCall
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
@@ -216,5 +216,5 @@ def check(seed):
         for data, expected in zip((seed, seed + 1), plain, strict=True):
             run, _ = under(block, recording, policy)
             assert_same(expected, look(block, run, data))
-    ops = [op for op in recording.ops if isinstance(op.func, FunctionCall)]
+    ops = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
     return {*traits, *("replayed" if op.replayable else "refused" for op in ops)}

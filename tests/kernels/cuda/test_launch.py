@@ -12,7 +12,7 @@ import torch
 
 from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.codec import make
-from ds_adacc.kernels.cuda import modules
+from ds_adacc.kernels.cuda import compiler
 from ds_adacc.kernels.cuda.launch import Planned
 from ds_adacc.kernels.reference.bits import TILE
 
@@ -175,17 +175,17 @@ def test_tensors_elsewhere_are_refused(monkeypatch):
 def test_the_command_that_brings_cupy(monkeypatch, version, extra):
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    assert f"pip install 'ds-adacc[{extra}]'" in modules.missing()
+    assert f"pip install 'ds-adacc[{extra}]'" in compiler.missing()
 
 
 def test_nothing_is_missing_with_cupy(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert modules.missing() is None
+    assert compiler.missing() is None
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "a torch that is built for CUDA" in modules.missing()
+    assert "a torch that is built for CUDA" in compiler.missing()
 
 
 # ---- compilation and its cache ----
@@ -198,22 +198,22 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_a_cubin_is_compiled_once(cache, monkeypatch):
-    first = modules.cached_cubin("sums.cu", 8, 0)
+    first = compiler.cached_cubin("sums.cu", 8, 0)
     assert first[:4] == b"\x7fELF"
-    monkeypatch.setattr(modules, "compile_cubin", lambda *_: pytest.fail("compiled again"))
-    assert modules.cached_cubin("sums.cu", 8, 0) == first
+    monkeypatch.setattr(compiler, "compile_cubin", lambda *_: pytest.fail("compiled again"))
+    assert compiler.cached_cubin("sums.cu", 8, 0) == first
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".cubin"]
 
 
 def test_other_sources_and_architectures_have_other_cubins(cache, monkeypatch):
-    monkeypatch.setattr(modules, "compile_cubin", lambda source, options: f"{source} {options}".encode())
-    found = {modules.cached_cubin("sums.cu", 8, 0), modules.cached_cubin("sums.cu", 9, 0)}
-    found.add(modules.cached_cubin("bits.cu", 8, 0))
+    monkeypatch.setattr(compiler, "compile_cubin", lambda source, options: f"{source} {options}".encode())
+    found = {compiler.cached_cubin("sums.cu", 8, 0), compiler.cached_cubin("sums.cu", 9, 0)}
+    found.add(compiler.cached_cubin("bits.cu", 8, 0))
     assert len(found) == 3
-    read = modules.read
-    monkeypatch.setattr(modules, "read", lambda name: read(name) + "// a change")
-    monkeypatch.setattr(modules, "compile_cubin", lambda *_: b"changed")
-    assert modules.cached_cubin("sums.cu", 8, 0) == b"changed"
+    read = compiler.read
+    monkeypatch.setattr(compiler, "read", lambda name: read(name) + "// a change")
+    monkeypatch.setattr(compiler, "compile_cubin", lambda *_: b"changed")
+    assert compiler.cached_cubin("sums.cu", 8, 0) == b"changed"
 
 
 def test_others_wait_for_the_one_that_compiles(cache, monkeypatch):
@@ -222,8 +222,8 @@ def test_others_wait_for_the_one_that_compiles(cache, monkeypatch):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return b"cubin"
 
-    monkeypatch.setattr(modules, "compile_cubin", compile_cubin)
-    assert modules.cached_cubin("sums.cu", 8, 0) == b"cubin"
+    monkeypatch.setattr(compiler, "compile_cubin", compile_cubin)
+    assert compiler.cached_cubin("sums.cu", 8, 0) == b"cubin"
     with open(cache / "sums.cu.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -236,19 +236,19 @@ def test_without_a_cache_every_process_compiles(cache, monkeypatch, caplog, faul
     if fault == "no locks":
         monkeypatch.setattr(fcntl, "flock", fails)
     elif fault == "read-only":
-        monkeypatch.setattr(modules.Path, "mkdir", fails)
+        monkeypatch.setattr(compiler.Path, "mkdir", fails)
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(modules.Path, "home", fails)
-    monkeypatch.setattr(modules, "compile_cubin", lambda *_: b"cubin")
-    assert modules.cached_cubin("sums.cu", 8, 0) == b"cubin"
+        monkeypatch.setattr(compiler.Path, "home", fails)
+    monkeypatch.setattr(compiler, "compile_cubin", lambda *_: b"cubin")
+    assert compiler.cached_cubin("sums.cu", 8, 0) == b"cubin"
     assert f"the CUDA kernels in sums.cu are compiled in every process ({fault})" in caplog.text
 
 
 def test_a_failed_compilation_leaves_nothing_behind(cache, monkeypatch):
-    monkeypatch.setattr(modules, "read", lambda name: "a mistake;" if name == "sums.cu" else "")
+    monkeypatch.setattr(compiler, "read", lambda name: "a mistake;" if name == "sums.cu" else "")
     with pytest.raises(RuntimeError, match=r"NVRTC cannot compile sums\.cu: (.|\n)*mistake"):
-        modules.cached_cubin("sums.cu", 8, 0)
+        compiler.cached_cubin("sums.cu", 8, 0)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
@@ -256,18 +256,18 @@ def test_code_for_an_earlier_minor_version_serves_a_later_one(monkeypatch):
     from cupy.cuda import nvrtc
 
     monkeypatch.setattr(nvrtc, "getSupportedArchs", lambda: [75, 80, 86, 90, 120])
-    assert modules.compile_options(8, 9)[-1] == "-arch=sm_86"
-    assert modules.compile_options(12, 1)[-1] == "-arch=sm_120"
+    assert compiler.compile_options(8, 9)[-1] == "-arch=sm_86"
+    assert compiler.compile_options(12, 1)[-1] == "-arch=sm_120"
     with pytest.raises(RuntimeError, match=r"does not compile for compute capability 10\.3"):
-        modules.compile_options(10, 3)
+        compiler.compile_options(10, 3)
 
 
 def test_all_sources_are_warmed_up(monkeypatch):
     loaded = []
     kernels = SimpleNamespace(load=loaded.append)
-    monkeypatch.setattr(modules, "device_kernels", lambda index: {2: kernels}[index])
+    monkeypatch.setattr(compiler, "device_kernels", lambda index: {2: kernels}[index])
     cuda.warm_up(torch.device("cuda", 2))
-    assert loaded == sorted(path.name for path in modules.FOLDER.glob("*.cu"))
+    assert loaded == sorted(path.name for path in compiler.FOLDER.glob("*.cu"))
 
 
 # ---- the launch itself ----
@@ -297,7 +297,7 @@ class Driver:
         self.launched.append((self.current, function, (bx, by, bz), (tx, ty, tz), shared, stream, values))
 
     def kernel(self, index):
-        kernel = modules.DeviceKernel(SimpleNamespace(ptr=99), index)
+        kernel = compiler.DeviceKernel(SimpleNamespace(ptr=99), index)
         kernel._launch_kernel, kernel._set_device = self.launch, self.bound.append
         return kernel
 
@@ -305,11 +305,11 @@ class Driver:
 def test_a_module_is_loaded_once_on_its_device_whichever_is_current(monkeypatch):
     driver, asked = Driver(monkeypatch), []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, index))
-    monkeypatch.setattr(modules, "cached_cubin", lambda *of: of)
+    monkeypatch.setattr(compiler, "cached_cubin", lambda *of: of)
     monkeypatch.setattr("cupy.cuda.runtime.setDevice", lambda index: asked.append(("set", index)))
     load = SimpleNamespace(load=lambda cubin: asked.append((cubin, driver.current)))
     monkeypatch.setattr("cupy.cuda.function.Module", lambda: load)
-    kernels = modules.DeviceKernels(1)
+    kernels = compiler.DeviceKernels(1)
     assert kernels.load("bits.cu") is kernels.load("bits.cu") is load
     assert asked == [("set", 1), (("bits.cu", 9, 1), 1)] and driver.current == 0
 

@@ -27,7 +27,7 @@ from sass_walk import count_warps
 
 from ds_adacc.kernels import cuda, separates_outliers
 from ds_adacc.kernels.codec import make
-from ds_adacc.kernels.cuda.modules import FOLDER, HEADER, SOURCES, compile_cubin, compile_options, read
+from ds_adacc.kernels.cuda.compiler import FOLDER, HEADER, SOURCES, compile_cubin, compile_options, read
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 H200 = 90

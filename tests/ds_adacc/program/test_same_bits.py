@@ -7,7 +7,7 @@ import torch
 
 from ds_adacc.profile import measure, probe
 from ds_adacc.profile.memory_trace import MemoryTrace
-from ds_adacc.program.pieces import PIECE, as_bytes, pieces, same_bits
+from ds_adacc.program.same_bits import PIECE, as_bytes, pieces, same_bits
 from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ from typing import Protocol
 
 import mip
 
-from ds_adacc.planner.block_variables import BlockVariables
 from ds_adacc.planner.graph import BlockGraph
-from ds_adacc.planner.memory import BlockMemory
+from ds_adacc.planner.milp_choices import BlockVariables
+from ds_adacc.planner.milp_memory import BlockMemory
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import simulate

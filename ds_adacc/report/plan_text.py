@@ -30,8 +30,8 @@ def decision_table(
     with unmoved(
         ()
     ):  # Rich takes time to import, so it is not imported before; it draws a number from Python's `random`
-        from ds_adacc.report.layout import baselines_grid, plain
         from ds_adacc.report.screen import brief_tables
+        from ds_adacc.report.tables import baselines_grid, plain
 
     lines = [f"plan ({plan.reason}):"]
     if decisions:

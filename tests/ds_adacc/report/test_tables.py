@@ -11,7 +11,7 @@ from recorded import profile_of, random_policy, record
 
 from ds_adacc import planner
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, decision_of
-from ds_adacc.report.layout import decision_tables, plain, shortened, shortened_path, table
+from ds_adacc.report.tables import decision_tables, plain, shortened, shortened_path, table
 
 
 def decided(name, count):
@@ -113,7 +113,7 @@ def test_brackets_are_no_markup():
 
 
 def test_rich_is_imported_for_a_table_alone():
-    code = "import sys, ds_adacc.report.table; print('rich.table' in sys.modules)"
+    code = "import sys, ds_adacc.report.plan_text; print('rich.table' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.split()[-1] == "False"
 

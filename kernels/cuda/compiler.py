@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .kernel import Kernel
+from .launch import Kernel
 
 FOLDER = Path(__file__).parent / "sources"
 HEADER = "common.cuh"

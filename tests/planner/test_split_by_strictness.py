@@ -17,7 +17,7 @@ from ds_adacc.planner import (
     peak_bytes,
     solve_in_process,
 )
-from ds_adacc.planner.strictness import merged, split
+from ds_adacc.planner.split_by_strictness import merged, split
 
 SHARP = Strictness((1.0, 1.0, 100.0, 1.0, 1.0), (0.0, 0.0, 1000.0))
 EXACT = Strictness((HOPELESS,) * 5, (HOPELESS,) * 3)

@@ -8,7 +8,7 @@ import torch
 from backward_worker import STAGES, STEPS
 from launch import on_ranks
 
-from ds_adacc.engine.hooks import patch_optimizer
+from ds_adacc.engine.engine_methods import patch_optimizer
 
 pytestmark = pytest.mark.ranks
 

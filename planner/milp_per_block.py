@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import mip
 
-from ds_adacc.planner.block_variables import in_quanta
 from ds_adacc.planner.frontier import Point
-from ds_adacc.planner.model import GAP, BlockTypeModel, at_most, empty_model, granule_of, in_granules, optimise, ties
+from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, in_granules, optimise, ties
+from ds_adacc.planner.milp_choices import in_quanta
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import BlockType, Profile

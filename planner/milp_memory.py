@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mip
 
-from ds_adacc.planner.block_variables import BlockVariables, Expr
+from ds_adacc.planner.milp_choices import BlockVariables, Expr
 from ds_adacc.planner.profile import CodecCost
 
 
