@@ -36,7 +36,7 @@ from ds_adacc.config import codecs_for, load
 from ds_adacc.environment import device_name
 from ds_adacc.execute.bound_policy import BoundPolicy, bind
 from ds_adacc.execute.call import Call
-from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import Capture, capture

@@ -18,7 +18,7 @@ from ds_adacc.config import SECTION, AdaccConfig, read, section_of
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.log import get_logger
 from ds_adacc.python_state.closure import name_of, with_modules
-from ds_adacc.runtime.default_runtime import Serving
+from ds_adacc.runtime.default_runtime import DefaultRuntime
 from ds_adacc.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-_default = Serving()  # of this process; the functions of this module use it
+_default = DefaultRuntime()  # of this process; the functions of this module use it
 
 
 def configure(

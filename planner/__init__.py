@@ -11,13 +11,13 @@ Read the files in this order:
 * the answer: `policy`, and `solution` with the errors;
 * what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `error_estimate` (of a gradient error);
 * planners without a solver: `baselines`, `greedy`;
-* the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `block_variables` (choices and
-  replays), `memory` (bytes), `model` (what all searches share);
+* the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `milp_choices` (choices and replays),
+  `milp_memory` (bytes), `milp` (what all searches share, and the call of CBC);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
-  one block), `per_block_model` and `solve_per_block` (a policy for each block);
+  one block), `milp_per_block` and `solve_per_block` (a policy for each block);
 * `without_solver` gives policies where the solver gives none, `least_bytes` a bound that none can go below;
-* `solver_process` runs the solver in a child process; `strictness` shows it blocks with larger errors as a type of
-  their own.
+* `solver_process` runs the solver in a child process; `split_by_strictness` shows it blocks with larger errors
+  as a type of their own.
 
 The planner needs python-mip and knows neither torch nor what a codec does.
 """

@@ -1,4 +1,4 @@
-"""Enable ds_adacc in scripts and libraries that call `deepspeed.initialize` themselves."""
+"""Replace `deepspeed.initialize`, for scripts and libraries that call it themselves."""
 
 from __future__ import annotations
 

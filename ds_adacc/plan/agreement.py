@@ -18,7 +18,7 @@ from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
 from ds_adacc.plan.plan import Plan, PlanRequest
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.recording import Recording
 
 _REMEMBERED = 256  # block types whose policies are kept in case they run again

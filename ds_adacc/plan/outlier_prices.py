@@ -11,7 +11,7 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import flat
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 
 
 class OutlierPrices:

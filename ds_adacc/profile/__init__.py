@@ -9,7 +9,7 @@ The files, in the order in which a captured call meets them:
 * `profiler`: takes the profile from the run that is resumed or from the cache; otherwise has it measured.
 * `cache`: profiles on disk, by everything that a measurement depends on.
 * `measure`: the profile of a block.
-* `codecs`: which codecs may hold a value, and the making of them.
+* `codec_maker`: which codecs may hold a value, and the making of them; `codec_costs`: what each costs.
 * `timer`: seconds of a function on a device.
 * `symbolic_profile`: the profile at an input size at which nothing was measured.
 * `operator_costs`: the time of a replay and of a backward step, and the bytes that each takes besides its results.

@@ -20,11 +20,11 @@ from ds_adacc.execute.bound_policy import BoundPolicy, states_at
 from ds_adacc.execute.call import Call
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
-from ds_adacc.program.schema import tensors_in
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import CopyingSlot, Slot
 from ds_adacc.record.capture import LateSlot

@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache, describe, profile_key
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording

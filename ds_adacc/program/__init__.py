@@ -7,12 +7,13 @@ those of `record/`.
 * `recording`: the program: values, operators, positions of the pack hook; `arguments`: what operators are called with;
   `parameters`: the block's, by index.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
-* `geometry`: where a view lies in memory; `pieces`: whether two tensors have the same bits.
-* `schema`: what an operator's schema tells: what it writes to, why it must not be replayed.
+* `geometry`: where a view lies in memory; `same_bits`: whether two tensors have the same bits.
+* `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must
+  not be replayed.
 * `function_operator`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of one;
   `known_functions`: which operator of ATen one is like, by its name.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state.
-* `saved`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
+* `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
 * `symbolic_program`: one program at several input sizes, and what it is at others; `formula`: how a number follows the
   sizes.

@@ -127,3 +127,23 @@ def put(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
     if isinstance(tree, tuple | list):
         return of([put(kinds, item, numbers) for item in tree])
     return tree
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    return _instances(torch.Tensor, tree)
+
+
+def generators_in(tree: Any) -> Iterator[torch.Generator]:
+    return _instances(torch.Generator, tree)
+
+
+def _instances(kind: type, tree: Any) -> Iterator[Any]:
+    """The objects of this class in nested tuples, lists and dicts, in order."""
+    if isinstance(tree, kind):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from _instances(kind, item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _instances(kind, item)

@@ -13,13 +13,10 @@ import torch
 
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED
 from ds_adacc.python_state.python_reads import PythonReads
 
-COLLECTIVE = "a collective"  # why an operator is not replayed in which other ranks take part
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
-COMPILED = "runs compiled"  # why an operator is not replayed inside compiled code
-TAINTED = "may hold a number read from data"  # why nothing is replayed that runs after data was read (Rule R7)
-UNINITIALISED = "uninitialised memory"  # why the memory that an `empty` returns is not replayed by itself
 
 
 @dataclass(frozen=True)

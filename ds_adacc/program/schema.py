@@ -1,48 +1,21 @@
-"""What the schema and the tags of an operator tell: what it writes to, and why it must not be replayed.
-
-These are the first of the checks; `record/verify.py` replays what they let pass.
-"""
+"""What the schema and the tags of an operator tell: what it writes to, computes with, and reveals of its data."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import Constant
-from ds_adacc.program.recording import COLLECTIVE, TAINTED, UNINITIALISED, RecordedOp
+from ds_adacc.program.arguments import Constant, tensors_in
+from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.refusals import reads_data
 
-OPAQUE = "not a plain operator"  # the refusal of what is no ATen operator
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
-_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
-OF_TORCH = ("aten", "prims")  # the namespaces of its own operators
 _OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags
-# Parts of the names of collectives that other packages define as operators.
-_COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    return _instances(torch.Tensor, tree)
-
-
-def generators_in(tree: Any) -> Iterator[torch.Generator]:
-    return _instances(torch.Generator, tree)
-
-
-def _instances(kind: type, tree: Any) -> Iterator[Any]:
-    """The objects of this class in nested tuples, lists and dicts, in order."""
-    if isinstance(tree, kind):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from _instances(kind, item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _instances(kind, item)
 
 
 def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
@@ -118,30 +91,6 @@ def _is_computed_with(kind: torch._C.Type) -> bool:
     return isinstance(of, torch._C.NumberType | torch._C.TensorType)
 
 
-def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
-    """Why `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
-
-    `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule R4).
-    """
-    if not isinstance(func, torch._ops.OpOverload):
-        return OPAQUE
-    if func.namespace in _COLLECTIVES:
-        return COLLECTIVE
-    if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
-        return COLLECTIVE
-    if func._schema.is_mutable and not writes_to_fresh:
-        return "writes in place"
-    if "batch_norm" in func._schema.name:
-        return "updates running statistics that its schema does not mention"
-    if "empty" in func._schema.name.split("::")[1]:
-        return UNINITIALISED
-    if reads_data(func):
-        return "reads data into Python"
-    if tainted:
-        return TAINTED
-    return None
-
-
 def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
     """The operator `op`, which has returned the uninitialised memory `made`, without a tensor among its arguments.
 
@@ -193,10 +142,6 @@ def _is_small_integer(output: Any) -> bool:
     if not isinstance(output, torch.Tensor) or not 1 <= output.numel() <= 2:
         return False
     return not (output.is_floating_point() or output.is_complex() or output.dtype in MASKS)
-
-
-def reads_data(func: Any) -> bool:
-    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
 
 
 def has_dynamic_shape(func: Any, given: tuple[Any, Any]) -> bool:

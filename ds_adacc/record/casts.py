@@ -15,10 +15,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.program.arguments import ParameterRef
+from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.same_bits import pieces, same_bits
-from ds_adacc.program.schema import tensors_in
 from ds_adacc.record.known import Known, storage_of
 
 CAST = torch.ops.aten._to_copy.default

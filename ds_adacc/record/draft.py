@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import ParameterRef, ValueRef
+from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import Parameters
-from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, UNINITIALISED, Position, RecordedOp, Recording
-from ds_adacc.program.schema import MASKS, OPAQUE, by_look, refusal_of, tensors_in, with_constants, with_dtype
+from ds_adacc.program.recording import Position, RecordedOp, Recording
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
+from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.compiled_kernels import KERNEL, in_compiled_code
 from ds_adacc.record.draws import Draws

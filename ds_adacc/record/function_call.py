@@ -7,20 +7,13 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import is_attention
-from ds_adacc.program.recording import COLLECTIVE
+from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import pieces, same_bits
-from ds_adacc.program.schema import (
-    OPAQUE,
-    has_dynamic_shape,
-    refusal_of,
-    reveals_data,
-    small_integers,
-    tensors_in,
-    written_tensors,
-)
+from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.known import admit, storage_of
 from ds_adacc.record.ran import Ran

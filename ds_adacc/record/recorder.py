@@ -9,20 +9,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.program.arguments import generators_in, tensors_in
 from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.recording import COLLECTIVE, COMPILED, TAINTED, RecordedOp, Recording
+from ds_adacc.program.recording import RecordedOp, Recording
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
-from ds_adacc.program.schema import (
-    OF_TORCH,
-    generator_states,
-    generators_in,
-    has_dynamic_shape,
-    refusal_of,
-    reveals_data,
-    tensors_in,
-    written_tensors,
-)
+from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels

@@ -1,5 +1,7 @@
-"""Which layer a value belongs to, read off the recorded operators. The role decides which codecs are offered for it
-(section 3.2 of the Adacc paper)."""
+"""The role of each value: what it is to the layer that saves it, read off the recorded operators.
+
+The role decides which codecs are offered for the value (section 3.2 of the Adacc paper).
+"""
 
 from __future__ import annotations
 

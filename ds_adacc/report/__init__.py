@@ -5,8 +5,9 @@ In: the plan, what was recorded of the blocks, and what was observed of a step. 
 * choices.py: what a policy does with each value, in words
 * decision.py: what a plan does with the values of one block type, as plain data
 * screen.py: the part of a plan's tables that fits on a screen
-* layout.py: tables of at most 80 columns, by Rich
-* table.py: the plan for the log and for the journal
+* tables.py: tables of at most 80 columns, by Rich
+* plan_text.py: the plan for the log and for the journal
+* plan_log.py: which plans the log shows, as a table or as a line
 * journal.py: the run's journal, a line of JSON for each event
 * monitor.py: events for DeepSpeed's monitor
 """

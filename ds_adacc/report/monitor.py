@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ds_adacc import planner
+from ds_adacc.observe.calibration import Observation
+from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
-from ds_adacc.rectify.calibration import Observation
-from ds_adacc.rectify.rectifier import Review
 
 Reading = tuple[str, float]  # a name and a number
 MonitorEvent = tuple[str, float, int]  # a name, a number and engine.global_samples: what DeepSpeed's monitor takes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from ds_adacc.log import get_logger
+from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.rectify.calibration import Observation
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_text import (

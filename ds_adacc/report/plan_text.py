@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
-from ds_adacc.rectify.calibration import Observation
 from ds_adacc.report.decision import Decision, decision_of, span
 
 _NO_BUDGET = 1 << 60  # bytes; a budget from here on is none

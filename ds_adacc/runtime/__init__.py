@@ -7,13 +7,14 @@ Plans are made and changed between two steps.
 * `seen_programs`: which programs, predicted for an input size, a block was seen to run;
 * `checkpointed`: refuses a block that already runs inside another checkpoint;
 * `learner`: what is learnt from a recorded call;
-* `step`: the purpose of one optimizer step (`Purpose`), what was observed in it, and the schedule of the next steps;
+* `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
 * `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from them when the step has ended;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `saved_state`: what a checkpoint saves of the runtime and the step controller;
-* `serving`: which runtime serves the calls of `ds_adacc.checkpointing`;
-* `wrap`: finds the model's blocks and routes their forwards to the runtime; `compiled_blocks`: those that are compiled.
+* `default_runtime`: which runtime serves the calls of `ds_adacc.checkpointing`;
+* `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
+  are compiled.
 
 Rules of this room, cited by their letter and number where they are obeyed:
 

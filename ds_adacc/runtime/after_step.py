@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from ds_adacc import planner
 from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
+from ds_adacc.observe.rectifier import Rectifier, Review
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
-from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.step_schedule import StepSchedule
 from ds_adacc.runtime.trials import Trials

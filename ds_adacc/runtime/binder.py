@@ -13,7 +13,7 @@ from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.replay import Updates
 

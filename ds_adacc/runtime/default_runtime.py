@@ -17,7 +17,7 @@ from ds_adacc.python_state.closure import closure_of, name_of
 from ds_adacc.runtime.runtime import Runtime
 
 
-class Serving:
+class DefaultRuntime:
     """The configuration of `ds_adacc.checkpointing`. It belongs to the process, as that of DeepSpeed's module does.
 
     The runtimes of engines are *lent*: an engine alone keeps its runtime alive, since under ZeRO-3 that leads to the

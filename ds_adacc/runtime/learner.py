@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature

@@ -17,14 +17,16 @@ from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
+from ds_adacc.observe.outlier_tracker import OutlierTracker
+from ds_adacc.observe.rectifier import Rectifier
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.cache import ProfileCache
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.program.schema import tensors_in
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.signature import (
     Signature,
     aliases,
@@ -41,8 +43,6 @@ from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.watch import marks_of
 from ds_adacc.record.capture import capture, not_recorded_now
 from ds_adacc.record.follower import follow, not_followed_now
-from ds_adacc.rectify.outlier_tracker import OutlierTracker
-from ds_adacc.rectify.rectifier import Rectifier
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
+from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.gradient_error import CodecErrors
-from ds_adacc.rectify.calibration import Observation
 from ds_adacc.runtime.step_schedule import StepSchedule
 
 

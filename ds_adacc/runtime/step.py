@@ -10,12 +10,12 @@ import torch
 
 from ds_adacc.execute.block import Block, Trial
 from ds_adacc.execute.call import Forward
+from ds_adacc.observe.observer import Observer
+from ds_adacc.observe.step_profiler import StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.program.schema import tensors_in
-from ds_adacc.rectify.observer import Observer
-from ds_adacc.rectify.step_profiler import StepProfiler
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.step_schedule import Purpose
 
 

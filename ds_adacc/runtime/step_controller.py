@@ -29,6 +29,9 @@ import torch
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
+from ds_adacc.observe.calibration import Calibration, Observation, Pair
+from ds_adacc.observe.device_memory import DeviceMemory
+from ds_adacc.observe.rectifier import Rectifier, Review
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
@@ -37,9 +40,6 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
-from ds_adacc.rectify.calibration import Calibration, Observation, Pair
-from ds_adacc.rectify.device_memory import DeviceMemory
-from ds_adacc.rectify.rectifier import Rectifier, Review
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_trials, rectify

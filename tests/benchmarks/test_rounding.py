@@ -8,7 +8,7 @@ import torch
 from accuracy_run import Setting, Training
 
 from ds_adacc.config import load
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 
 SETTING = Setting(exact=0, steps=0, layers=2, width=128, heads=2, context=32, batch=2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds_adacc.rectify.observer import Observer
+from ds_adacc.observe.observer import Observer
 
 
 def watch_held(controller):

@@ -13,8 +13,8 @@ from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.kernels import make_codec
+from ds_adacc.observe.observer import Observer
 from ds_adacc.program.slots import unpack
-from ds_adacc.rectify.observer import Observer
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.execute.pinned_pool import pinned
+from ds_adacc.observe.observer import Observer
 from ds_adacc.program.slots import unpack
-from ds_adacc.rectify.observer import Observer
 
 
 class PoisoningTransfer(FakeTransfer):

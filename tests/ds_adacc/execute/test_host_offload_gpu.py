@@ -10,7 +10,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 
 pytestmark = [

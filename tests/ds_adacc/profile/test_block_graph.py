@@ -6,7 +6,7 @@ from recorded import captured
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import MemoryTrace
 

@@ -8,9 +8,9 @@ from recorded import captured
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.profile import measure
+from ds_adacc.profile import codec_costs, measure
 from ds_adacc.profile.block_graph import OperatorCost
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Position, RecordedValue, Recording
@@ -34,7 +34,7 @@ def test_the_offload_costs_its_copies(monkeypatch):
     value, _ = saved()
     codecs = maker()
     monkeypatch.setattr(codecs, "byte_seconds", lambda device: (0.5, 0.25))
-    cost = measure._cost(planner.OFFLOAD, value, torch.zeros(1), codecs, measure.Timer(CPU))
+    cost = codec_costs._cost(planner.OFFLOAD, value, torch.zeros(1), codecs, measure.Timer(CPU))
     assert cost == planner.CodecCost(planner.OFFLOAD, 0, 2.0**19, 2.0**18, error=0.0, workspace_bytes=0)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.operator_costs import Backward, backward_workspace, operator_costs, replay_workspace
 from ds_adacc.profile.timer import Timer

@@ -15,7 +15,7 @@ from ds_adacc.config import load
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
-from ds_adacc.profile.codecs import CodecMaker, empty_holder
+from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, relative_error, why_unmeasurable
 from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import closure_of

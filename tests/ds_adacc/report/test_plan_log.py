@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from any_size import Training
 
+from ds_adacc.observe.calibration import Observation, Pair
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.rectify.calibration import Observation, Pair
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.report.plan_text import decision_table, decisions_here, merge_decisions

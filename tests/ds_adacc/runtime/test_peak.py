@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.rectify.calibration import Calibration
+from ds_adacc.observe.calibration import Calibration
 from ds_adacc.runtime.runtime import Runtime
 
 

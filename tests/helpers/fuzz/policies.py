@@ -12,7 +12,7 @@ from ds_adacc.config.presets import ROLES
 from ds_adacc.execute.bound_policy import flat
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import CODECS, separates_outliers
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.replay import replay
 

@@ -9,7 +9,7 @@ import torch
 
 from ds_adacc.execute.block import Record
 from ds_adacc.execute.call import Call
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile.codec_maker import CodecMaker
 
 
 class OutlierTracker:

@@ -12,7 +12,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.kernels import separates_outliers
-from ds_adacc.rectify.rectifier import Review, Verdict
+from ds_adacc.observe.rectifier import Review, Verdict
 from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ds_adacc.rectify.step_profiler import CallMoments, Moment, StepProfiler
+from ds_adacc.observe.step_profiler import CallMoments, Moment, StepProfiler
 
 
 class Trace:

@@ -10,8 +10,8 @@ from recorded import record
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.kernels import SCALES, cpu, cuda, reference
-from ds_adacc.profile import codecs as module
-from ds_adacc.profile.codecs import CodecMaker
+from ds_adacc.profile import codec_maker as module
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Position, RecordedValue, Recording

@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint as reentrant
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.observe import calibration
+from ds_adacc.observe.calibration import Pair, at_planned_sizes, observed_seconds
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.rank_reports import RankReport, merge_corrections
 from ds_adacc.profile import profiler
 from ds_adacc.profile.measure import measure
-from ds_adacc.rectify import calibration
-from ds_adacc.rectify.calibration import Pair, at_planned_sizes, observed_seconds
 from ds_adacc.runtime.runtime import Runtime
 
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from ds_adacc import planner
 from ds_adacc.execute.block import Block, Record
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
+from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.slots import UNPLANNED, Retained, Slot
-from ds_adacc.rectify.step_profiler import CallMoments, Measured, StepProfiler
 
 
 class Observer:

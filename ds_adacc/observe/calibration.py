@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.log import get_logger
+from ds_adacc.observe.device_memory import DeviceMemory
+from ds_adacc.observe.step_profiler import Measured
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, peak_of
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import GradientLifetimes
-from ds_adacc.rectify.device_memory import DeviceMemory
-from ds_adacc.rectify.step_profiler import Measured
 
 TOLERANCE = 0.05
 _MOST_CORRECTIONS = 3

@@ -1,0 +1,49 @@
+"""Why an operator must not be replayed: it is a collective, writes in place, reads data, and the like (Rule R6).
+
+These are the first of the checks; `record/verify.py` replays what they let pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+OPAQUE = "not a plain operator"  # no ATen operator
+COLLECTIVE = "a collective"  # other ranks take part
+COMPILED = "runs compiled"
+TAINTED = "may hold a number read from data"  # it runs after data was read (Rule R7)
+UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
+
+OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")  # namespaces too
+# Parts of the names of collectives that other packages define as operators.
+_COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
+
+
+def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
+    """Why `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
+
+    `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule R4).
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        return OPAQUE
+    if func.namespace in _COLLECTIVES:
+        return COLLECTIVE
+    if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
+        return COLLECTIVE
+    if func._schema.is_mutable and not writes_to_fresh:
+        return "writes in place"
+    if "batch_norm" in func._schema.name:
+        return "updates running statistics that its schema does not mention"
+    if "empty" in func._schema.name.split("::")[1]:
+        return UNINITIALISED
+    if reads_data(func):
+        return "reads data into Python"
+    if tainted:
+        return TAINTED
+    return None
+
+
+def reads_data(func: Any) -> bool:
+    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
