@@ -1,8 +1,8 @@
 """What a block's program depends on besides the tensors among its arguments: flat marks, by dotted name (Rule R8).
 
 Two calls whose marks are equal run the same program. Python objects are compared by content (`content.py`), classes,
-Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`. They are compared
-at each call, by `Block.find` in `execute/block.py`: if they differ, the block is recorded anew.
+Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`. `Block.find`
+in `execute/block.py` compares them at each call: if they differ, the block is recorded anew.
 """
 
 from __future__ import annotations
