@@ -85,6 +85,8 @@ def why_unusable(backend: str) -> str:
         _backend(backend)
     except RuntimeError as error:
         return str(error)
+    if backend == "cuda" and not torch.cuda.is_available():  # the packages are there, as on a cluster's login node
+        return "CUDA codecs need a CUDA device, and torch finds none"
     return ""
 
 

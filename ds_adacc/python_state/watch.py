@@ -92,7 +92,7 @@ class Watch:
     @staticmethod
     def refusal() -> str | None:
         """Why nothing can be watched now."""
-        return None if sys.getprofile() is None else "a profiler of Python's calls is running, as cProfile is one"
+        return None if sys.getprofile() is None else "a profiler of Python's calls is running (sys.setprofile)"
 
     def start(self) -> None:
         """Raises RuntimeError if it is not possible."""

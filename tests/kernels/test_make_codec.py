@@ -38,6 +38,14 @@ def test_cuda_codecs_say_what_they_miss():
     assert str(error.value) == cuda.missing() == why_unusable("cuda")
 
 
+def test_cuda_codecs_need_a_device_too(monkeypatch):
+    monkeypatch.setattr(cuda, "missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert why_unusable("cuda") == "CUDA codecs need a CUDA device, and torch finds none"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert why_unusable("cuda") == ""
+
+
 def test_a_backend_that_runs_here_or_does_not_exist():
     assert why_unusable("reference") == why_unusable("cpu") == ""
     with pytest.raises(ValueError, match="unknown backend 'gpu'"):
