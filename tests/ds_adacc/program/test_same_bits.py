@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ds_adacc.profile import measure, probe
+from ds_adacc.profile import codec_costs, probe
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.program.same_bits import PIECE, as_bytes, pieces, same_bits
 from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
@@ -72,7 +72,7 @@ def test_no_comparison_takes_memory_of_the_size_of_the_tensors(dtype):
     b, most = a + 1, 4 * 8 * PIECE
     assert most < LARGE * 8
     assert peak(same_bits, a, a.clone()) <= a.nbytes, "the clone"
-    assert peak(measure._relative_error, a, b) <= most
+    assert peak(codec_costs._relative_error, a, b) <= most
     assert peak(probe._norm, a, b) <= most
     assert peak(probe.relative_error, [a, None], [b, b]) <= most
     assert peak(differs_only_where_unwritten, a, (a, a)) <= most
