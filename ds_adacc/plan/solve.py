@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
@@ -41,22 +41,14 @@ def solve(
         except planner.InfeasibleBudget as error:
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
             refusals.append(error)
-            if planner.InfeasibleBudget in forgiven and group.unfit(budget):
-                if new and new < names:
-                    group = _with_leanest_of(request.problem(new), group, budget)
-                else:
-                    group = _with_least(group, error.smallest, budget, config)
+            if planner.InfeasibleBudget in forgiven:
+                group = _lean(request, group, new, budget, config, error.smallest)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
             reason = f"adacc.solver.max_seconds: {error}"
             group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
-            if group.unfit(budget):
-                if new:
-                    group = _with_leanest_of(request.problem(new), group, budget)
-                else:
-                    least = planner.least_peak_in_process(problem, max_seconds=config.solver.max_seconds)
-                    group = _with_policies(least, problem, group, budget)
+            group = _lean(request, group, new, budget, config)
         if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
             group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
@@ -97,6 +89,30 @@ def _keep_or_recompute(
     return evaluate(problem, live_sets, policies)
 
 
+def _lean(
+    request: PlanRequest,
+    group: Group,
+    new: Collection[str],
+    budget: int,
+    config: AdaccConfig,
+    smallest: int | None = None,
+) -> Group:
+    """The group with leaner policies, if it does not fit. `new`: its block types that have no policies yet.
+
+    `smallest`: bytes that some policies are known to fit; None where the solver was out of time.
+    """
+    if not group.unfit(budget):
+        return group
+    is_mixed = 0 < len(new) < len(group.block_types)
+    if new and (is_mixed or smallest is None):
+        of = request.problem(new)
+        return _with_policies(planner.leanest(of, group.shortfall), of, group, budget)
+    if smallest is not None:
+        return _with_least(group, smallest, budget, config)
+    least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
+    return _with_policies(least, group.problem, group, budget)
+
+
 def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
     """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more live sets.
 
@@ -108,11 +124,6 @@ def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -
     except (planner.InfeasibleBudget, planner.NoSolutionInTime):
         return group
     return _leaner(least, group, budget)
-
-
-def _with_leanest_of(new: planner.Problem, group: Group, budget: int) -> Group:
-    """The group with the leanest policies that simple rules find for these block types of it, if it then takes less."""
-    return _with_policies(planner.leanest(new, group.shortfall), new, group, budget)
 
 
 def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, budget: int) -> Group:
