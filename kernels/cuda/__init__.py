@@ -3,7 +3,7 @@
 from ..codec import by_form
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .compiler import missing, warm_up
-from .launch import Kernels
+from .kernel import Kernels
 from .sums import channel_sums, rank_outliers
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .launch import Kernel
+from .kernel import Kernel
 
 FOLDER = Path(__file__).parent / "sources"
 HEADER = "common.cuh"

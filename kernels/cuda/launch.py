@@ -1,24 +1,13 @@
 """What a codec launches, worked out once for each shape, dtype and device."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
+from .kernel import Kernel, Kernels
+
 SUFFIX = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 UNIT_BYTES = 16  # what one access moves: Unit in common.cuh
-
-Kernel = Callable[[int, int, tuple[int, ...]], None]
-
-
-class Kernels(Protocol):
-    """The compiled kernels of one device, by name."""
-
-    def get(self, source: str, name: str) -> Kernel:
-        """Return the kernel `name` of sources/`source`, called with (blocks, threads a block, arguments).
-
-        An argument is 64 bits wide: a pointer or a number.
-        """
 
 
 class Launch(NamedTuple):

@@ -6,7 +6,8 @@ from torch import Tensor
 from .. import reference
 from ..codec import rows_and_channels
 from ..reference.scores import RUN
-from .launch import SUFFIX, Kernels, Launch, ceil_div, kernels_of
+from .kernel import Kernels
+from .launch import SUFFIX, Launch, ceil_div, kernels_of
 
 BLOCK = 256  # threads
 
