@@ -141,7 +141,7 @@ class Block(nn.Module):
         return self.attend(q, k, v)
 
 
-class Observation(TorchDispatchMode):
+class SeenOperators(TorchDispatchMode):
     """Writes down the operators of attention that run, with their outputs."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def attention(
             if not any(words in str(error) for words in REFUSED):
                 raise
             return {"unavailable": str(error).splitlines()[0]}
-        with Observation() as seen:
+        with SeenOperators() as seen:
             block(x)
         verdicts = Counter(verdict for _ in range(recordings) for verdict in proofs(block, x))
         return {"operators": seen.operators, "verdicts": verdicts, "host_us": host_microseconds(block, x)}

@@ -15,7 +15,7 @@ _MOST = 1 << 20  # samples; if so many fit, activations are no limit
 
 
 class Incomparable(ValueError):
-    """The blocks run different programs at the two micro-batch sizes, so there is no line between them."""
+    """No line leads from one micro-batch size to the other: other programs run, or sequences have another length."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BatchLine:
     """The same blocks recorded at two micro-batch sizes, the smaller one first; their block types have the same names.
 
     Raises Incomparable if block types, orders, values, operators or steps of backward are not the same at both, or if
-    the inputs of the blocks do not grow with the batch.
+    the largest input of a block is neither constant nor in proportion to the batch.
     """
 
     problems: tuple[planner.Problem, planner.Problem]
@@ -37,7 +37,7 @@ class BatchLine:
         for at_small, at_large in zip(*map(_input_bytes, self.problems), strict=True):
             if at_small != at_large and at_small * large != at_large * small:
                 raise Incomparable(
-                    f"an input of a block takes {planner.human_bytes(at_small)} at micro-batch {small} and "
+                    f"the input of a block takes {planner.human_bytes(at_small)} at micro-batch {small} and "
                     f"{planner.human_bytes(at_large)} at {large},\n"
                     "  which is not in proportion; the factory should return sequences of one length"
                 )
@@ -94,8 +94,10 @@ class BatchLine:
 
 
 def _input_bytes(problem: planner.Problem) -> list[int]:
-    values = (value for block_type in problem.block_types for value in block_type.profile.graph.values)
-    return [value.nbytes for value in values if value.role == "block_input"]
+    """Bytes of the largest input of each block type. Smaller ones, such as offsets of packed texts, may have n + 1."""
+    graphs = (block_type.profile.graph for block_type in problem.block_types)
+    inputs = ([value.nbytes for value in graph.values if value.role == "block_input"] for graph in graphs)
+    return [max(sizes, default=0) for sizes in inputs]
 
 
 def _shape(block_type: planner.BlockType) -> tuple[object, ...]:

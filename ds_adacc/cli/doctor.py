@@ -60,7 +60,7 @@ def _verdict_of_machine(found: Sequence[Finding]) -> str:
 
 def _verdict_of_program(found: Sequence[Finding]) -> str:
     wanting = _wanting(found)
-    return f"\nIt would not serve your program: see {wanting} above" if wanting else ""
+    return f"\nYour program does not use it as it is: mend what is said of {wanting} above" if wanting else ""
 
 
 def _cache() -> dict[str, Any] | None:

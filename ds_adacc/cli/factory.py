@@ -59,14 +59,17 @@ class Factory:
             imported = importlib.import_module(module)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            hint = f"; did you mean {module[:-3]}:{name}?" if module.endswith(".py") else ""
+            hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
             raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         self._function = getattr(imported, name, None)
         if not callable(self._function):
             near = difflib.get_close_matches(name, [n for n, v in vars(imported).items() if callable(v)], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
-        self._signature = inspect.signature(self._function)
+        try:
+            self._signature = inspect.signature(self._function)
+        except ValueError as error:  # a builtin
+            raise BadInput(f"factory {text!r}: {error}") from error
         try:
             self._signature.bind(1)
         except TypeError as error:

@@ -19,7 +19,8 @@ _ENTRIES = {  # what makes the engine: its package, and what to do in a script t
     "initialize": ("deepspeed", _ENABLE),
     "Trainer": (
         "transformers",
-        "pass callbacks=[ds_adacc.huggingface.AdaccCallback()] to the Trainer" + _LAUNCH.format("deepspeed"),
+        "`from ds_adacc.huggingface import AdaccCallback`, and pass callbacks=[AdaccCallback()] to the Trainer"
+        + _LAUNCH.format("deepspeed"),
     ),
     "Accelerator": (
         "accelerate",

@@ -117,7 +117,7 @@ def _memory_budget(value: Any) -> MemoryBudget:
     hint = ""
     if isinstance(value, str) and _FRACTION.fullmatch(value):
         hint = f"; did you mean {value}, without quotes?"
-    elif isinstance(value, str) and (percents := _PERCENTS.fullmatch(value)):
+    elif isinstance(value, str) and (percents := _PERCENTS.fullmatch(value)) and float(percents[1]) > 0:
         hint = f"; did you mean {float(Decimal(percents[1]) / 100):g}?"
     raise _invalid(((), value, f"must be {choices}{hint}"))
 

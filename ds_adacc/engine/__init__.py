@@ -4,9 +4,9 @@ The input is a model or an engine with an "adacc" section in its ds_config. The 
 wrapped and `engine.adacc` set.
 
 * `api`: `initialize` and `attach`; `adacc`: the class of `engine.adacc`;
-* `hooks`: the list of all methods of the engine that ds_adacc patches;
+* `engine_methods`: the list of all methods of the engine that ds_adacc patches;
 * `zero3`: makes blocks ZeRO-3 leaf modules; `pipeline`: functions for DeepSpeed's pipelines only;
 * `checkpoint`: saves and restores the plan with the engine's checkpoints; `checkpoint_file`: its file format;
 * `gradient_checkpointing`: replaces the checkpointing of Hugging Face models, so that no layer is recomputed twice;
-* `patch`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed.
+* `patch_initialize`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed.
 """

@@ -154,7 +154,8 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
     around a block.
     """
     if section.backend != "auto" and (reason := why_unusable(section.backend)):
-        raise ConfigError(f"adacc.backend = {section.backend!r}: these codecs cannot run here: {reason}")
+        wrong = f"adacc.backend = {section.backend!r}: these codecs cannot run here"
+        raise ConfigError(f"{wrong}: {reason}; or take 'auto'")
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)

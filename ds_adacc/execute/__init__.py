@@ -6,7 +6,7 @@ the tensor when backward asks for it.
 
 The files, in the order in which a tensor meets them:
 
-* `blocks`: finds the block that a callable is.
+* `registry`: finds the block that a callable is.
 * `block`: what is known of a block, one record for each signature and guards.
 * `bound_policy`: ties a policy to a recording: what to do at each call of the pack hook, what to replay in backward.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.

@@ -47,7 +47,7 @@ class Record:
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
-    `changes`: how often each number among the guards was found changed. `unguarded`: the numbers that are guarded no
+    `changes`: how often each number among the guards was found changed. `ignored`: the numbers that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
@@ -61,7 +61,7 @@ class Record:
     trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
-    unguarded: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
     is_unseen: bool = False
@@ -103,7 +103,7 @@ class Record:
             guards,
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
-            unguarded=self.unguarded,
+            ignored=self.ignored,
             doubt=self.doubt,
             is_predicted=True,
             is_unseen=True,
@@ -124,7 +124,7 @@ class Record:
             "block_type": self.digest,
             "outliers": outliers,
             "changes": dict(self.changes),
-            "unguarded": sorted(self.unguarded),
+            "ignored": sorted(self.ignored),
             "doubt": self.doubt,
         }
 
@@ -136,7 +136,7 @@ class Record:
             digest=data["block_type"],
             outliers=outliers,
             changes=Counter(data["changes"]),
-            unguarded=frozenset(data["unguarded"]),
+            ignored=frozenset(data["ignored"]),
             doubt=data["doubt"],
         )
 
@@ -147,7 +147,7 @@ class Record:
         if self.guards == guards:
             self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        return bool(self.unguarded) and (moved(self.guards, guards) or {""}) <= self.unguarded
+        return bool(self.ignored) and (moved(self.guards, guards) or {""}) <= self.ignored
 
     def succeed(self, earlier: Record) -> None:
         """Learn from the earlier record of the same signature, some of whose numbers may have changed (Rule E11).
@@ -155,14 +155,14 @@ class Record:
         A number on a schedule would have the block recorded at every step. Once it has been seen with three values, it
         is guarded no longer. Then nothing is replayed: its next value may change any constant or choose another branch.
         """
-        self.changes, self.unguarded, self.doubt = earlier.changes, earlier.unguarded, earlier.doubt
+        self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
         changed = None if earlier.guards is None or self.guards is None else moved(earlier.guards, self.guards)
         if not changed:
             return
-        changed -= earlier.unguarded
+        changed -= earlier.ignored
         self.changes = earlier.changes + Counter(changed)
         if changed and all(self.changes[name] >= _DISTINCT_NUMBERS - 1 for name in changed):
-            self.unguarded = earlier.unguarded | changed
+            self.ignored = earlier.ignored | changed
             self.doubt = self.doubt or f"{_named(changed)}, which keeps changing"
 
 

@@ -43,9 +43,8 @@ class Observer:
         assert record.policy is not None  # it has been admitted
         ticket = Ticket(self, record.digest, record.policy, block)
         if self._profiler is not None:
-            ticket.moments = self._profiler.forward_begins(record.digest, record.policy)
-        if ticket.moments is not None:
-            ticket.moments.times_forward, ticket.moments.times_backward = times_forward, times_backward
+            timed = times_forward, times_backward
+            ticket.moments = self._profiler.forward_begins(record.digest, record.policy, *timed)
         return ticket
 
     def watch(

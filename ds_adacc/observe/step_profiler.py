@@ -75,15 +75,18 @@ class StepProfiler:
         self._calls: list[CallMoments] = []
         self._is_closed = False
 
-    def forward_begins(self, digest: str, policy: planner.Policy) -> CallMoments | None:
+    def forward_begins(
+        self, digest: str, policy: planner.Policy, times_forward: bool, times_backward: bool
+    ) -> CallMoments | None:
         """Note that a call's forward begins. None if it is not measured: such as a forward inside a backward."""
         if self._is_closed or is_in_backward() or threading.get_ident() != self._thread:
             return None
         if self._trace is None:
             self._trace = MemoryTrace(self._device)
             self._trace.start()
-        self._calls.append(CallMoments(digest, policy, self.now()))
-        return self._calls[-1]
+        moments = CallMoments(digest, policy, self.now(), times_forward=times_forward, times_backward=times_backward)
+        self._calls.append(moments)
+        return moments
 
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""

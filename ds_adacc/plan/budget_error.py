@@ -57,7 +57,7 @@ def explained(
         f'The {words} is {planner.human_bytes(refusal.smallest)}: "memory_budget": {refusal.smallest} or, as a '
         f'fraction of the peak without checkpointing, "memory_budget": {fraction:g}{refusal.hint}.'
     )
-    lines.append("Both budgets are for the batches of this step. Larger ones need more. A fraction grows with them.")
+    lines.append("Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them.")
     return BudgetTooSmall(refusal, "\n  ".join(lines))
 
 

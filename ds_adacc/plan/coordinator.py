@@ -92,7 +92,8 @@ class Coordinator:
         """Warn of policies that are not the solver's, before they come into force."""
         told = set()
         for group in plan.groups:
-            stays = all(self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types)
+            kept = [self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types]
+            stays = all(kept)
             if group.solution.fallback and group.solution.fallback not in told:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
@@ -103,7 +104,10 @@ class Coordinator:
                 reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
                 get_logger().warning(text, which, reason, seconds)
             if group.shortfall:
-                which = "The old plan stays in force" if stays else "The plan of the smallest peak found is in force"
+                which = "The plan of the smallest peak found is in force"
+                if any(kept):
+                    some = "New blocks take the leanest policies found, and the others keep theirs"
+                    which = "The old plan stays in force" if stays else some
                 text = "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget"
                 peak = planner.human_bytes(group.solution.peak)
                 get_logger().warning(text, group.shortfall.rstrip("."), which, peak)

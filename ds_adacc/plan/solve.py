@@ -28,7 +28,7 @@ def solve(
     or whose policies need a codec that is no longer on offer, is recomputed. If that keeps the budget, nothing is
     amiss. If it breaks the budget, the group takes the policies of the smallest peak, unless these break the budget for
     more live sets. Of a group in which some block types are new, only the new ones change: the others also run in live
-    sets that fit, and would be slower there. They take the leanest policies that simple rules find.
+    sets that fit, and would be slower there. The new ones take the leanest policies that simple rules find.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -104,11 +104,13 @@ def _lean(
     if not group.unfit(budget):
         return group
     is_mixed = 0 < len(new) < len(group.block_types)
-    if new and (is_mixed or smallest is None):
+    if smallest is not None and not is_mixed:
+        found = _with_least(group, smallest, budget, config)
+        if found is not group or not new:
+            return found
+    if new:
         of = request.problem(new)
         return _with_policies(planner.leanest(of, group.shortfall), of, group, budget)
-    if smallest is not None:
-        return _with_least(group, smallest, budget, config)
     least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
     return _with_policies(least, group.problem, group, budget)
 

@@ -72,9 +72,8 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
     if op.python_reads is not None:
         op.python_reads.check(op.short_name)
     args, kwargs = op.template.filled(tensor_of)
-    is_cast = torch._C._is_any_autocast_enabled() and not isinstance(
-        op.func, FunctionOperator
-    )  # that casts as in forward
+    casts_itself = isinstance(op.func, FunctionOperator)  # as in forward
+    is_cast = torch._C._is_any_autocast_enabled() and not casts_itself
     if op.draw is None and not is_cast:
         result = op.func(*args, **kwargs)
     else:

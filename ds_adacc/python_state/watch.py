@@ -92,7 +92,9 @@ class Watch:
     @staticmethod
     def refusal() -> str | None:
         """Why nothing can be watched now."""
-        return None if sys.getprofile() is None else "a profiler of Python's calls is running (sys.setprofile)"
+        if sys.getprofile() is None:
+            return None
+        return "a profiler of Python's calls is running, such as cProfile before Python 3.12"
 
     def start(self) -> None:
         """Raises RuntimeError if it is not possible."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from ds_adacc.log import get_logger
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.report.decision import Decision
@@ -32,7 +33,8 @@ class PlanLog:
         self._journal = journal
         self._ranks = ranks
         self._decisions: list[Decision] = []  # of the plan that was made last
-        self._shown: Plan | None = None  # the one told last
+        self._has_shown_table = False
+        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
@@ -44,10 +46,10 @@ class PlanLog:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
         if is_corrected:
             self._log.info("step %d: %s", step, corrected_in_a_line(plan, observation))
-        elif self._shown is not None:
-            is_new = plan.policies != self._shown.policies
-            self._shown = plan
+        elif self._has_shown_table:
+            is_new = any(self._told.get(name) != policies for name, policies in plan.policies.items())
             self._log.info("step %d: %s", step, in_a_line(plan, observation, is_new))
+            self._told |= plan.policies
         else:
             self._show(plan, observation)
         self._journal.write("observed", step=step, **asdict(observation))
@@ -55,6 +57,7 @@ class PlanLog:
     def restored(self, plan: Plan, observation: Observation | None, step: int) -> None:
         """The first step has ended of a run that goes on from a checkpoint with this plan."""
         if plan.policies.keys().isdisjoint(self._agreement.known_types):
+            self._decisions = []
             self._log.warning(
                 "the checkpoint's plan is for other blocks or input sizes than those of the first step, so a new plan "
                 "is made. Without lossy codecs the losses stay exact; with them they may differ a little"
@@ -65,7 +68,8 @@ class PlanLog:
             self._show(replace(plan, reason="restored from the checkpoint"), observation)
 
     def _show(self, plan: Plan, observation: Observation) -> None:
-        self._shown = plan
+        self._has_shown_table = True
+        self._told |= plan.policies
         self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 
     def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:

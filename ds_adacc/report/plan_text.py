@@ -27,15 +27,17 @@ def decision_table(
 
     It fits on a screen: of a large plan only the part that takes most memory.
     """
-    with unmoved(
-        ()
-    ):  # Rich takes time to import, so it is not imported before; it draws a number from Python's `random`
+    # Rich takes time to import, so it is not imported before. It draws a number from Python's `random`.
+    with unmoved(()):
         from ds_adacc.report.screen import brief_tables
         from ds_adacc.report.tables import baselines_grid, plain
 
     lines = [f"plan ({plan.reason}):"]
     if decisions:
         lines.append(plain(brief_tables(decisions)))
+    unknown = len(plan.block_types) - len(decisions)
+    if unknown:  # after a resume, those of other ranks, and of input sizes that have not come again
+        lines.append(f"  {unknown} more block types, of which this rank has run no block since the run was resumed")
     lines += _summary(plan, agreement.budget, observation)
     lines += _errors(plan, agreement)
     if plan.baselines:

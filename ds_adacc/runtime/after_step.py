@@ -97,7 +97,9 @@ def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[B
     """What each rank has measured, which is also written to the journal; and the names of the blocks, on any rank."""
     results = controller.ranks.gather(controller.trials.results(controller.blocks))
     everyone = [[(key, found) for key, _, found in of_rank] for of_rank in results]
-    names = {key: name for of_rank in results for key, name, _ in of_rank}
+    # On ranks whose blocks have other indices, a key may name several: the one with the largest error counts.
+    every = sorted((each for of_rank in results for each in of_rank), key=lambda each: each[2].error)
+    names = {key: name for key, name, _ in every}
     bound, known = controller.agreement.approvals.bound, controller.agreement.known_types
     largest = {key: found.error for key, found in worst(everyone)}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):

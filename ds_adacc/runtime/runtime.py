@@ -330,8 +330,10 @@ class Runtime:
         step.verified.add(record.digest)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         noted = {**captured.buffers, **captured.states}
-        call, pack, done = self._begin_call(block, record, tensors, tracking, noted, times_forward=False)
         probe = self._probe(record, tensors)
+        call, pack, done = self._begin_call(
+            block, record, tensors, tracking, noted, times_forward=False, times_backward=probe is None
+        )
         output = captured.output
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted

@@ -44,7 +44,7 @@ class SeenPrograms:
         return key in self._seen
 
     def add(self, key: Hashable) -> None:
-        if len(self._seen) >= _MOST:
+        if len(self._seen) >= _MOST and key not in self._seen:
             self._seen.clear()
         self._seen.add(key)
 

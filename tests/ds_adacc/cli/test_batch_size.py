@@ -45,6 +45,22 @@ def test_at_the_recorded_sizes_the_bytes_are_the_recorded_ones():
     assert line.at(2) == small and line.at(5) == large
 
 
+def with_inputs(*nbytes):
+    """A problem of one block with inputs of these sizes."""
+    values = tuple(planner.Value(f"x{i}", "block_input", n, None, True) for i, n in enumerate(nbytes))
+    graph = planner.BlockGraph(values, (), (planner.Event("end", (0,), 0),))
+    profile = planner.Profile(graph, (), ((),) * len(values))
+    return planner.Problem((planner.BlockType("b", profile, count=1),))
+
+
+def test_offsets_of_packed_texts_have_a_line_as_well():
+    """One more than there are texts."""
+    line = BatchLine((with_inputs(200, 12), with_inputs(400, 20)), (2, 4))
+    assert [value.nbytes for value in line.at(3).block_types[0].profile.graph.values] == [300, 16]
+    with pytest.raises(Incomparable, match="takes 200 B at micro-batch 2 and 390 B at 4"):
+        BatchLine((with_inputs(200, 12), with_inputs(390, 20)), (2, 4))
+
+
 def test_bytes_are_never_below_nothing():
     line = BatchLine((problem([10, 10]), problem([100, 100])), (2, 4))
     assert [value.nbytes for value in of(line, 1).graph.values] == [0, 0]

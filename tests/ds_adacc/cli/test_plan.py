@@ -259,7 +259,7 @@ def test_programs_that_differ_with_the_micro_batch_are_not_estimated_from(config
 def test_lengths_that_differ_are_not_estimated_from(config, said):
     code, out, err = said("plan", config(codecs="none"), "factories:any_length", "--batch", "2", "4")
     assert code == 0 and err == ""
-    assert "an input of a block takes 4.00 KiB at micro-batch 2 and 6.50 KiB at 4,\n" in out
+    assert "the input of a block takes 4.00 KiB at micro-batch 2 and 6.50 KiB at 4,\n" in out
     assert "which is not in proportion; the factory should return sequences of one length\n" in out
 
 

@@ -14,7 +14,7 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
 
-class Observation(nn.Module):
+class Seen(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 4)
@@ -39,13 +39,13 @@ def test_an_input_behind_a_frozen_embedding_gets_one():
 
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_a_keyword_becomes_positional(requires_grad):
-    block, mask = leaf(Observation()), torch.ones(2, dtype=torch.bool)
+    block, mask = leaf(Seen()), torch.ones(2, dtype=torch.bool)
     block(mask, x=torch.randn(2, 4, requires_grad=requires_grad))
     assert len(block.given) == 2 and block.required
 
 
 def test_what_needs_none_is_left_alone():
-    block, x = leaf(Observation()), torch.randn(2, 4)
+    block, x = leaf(Seen()), torch.randn(2, 4)
     with torch.no_grad():
         block(torch.ones(2, dtype=torch.bool), x)
     assert not block.required
@@ -55,8 +55,8 @@ def test_what_needs_none_is_left_alone():
 
 
 def test_a_block_without_any_is_refused():
-    with pytest.raises(ValueError, match="the block Observation takes no floating-point tensor by position"):
-        leaf(Observation())(torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="the block Seen takes no floating-point tensor by position"):
+        leaf(Seen())(torch.ones(2, dtype=torch.bool))
 
 
 def compiled_and_wrapped(block):

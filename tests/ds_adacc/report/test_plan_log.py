@@ -78,6 +78,30 @@ def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
     assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
 
 
+def test_a_plan_for_some_block_types_is_new_only_if_theirs_change(log):
+    training = steps(9, 9)
+    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
+    other = steps(12, 12).runtime.controller.plan
+    both = replace(plan, groups=(*plan.groups, *other.groups))
+    before = len(log())
+    for step, each in enumerate((both, plan, other), 1):
+        told.observed(replace(each, reason="a reason"), SEEN, step, is_corrected=False)
+    table, *lines = log()[before:]
+    assert table.startswith("plan (a reason)") and len(lines) == 2
+    assert all("the solver has found the same plan again" in line for line in lines)
+
+
+def test_a_restored_table_says_which_block_types_it_leaves_out(log):
+    training = steps(9, 15)
+    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
+    plan = training.runtime.controller.plan
+    training.agreement.known_types.popitem()
+    before = len(log())
+    PlanLog(training.agreement, Journal(None), Ranks()).restored(plan, SEEN, 1)
+    (table,) = log()[before:]
+    assert "  1 more block types, of which this rank has run no block since the run was resumed\n" in table
+
+
 class WithAnother(Ranks):
     """The first rank, beside one that has met other block types."""
 

@@ -50,7 +50,7 @@ def assert_same(a, b):
         assert all(map(torch.equal, one, other))
 
 
-class Observation:
+class Seen:
     """Hooks that note what they are given."""
 
     def __init__(self):
@@ -73,7 +73,7 @@ class Observation:
 @pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "stepped"])
 def test_hooks_around_a_block_see_what_they_see_without_us(section, with_engine):
     work = Runtime(load({"adacc": section}), stepped=with_engine)
-    alone, ours = Observation(), Observation()
+    alone, ours = Seen(), Seen()
     assert_same(train(plain, alone.around), train(work.checkpoint, ours.around, stepped=work if with_engine else None))
     assert len(alone.packed) == len(ours.packed) and len(alone.unpacked) == len(ours.unpacked)
     for a, b in zip(alone.packed, ours.packed, strict=True):

@@ -166,7 +166,7 @@ def _step(lot):
 
 
 @dataclass
-class Observation:
+class Seen:
     """What one run of a block shows."""
 
     tensors: list
@@ -186,8 +186,8 @@ def look(block, run, data):
         done = calls[0], torch.default_generator.get_state()
         output.backward(torch.linspace(-1, 1, output.numel()).view_as(output))
     except RuntimeError:  # what was saved has been written to since
-        return Observation([], calls[0], error=True)
-    return Observation([output.detach(), x.grad, z.grad, block.weight.grad, done[1]], done[0])
+        return Seen([], calls[0], error=True)
+    return Seen([output.detach(), x.grad, z.grad, block.weight.grad, done[1]], done[0])
 
 
 def assert_same(plain, ours):

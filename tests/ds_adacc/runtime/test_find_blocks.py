@@ -1,0 +1,99 @@
+"""Which modules of a model are its blocks."""
+
+import pytest
+import torch
+import transformers
+import zoo
+from torch import nn
+from translator import Translator
+
+from ds_adacc.runtime.find_blocks import find_blocks
+
+
+def test_auto_finds_the_outermost_repeated_layers():
+    found = find_blocks(Translator(), "auto")
+    assert list(found) == ["encoder.0", "encoder.1", "decoder.layers.0", "decoder.layers.1", "decoder.layers.2"]
+
+
+class Stage(nn.Module):
+    """Layers of one width, after a layer that changes it from that of the stage before."""
+
+    def __init__(self, width, depth=3):
+        super().__init__()
+        self.widen = nn.Linear(width // 2, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)) for _ in range(depth)
+        )
+
+    def forward(self, x):
+        x = self.widen(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("stages", "found"),
+    [
+        ([Stage(4), Stage(8)], ["0.layers.0", "0.layers.1", "0.layers.2", "1.layers.0", "1.layers.1", "1.layers.2"]),
+        ([Stage(4), Stage(8), Stage(8)], ["0", "1", "2"]),  # two are alike, as layers with experts are
+        ([Stage(4, depth=1), Stage(8, depth=1)], ["0", "1"]),  # no repeated layers inside
+        ([Stage(4), Stage(8, depth=1)], ["0", "1"]),  # as a layer with experts beside one without
+        (
+            [Stage(4, depth=1), Stage(8, depth=2), Stage(16, depth=2)],
+            ["0", "1.layers.0", "1.layers.1", "2.layers.0", "2.layers.1"],
+        ),
+        ([Stage(4).layers, Stage(8).layers], ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]),  # lists have no forward
+    ],
+)
+def test_auto_takes_the_layers_of_stages_that_differ_in_width(stages, found):
+    assert list(find_blocks(nn.ModuleList(stages), "auto")) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "count"),
+    [
+        ("swin", "SwinLayer", 12),
+        ("convnext", "ConvNextLayer", 18),
+        ("poolformer", "PoolFormerLayer", 12),  # in lists of lists
+        ("mobilevit", "MobileViTLayer", 3),  # which are half transformer, half convolutions
+        ("mixtral", "MixtralDecoderLayer", 32),
+    ],
+)
+def test_auto_finds_the_layers_of_models_of_transformers(model, layer, count):
+    with torch.device("meta"):
+        found = find_blocks(transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model)), "auto")
+    assert [type(module).__name__ for module in found.values()].count(layer) == count
+
+
+def test_auto_finds_layers_that_are_lists_of_their_parts():
+    """As in x-transformers and vit-pytorch, where the model's forward takes each layer apart."""
+    layers = nn.ModuleList(nn.ModuleList([zoo.BertBlock(), zoo.GPTBlock(), nn.LayerNorm(4)]) for _ in range(2))
+    assert list(find_blocks(nn.ModuleDict({"layers": layers}), "auto")) == [
+        *("layers.0.0", "layers.0.1"),
+        *("layers.1.0", "layers.1.1"),
+    ]
+
+
+def test_auto_takes_modules_whose_forward_is_their_own_attribute():
+    compiled = [torch.compile(zoo.BertBlock()) for _ in range(2)]
+    scripted = [torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) for _ in range(2)]
+    model = nn.Sequential(*compiled, *scripted, torch.jit.script(nn.GELU()), torch.jit.script(nn.GELU()))
+    assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
+
+
+def test_auto_takes_a_layer_that_is_an_attribute_too():
+    model = nn.Module()
+    model.first = zoo.BertBlock()
+    model.layers = nn.ModuleList([model.first, zoo.BertBlock()])
+    assert list(find_blocks(model, "auto")) == ["layers.0", "layers.1"]
+
+
+def test_auto_finds_blocks_in_the_order_of_the_model():
+    model = nn.Sequential(zoo.BertBlock(), zoo.GPTBlock(), zoo.BertBlock(), zoo.GPTBlock())
+    assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
+
+
+def test_classes_are_found_by_name():
+    assert list(find_blocks(Translator(), ["LayerNorm"]))[-1] == "encoder.2"
+    assert list(find_blocks(Translator(), ["Experts"])) == [f"decoder.layers.{i}" for i in range(3)]
