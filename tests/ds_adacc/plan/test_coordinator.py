@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from any_size import Training
 from recorded import record
 from stack import WIDTH, Model
 from torch import nn
@@ -290,3 +291,20 @@ def gradients(model, call):
         parameter.grad.zero_()
     model.step(call)
     return [parameter.grad.clone() for parameter in model.blocks.parameters()]
+
+
+class BesideOneThatCalls(Ranks):
+    """The first rank, on which nothing waits, beside one that calls for a plan."""
+
+    def gather(self, thing):
+        calls = isinstance(thing, tuple) and isinstance(thing[-1], str)
+        return [thing, (*thing[:-1], "peak observed 3.00 MiB")] if calls else [thing]
+
+
+def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
+    training = Training(rectifier={"enabled": False})
+    training.compare(9)
+    controller = training.runtime.controller
+    controller._coordinator._ranks = BesideOneThatCalls()
+    assert controller.decide(training.agreement.live_sets, "").reason == "peak observed 3.00 MiB"
+    assert controller.decide(training.agreement.live_sets, "mine").reason == "mine"

@@ -1,6 +1,7 @@
 """No block runs a lossy policy whose gradient error, measured on that block, is above the bound."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.plan.approvals import Approvals
 from ds_adacc.profile.gradient_error import PolicyError
-from ds_adacc.runtime.after_step import why_rejected
+from ds_adacc.runtime.after_step import _measured, why_rejected
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step_schedule import Purpose
 
@@ -129,6 +131,24 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     assert re.search(
         r"gradient error of GPTBlock measured \S+; adacc.max_gradient_error = 1e-06; \d+ values", caplog.text
     )
+
+
+def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error_is_named():
+    """As with LayerDrop, which leaves out other layers on each rank."""
+    policy, key = planner.Policy((planner.RETAIN,), ()), ("block type", 1)
+    mine, others = (
+        (key, "layers.1 (Block)", PolicyError(policy, 0.9)),
+        (key, "layers.5 (Block)", PolicyError(policy, 0.2)),
+    )
+    controller = SimpleNamespace(
+        ranks=SimpleNamespace(gather=lambda own: [own, [others]]),
+        trials=SimpleNamespace(results=lambda blocks: [mine]),
+        agreement=SimpleNamespace(approvals=Approvals(BOUND), known_types={}),
+        blocks=None,
+    )
+    everyone, names = _measured(controller)
+    assert names == {key: "layers.1 (Block)"}
+    assert everyone == [[(key, mine[2])], [(key, others[2])]]
 
 
 def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
