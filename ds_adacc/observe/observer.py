@@ -43,8 +43,7 @@ class Observer:
         assert record.policy is not None  # it has been admitted
         ticket = Ticket(self, record.digest, record.policy, block)
         if self._profiler is not None:
-            timed = times_forward, times_backward
-            ticket.moments = self._profiler.forward_begins(record.digest, record.policy, *timed)
+            ticket.moments = self._profiler.forward_begins(record.digest, record.policy, times_forward, times_backward)
         return ticket
 
     def watch(

@@ -104,10 +104,12 @@ class Coordinator:
                 reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
                 get_logger().warning(text, which, reason, seconds)
             if group.shortfall:
-                which = "The plan of the smallest peak found is in force"
-                if any(kept):
-                    some = "New blocks take the leanest policies found, and the others keep theirs"
-                    which = "The old plan stays in force" if stays else some
+                if stays:
+                    which = "The old plan stays in force"
+                elif any(kept):
+                    which = "New blocks take the leanest policies found, and the others keep theirs"
+                else:
+                    which = "The plan of the smallest peak found is in force"
                 text = "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget"
                 peak = planner.human_bytes(group.solution.peak)
                 get_logger().warning(text, group.shortfall.rstrip("."), which, peak)

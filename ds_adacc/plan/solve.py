@@ -28,7 +28,8 @@ def solve(
     or whose policies need a codec that is no longer on offer, is recomputed. If that keeps the budget, nothing is
     amiss. If it breaks the budget, the group takes the policies of the smallest peak, unless these break the budget for
     more live sets. Of a group in which some block types are new, only the new ones change: the others also run in live
-    sets that fit, and would be slower there. The new ones take the leanest policies that simple rules find.
+    sets that fit, and would be slower there. The new ones take the leanest policies that simple rules find; so do new
+    ones if the solver was out of time.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []

@@ -33,8 +33,7 @@ class PlanLog:
         self._journal = journal
         self._ranks = ranks
         self._decisions: list[Decision] = []  # of the plan that was made last
-        self._has_shown_table = False
-        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
+        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type; the first in a table
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
@@ -46,7 +45,7 @@ class PlanLog:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
         if is_corrected:
             self._log.info("step %d: %s", step, corrected_in_a_line(plan, observation))
-        elif self._has_shown_table:
+        elif self._told:
             is_new = any(self._told.get(name) != policies for name, policies in plan.policies.items())
             self._log.info("step %d: %s", step, in_a_line(plan, observation, is_new))
             self._told |= plan.policies
@@ -68,7 +67,6 @@ class PlanLog:
             self._show(replace(plan, reason="restored from the checkpoint"), observation)
 
     def _show(self, plan: Plan, observation: Observation) -> None:
-        self._has_shown_table = True
         self._told |= plan.policies
         self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 

@@ -81,12 +81,12 @@ def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, obje
 
 def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, tuple[Decision, str]]:
     """The decisions for the block types that this rank has met, by block type, each with the size of its input."""
-    found = {}
+    found, policies = {}, plan.policies
     for block_type in plan.block_types:
         if block_type.name in agreement.known_types:
             recording = agreement.known_types[block_type.name].recording
             name = span(agreement.forward_order.names(block_type.name)) or recording.name
-            decision = decision_of(name, block_type, plan.policies[block_type.name], recording)
+            decision = decision_of(name, block_type, policies[block_type.name], recording)
             found[block_type.name] = decision, _size(recording)
     return found
 
