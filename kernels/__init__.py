@@ -114,11 +114,12 @@ def choose_backend(device: torch.device) -> tuple[str, str]:
     return "cuda", ""
 
 
-def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") -> tuple[Tensor, Tensor]:
-    """Return (order, count): channels of `x` by falling score, int64 (channels,), and how many exceed `threshold`.
+def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") -> tuple[Tensor, Tensor, Tensor]:
+    """Return (order, count, is_finite): what the channels of `x` tell of its outliers, on the device.
 
-    `x` is as for `channel_scores`. Channels of the same score keep their order. `count` is int64 () on the device, so
-    that the host need not wait for it.
+    `order` has the channels by falling score, int64 (channels,). Channels of the same score keep their order. `count`
+    says how many exceed `threshold`, int64 (). `is_finite` is False if a channel holds Inf or NaN, bool (). `x` is as
+    for `channel_scores`. The host need not wait for any of them.
 
     Raises ValueError for a backend that does not exist, RuntimeError if it cannot run here.
     """

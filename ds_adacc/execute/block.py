@@ -92,6 +92,16 @@ class Record:
             self._bound, self._bind = self._bind(self), None
         return self._bound
 
+    def note_outliers(self, index: int, order: torch.Tensor, count: torch.Tensor, is_finite: torch.Tensor) -> None:
+        """Note the channels of the value `index`, as `ds_adacc.kernels.rank_outliers` returns them.
+
+        Data with Inf or NaN say nothing of where the outliers will be in the next batch: the channels before stay.
+        """
+        if index in self.outliers:
+            before = (each.to(order.device) for each in self.outliers[index])
+            order, count = (torch.where(is_finite, *pair) for pair in zip((order, count), before, strict=True))
+        self.outliers[index] = order, count
+
     def at_other_sizes(self, guards: Guards, recording: Recording) -> Record:
         """A record of the same program at other sizes of its inputs, without a policy yet.
 

@@ -43,4 +43,4 @@ class OutlierTracker:
     def _look(self, index: int, root: torch.Tensor) -> None:
         with torch.no_grad():
             value = self._call.bound.recording.values[index]
-            self._record.outliers[index] = self._codecs.outliers(root, value)
+            self._record.note_outliers(index, *self._codecs.outliers(root, value))

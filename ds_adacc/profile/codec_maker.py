@@ -64,8 +64,8 @@ class CodecMaker:
             generator=self.generator,
         )
 
-    def outliers(self, root: torch.Tensor, value: RecordedValue) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels by falling Z-score, and how many exceed the threshold (Adacc paper, equation 1); on the device."""
+    def outliers(self, root: torch.Tensor, value: RecordedValue) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `rank_outliers`. The scores are those of equation 1 in the Adacc paper."""
         return rank_outliers(flat(value).view(root), self._config.zscore_threshold, backend=self._backend(root.device))
 
     def byte_seconds(self, device: torch.device) -> tuple[float, float]:
@@ -90,7 +90,7 @@ def empty_holder(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: 
     """A holder for `value` with the codec `name`. Outlier channels are those of `tensor`, the recorded value."""
     channels = None
     if separates_outliers(name):
-        order, count = codecs.outliers(tensor, value)
+        order, count, _ = codecs.outliers(tensor, value)
         channels = order[: int(count)]
     codec = codecs.make(name, tensor.device, channels)
     return Compressed(compression(value, codec, uses=1))

@@ -101,11 +101,14 @@ class Binder:
             self._prefetcher = Prefetcher(CudaTransfer(device))
         return bind(recording, policy, codecs, self._prefetcher, course, self._updates)
 
-    def has_all_losses(self, record: Record, known: KnownType, policy: planner.Policy) -> bool:
-        """Whether calls of the record compress all that the policy compresses with a loss, and retain none of it."""
+    def has_all_losses(self, record: Record, policy: planner.Policy, profile: planner.Profile) -> bool:
+        """Whether calls of the record compress all that the policy compresses with a loss, and retain none of it.
+
+        `profile`: that for which the policy was made.
+        """
         stores = self._permitted(policy, record.recording, record).stores
         replaced = (index for index, pair in enumerate(zip(policy.stores, stores, strict=True)) if pair[0] != pair[1])
-        return not any(planner.is_lossy(known.profile, index, policy.stores[index]) for index in replaced)
+        return not any(planner.is_lossy(profile, index, policy.stores[index]) for index in replaced)
 
     def _permitted(self, policy: planner.Policy, recording: Recording, record: Record) -> planner.Policy:
         """The policy, but a value that its codec cannot hold is retained.

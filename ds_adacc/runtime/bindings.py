@@ -62,22 +62,23 @@ class Bindings:
         is_tried_again = step.is_tracking and agreement.is_lossy(block, record.digest)
         is_permitted = known.agreed is None or agreement.permits(record.digest, index)
         on_trial = is_tried_again or not is_permitted
-        trial = self._trial(record, key, policy) if on_trial else None
+        trial = self._trial(record, key, policy, known.agreed.spec.profile) if on_trial else None
         record.trial = trial or self._trial_of_origin(record, origin, index)
         if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
             # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
             policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
         self._binder.set_policy(record, known, policy, inputs, device)
 
-    def _trial(self, record: Record, key: BlockKey, policy: planner.Policy) -> Trial | None:
-        """A trial of the policy, unless it is rejected already.
+    def _trial(
+        self, record: Record, key: BlockKey, policy: planner.Policy, profile: planner.Profile
+    ) -> Trial | None:
+        """A trial of the policy, which was made for `profile`, unless it is rejected already.
 
         Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for
         the error of another policy. Calls at other sizes measure it.
         """
         is_rejected = key[1] is None or self._agreement.approvals.is_rejected(key, policy)
-        known = self._agreement.known_types[record.digest]
-        return None if is_rejected or not self._binder.has_all_losses(record, known, policy) else Trial(policy)
+        return None if is_rejected or not self._binder.has_all_losses(record, policy, profile) else Trial(policy)
 
     def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
@@ -87,9 +88,10 @@ class Bindings:
         agreement = self._agreement
         if origin == record.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
             return None
-        policy = agreement.known_types[origin].policy(index)
-        known = agreement.known_types[record.digest]
-        return None if is_lossy(known.policy(index), known.profile) else self._trial(record, (origin, index), policy)
+        own, larger = agreement.agreed_types[record.digest], agreement.agreed_types[origin]
+        if is_lossy(own.policy(index), own.spec.profile):
+            return None
+        return self._trial(record, (origin, index), larger.policy(index), larger.spec.profile)
 
     def limit_adopted(self, step: Step) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.

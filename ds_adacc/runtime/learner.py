@@ -45,7 +45,10 @@ class Learner:
             self._warnings.doubtful(block, unwatched)
         if captured.recording.runs_compiled:
             self._warnings.compiled(block)
-        return captured.recording.doubted(record.doubt)
+        recording = captured.recording.doubted(record.doubt)
+        if earlier is not None and earlier.digest == recording.digest:
+            record.outliers = dict(earlier.outliers)
+        return recording
 
     def _kept_result(self, block: Block, record: Record, watch: Watch) -> str | None:
         """A function of whose results the block has used one that was computed when no block was being recorded.
@@ -84,7 +87,8 @@ class Learner:
         if is_like:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.known_types[digest]
-        known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
+        if block.latest(signature) is None:  # else one batch with an Inf would forbid the codecs for the rest of the run
+            known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
     def outliers(self, record: Record, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
@@ -93,7 +97,6 @@ class Learner:
             if index in record.outliers and not anew:
                 record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
                 continue
-            order, count = self._codecs.outliers(tensors[index], known.recording.values[index])
-            record.outliers[index] = order, count
+            record.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:
-                known.note_outliers(index, int(count))
+                known.note_outliers(index, int(record.outliers[index][1]))

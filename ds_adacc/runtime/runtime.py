@@ -323,7 +323,7 @@ class Runtime:
         self.controller.note_call(record.digest, block)
         self.controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and record.digest not in step.verified
-        self._learner.outliers(record, known, captured.tensors, anew=is_verified_anew)
+        self._learner.outliers(record, known, captured.tensors, anew=recalled is None or is_verified_anew)
         self.controller.bind_new(block, record, recording)
         block.add(signature, record)
         self._seen.add(self._key(block, record, signature))

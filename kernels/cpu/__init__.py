@@ -25,7 +25,7 @@ __all__ = [
 CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 
 
-def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     """See `ds_adacc.kernels.rank_outliers`; `x` is contiguous float32, float16 or bfloat16 on the CPU."""
     return rank_by_sums(channel_sums(x.detach()), threshold)
 

@@ -73,12 +73,12 @@ def channel_scores(x: Tensor) -> Tensor:
     return scores_of_sums(channel_sums(x))
 
 
-def rank_by_sums(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def rank_by_sums(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `rank_outliers` does, for a tensor whose channels have these `sums`."""
     scores = scores_of_sums(sums)
-    return scores.argsort(descending=True, stable=True), (scores > threshold).sum()
+    return scores.argsort(descending=True, stable=True), (scores > threshold).sum(), sums.isfinite().all()
 
 
-def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     """See `ds_adacc.kernels.rank_outliers`."""
     return rank_by_sums(channel_sums(x), threshold)

@@ -370,6 +370,27 @@ def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
 
 
+@pytest.mark.usefixtures("slow_replays")
+def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
+    """Tracking steps record a block anew. What a codec could not hold in that one batch, it may hold in the next."""
+    training = Training(**LOSSY, rectifier={"max_interval": 2})
+    while training.runtime.controller.step.purpose is not Purpose.TRACK:
+        training.step()
+    (known,) = training.runtime.agreement.known_types.values()
+    offered, finite = known.profile.codecs, training.x
+    training.x = finite.clone()
+    training.x[0, 0, 0] = torch.inf
+    training.step()
+    training.x = finite
+    assert training.run(4)[-1] > 0
+    assert training.purposes.count(Purpose.TRACK) == 3
+    assert known.profile.codecs == offered
+    assert training.is_lossy and len(training.runtime.agreement.errors_in_force()) == LAYERS
+    assert "solver has run again" not in caplog.text  # such a batch tells nothing of the outliers to come
+    for _, record in training.runtime.blocks.records():
+        assert all(count < len(order) for order, count in record.outliers.values())
+
+
 @pytest.mark.parametrize("stepped", [True, False])
 def test_trials_are_repeated_until_gradients_are_finite(stepped, caplog):
     """Nothing else would bring the plan into force: there is no rectifier."""

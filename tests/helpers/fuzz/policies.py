@@ -116,7 +116,7 @@ def _named(stores):
 def _codec(maker, name, value, tensor, lot):
     channels = None
     if separates_outliers(name):
-        order, _ = maker.outliers(tensor, value)
+        order, _, _ = maker.outliers(tensor, value)
         channels = order[: lot.randint(0, min(2, len(order)))]
     return maker.make(name, tensor.device, channels)
 

@@ -301,7 +301,7 @@ def test_outliers_beyond_the_capacity_stay_in_their_groups(cases, dtype, capacit
     x = tensor("outlier", normal, (50, 40), dtype, 0)
     x[:, [3, 11, 29, 31, 38]] *= 30
     x[7, 11] = math.inf
-    order, count = reference.rank_outliers(x, 1.0)
+    order, count, _ = reference.rank_outliers(x, 1.0)
     assert int(count) == 5
     Trial("outlier", x, 32, order[:capacity]).run(offset=1, reversed=False)
     cases["outlier"] += 1
@@ -319,7 +319,7 @@ def test_outliers_beyond_the_capacity_stay_in_their_groups(cases, dtype, capacit
 @SETTINGS
 def test_outliers_are_ranked_alike(cases, dtype, shape, numbers, threshold, offset, reversed, seed):
     x = tensor("outlier", numbers, tuple(shape), dtype, seed)
-    order, count = reference.rank_outliers(x, threshold)
+    order, count, is_finite = reference.rank_outliers(x, threshold)
     with DeviceMemory() as memory:
         kernels = EmulatedKernels(SOURCES, reversed)
         placed = memory.place(x, offset)
@@ -328,4 +328,5 @@ def test_outliers_are_ranked_alike(cases, dtype, shape, numbers, threshold, offs
     assert_same_bits(sums, reference.channel_sums(x), "sums")
     assert_same_bits(got[0], order, "order")
     assert_same_bits(got[1], count, "count")
+    assert_same_bits(got[2], is_finite, "is_finite")
     cases["rank_outliers"] += 1

@@ -81,15 +81,20 @@ def test_non_finite_channels_are_outliers():
 def test_ranking_orders_all_channels_and_counts_those_above_the_threshold():
     x = torch.ones(8, 100)
     x[:, 42], x[:, 7] = 50, 60
-    order, count = rank_outliers(x, 3.0)
+    order, count, is_finite = rank_outliers(x, 3.0)
     assert (order.dtype, count.dtype, count.shape) == (torch.int64, torch.int64, ())
     assert order[:2].tolist() == [7, 42]
     assert order[2:].tolist() == [c for c in range(100) if c not in (7, 42)]
     assert int(count) == 2
+    assert is_finite.dtype is torch.bool and is_finite
+    x[3, 5] = torch.nan
+    order, _, is_finite = rank_outliers(x, 3.0)
+    assert order[0] == 5 and not is_finite
+    x[3, 5] = 1
     assert int(rank_outliers(x, 100.0)[1]) == 0
 
 
 def test_the_host_never_waits_for_a_ranking():
     with FakeTensorMode():
-        order, count = rank_outliers(torch.empty(30, 8, dtype=torch.float16), 3.0)
-    assert (order.shape, count.shape) == ((8,), ())
+        order, count, is_finite = rank_outliers(torch.empty(30, 8, dtype=torch.float16), 3.0)
+    assert (order.shape, count.shape, is_finite.shape) == ((8,), (), ())
