@@ -87,7 +87,7 @@ class Learner:
         if is_like:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.known_types[digest]
-        if block.latest(signature) is None:  # else one batch with an Inf would forbid the codecs for the rest of the run
+        if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 

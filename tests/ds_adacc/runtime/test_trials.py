@@ -382,7 +382,7 @@ def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
     training.x[0, 0, 0] = torch.inf
     training.step()
     training.x = finite
-    assert training.run(4)[-1] > 0
+    assert max(training.run(4)) > 0
     assert training.purposes.count(Purpose.TRACK) == 3
     assert known.profile.codecs == offered
     assert training.is_lossy and len(training.runtime.agreement.errors_in_force()) == LAYERS
