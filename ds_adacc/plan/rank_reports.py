@@ -47,7 +47,7 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     """One profile from those of all ranks.
 
     Seconds and codec errors are means; overlap seconds are the smallest. The graph is the one with the most bytes;
-    codec bytes, gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
+    codec bytes and workspaces, gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
     """
     profiles = [report.profile for report in reports]
     largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
@@ -89,6 +89,7 @@ def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:
     return replace(
         costs[0],
         nbytes=max(cost.nbytes for cost in costs),
+        workspace_bytes=max(cost.workspace_bytes for cost in costs),
         compress_seconds=statistics.fmean(cost.compress_seconds for cost in costs),
         decompress_seconds=statistics.fmean(cost.decompress_seconds for cost in costs),
         error=statistics.fmean(cost.error for cost in costs),

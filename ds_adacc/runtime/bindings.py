@@ -64,9 +64,12 @@ class Bindings:
         on_trial = is_tried_again or not is_permitted
         trial = self._trial(record, key, policy, known.agreed.spec.profile) if on_trial else None
         record.trial = trial or self._trial_of_origin(record, origin, index)
-        if on_trial or step.recomputes or (known.agreed is None and self._trials.are_unknown(known)):
-            # A probe finds all values exactly, and the inputs as they were given, at the bytes of full checkpointing.
-            policy, inputs = planner.recompute_policy(known.profile), InputPlacement()
+        recomputes, is_unknown = on_trial or step.recomputes, self._trials.are_unknown(known)
+        if recomputes or is_unknown:
+            inputs = InputPlacement()  # a probe must find the inputs as they were given, without a collective
+        if recomputes or (known.agreed is None and is_unknown):
+            # A probe finds all values exactly, at the bytes of full checkpointing.
+            policy = planner.recompute_policy(known.profile)
         self._binder.set_policy(record, known, policy, inputs, device)
 
     def _trial(

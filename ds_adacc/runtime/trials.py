@@ -107,7 +107,8 @@ class Trials:
 
     def _asks_for_codecs(self, record: Record, known: KnownType) -> bool:
         """Whether the errors of the type's codecs are unknown, and the record holds everything exactly."""
-        return self.are_unknown(known) and not is_lossy(record.bound.policy, known.profile)
+        is_exact = known.agreed is None or not is_lossy(record.policy, known.agreed.spec.profile)
+        return is_exact and self.are_unknown(known)
 
     def late(self) -> list[str]:
         """The block types, since this was asked last, whose codecs were measured only after a plan was made."""

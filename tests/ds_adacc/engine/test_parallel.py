@@ -59,6 +59,12 @@ def test_half_of_each_input_is_held(ranks):
     assert rank["odd"]["inputs"][0][1] == ROWS * WIDTH * 4
 
 
+def test_inputs_are_shared_once_the_codecs_are_measured(ranks):
+    """In the first step the gradient overflows. A measurement in the second needs whole inputs, and no collective."""
+    for rank in ranks:
+        assert rank["overflown"] == [[False, 0], [False, 0], [True, LAYERS], [True, LAYERS]]
+
+
 def test_the_ranks_of_a_group_run_one_policy(ranks):
     first, second = ranks
     for case in ("partitioned", "retained", "odd"):

@@ -86,6 +86,14 @@ def test_only_codecs_that_every_rank_offers_are_on_offer():
     assert [c.codec for c in merge_profiles(reports).codecs[0]] == ["token"]
 
 
+def test_a_codec_needs_the_largest_workspace_of_any_rank():
+    """On a CPU it depends on the number of threads."""
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    costs = [replace(cost("token"), workspace_bytes=nbytes) for nbytes in (3, 7, 5)]
+    reports = [RankReport(planner.Profile(graph, (), ((each,),)), 1, 1, {}) for each in costs]
+    assert merge_profiles(reports).codec(0, "token").workspace_bytes == 7
+
+
 @pytest.mark.parametrize(
     ("counts", "expected"), [([(6, 1), (6, 1)], (6, 6)), ([(6, 2), (6, 2)], (6, 3)), ([(6, 1), (4, 1)], (6, 1))]
 )
