@@ -15,7 +15,7 @@ Counts = Mapping[str, Mapping[int, int]]  # number of outlier channels, by block
 
 # A fall of the compression rate counts so many times less than a rise: the plan stays right, and takes some bytes more.
 # If both counted alike, a number of channels that goes up and down by one would bring a new plan each time.
-_FALL = 1.25
+_FALL = 2.0
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,16 @@ class Rectifier:
                     agreement.outlier_prices.bytes(codec, known, index, channels) / value.nbytes
                     for channels in (known.capacity.get(index, 0), count)
                 )
-                drift = (now - before) / before if now > before else (before - now) / before / _FALL
+                drift = (before - now) / before / _FALL
+                if now > before:  # a codec that the plan does not use is now even less worth it
+                    drift = (now - before) / before if known.holds_outliers(index) else 0.0
                 if drift > self.config.drift and digest not in drifted:
                     drifted.append(digest)
                 if drift > worst:
                     worst = drift
                     reason = (
-                        f"with its outliers of now, {value.label} ({value.role}) compresses to {now:.3f} of its bytes, "
-                        f"and in the plan to {before:.3f}"
+                        f"with its outliers of now, {value.label} ({value.role}) of {known.recording.name} compresses "
+                        f"to {now:.3f} of its bytes; the plan counts on {before:.3f}"
                     )
         return Verdict(counts, tuple(drifted), reason)
 

@@ -101,7 +101,7 @@ class KnownType:
     def outlier_values(self) -> list[int]:
         """The indices of the values that a codec with separate outliers may hold or does hold."""
         offers = [[separates_outliers(cost.codec) for cost in costs] for costs in self.profile.codecs]
-        return [index for index, separating in enumerate(offers) if self._holds_outliers(index) or any(separating)]
+        return [index for index, separating in enumerate(offers) if self.holds_outliers(index) or any(separating)]
 
     def tracked_values(self, roles: Sequence[str]) -> list[int]:
         """The values in `outlier_values` that have one of these roles, or that an outlier codec holds.
@@ -109,7 +109,7 @@ class KnownType:
         The channels of such a codec must be kept up to date.
         """
         values = self.recording.values
-        return [i for i in self.outlier_values if values[i].role in roles or self._holds_outliers(i)]
+        return [i for i in self.outlier_values if values[i].role in roles or self.holds_outliers(i)]
 
     def outlier_codec(self, index: int) -> str:
         """The codec that keeps the outliers of a value raw, or else one that may. If there is none, the INT4 codec."""
@@ -125,5 +125,6 @@ class KnownType:
         ]
         self.profile = replace(self.profile, codecs=tuple(kept))
 
-    def _holds_outliers(self, index: int) -> bool:
+    def holds_outliers(self, index: int) -> bool:
+        """Whether a policy in force holds the value with a codec that separates outliers."""
         return any(separates_outliers(policy.stores[index]) for policy in self.policies or ())

@@ -72,9 +72,7 @@ class Bindings:
             policy = planner.recompute_policy(known.profile)
         self._binder.set_policy(record, known, policy, inputs, device)
 
-    def _trial(
-        self, record: Record, key: BlockKey, policy: planner.Policy, profile: planner.Profile
-    ) -> Trial | None:
+    def _trial(self, record: Record, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> Trial | None:
         """A trial of the policy, which was made for `profile`, unless it is rejected already.
 
         Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for

@@ -35,8 +35,6 @@ def channel_sums(x: Tensor, kernels: Kernels | None = None) -> Tensor:
     return total
 
 
-def rank_outliers(
-    x: Tensor, threshold: float, kernels: Kernels | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def rank_outliers(x: Tensor, threshold: float, kernels: Kernels | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """See `ds_adacc.kernels.rank_outliers`; `x` and `kernels` are as for `channel_sums`."""
     return reference.rank_by_sums(channel_sums(x, kernels), threshold)

@@ -13,9 +13,11 @@ from zero_cases import Case, ds_config
 from zero_models import Model
 
 import ds_adacc
+from ds_adacc.profile import operator_costs
 
+# With slow replays, this budget has the first LayerNorm's output held by the codec that separates outliers.
 SECTION = {
-    "memory_budget": 0.7,
+    "memory_budget": 0.45,
     "codecs": "paper",
     "group_size": 16,
     "zscore_threshold": 4.0,
@@ -25,6 +27,7 @@ INJECT_AT, STEPS = 5, 10
 
 
 def main(out):
+    operator_costs.replay_seconds = lambda *_: 1e-2
     deepspeed.init_distributed(dist_backend="gloo")
     torch.manual_seed(0)
     model = Model()

@@ -16,14 +16,14 @@ from ds_adacc.observe.rectifier import Review, Verdict
 from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
 
-LOOSER = {**SECTION, "memory_budget": 0.6}
+pytestmark = pytest.mark.usefixtures("slow_replays")
 CHANNEL = 5
 
 
 class Training:
     """A loop without DeepSpeed that calls what the engine's step would call."""
 
-    def __init__(self, layers=3, others=LOOSER, **rectifier):
+    def __init__(self, layers=3, others=SECTION, **rectifier):
         torch.manual_seed(0)
         section = load({"adacc": {**others, "max_gradient_error": None, "rectifier": {"max_interval": 8, **rectifier}}})
         self.runtime = Runtime(section, stepped=True)
@@ -72,7 +72,7 @@ def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
 
 
 def test_injected_outliers_have_the_plan_made_anew():
-    training = Training()
+    training = Training(drift=0.05)
     training.run(5)
     (norm,) = training.norms()
     assert training.block_type.capacity[norm] == 0
@@ -91,9 +91,14 @@ def test_injected_outliers_have_the_plan_made_anew():
     assert len(training.decisions) == 3
 
 
-def test_outliers_bring_no_new_plan_where_everything_is_retained():
-    training = Training(others={**SECTION, "memory_budget": 1.0})
+@pytest.mark.parametrize("budget", [0.6, 1.0])
+def test_outliers_bring_no_new_plan_where_no_codec_separates_them(budget):
+    """At 0.6 other values are compressed, at 1.0 none is."""
+    training = Training(others={**SECTION, "memory_budget": budget})
     training.run(5)
+    (norm,) = training.norms()
+    assert {policy.stores[norm] for policy in training.block_type.policies} == {"retain"}
+    assert training.block_type.adds_time == (budget < 1)
     training.inject(40.0)
     training.run(5)
     assert training.tracked == [3, 5, 9]
@@ -153,7 +158,7 @@ def test_codecs_keep_the_channels_last_seen():
 
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 def test_after_a_tracking_step_policies_are_bound_to_what_it_saw(codecs):
-    training = Training(others={**LOOSER, "codecs": codecs})
+    training = Training(others={**SECTION, "codecs": codecs})
     training.run(6)
     before = [record.bound for _, record in training.runtime.blocks.records()]
     while not training.runtime.controller.step.is_tracking:
@@ -164,7 +169,7 @@ def test_after_a_tracking_step_policies_are_bound_to_what_it_saw(codecs):
 
 
 def test_an_outlier_that_moves_moves_in_the_codecs_too():
-    training = Training(others={**LOOSER, "memory_budget": 0.34, "codecs": "paper"})
+    training = Training(others={**SECTION, "memory_budget": 0.34, "codecs": "paper"})
 
     def channels():
         """Of each value whose outliers a block holds apart: the block's number, the value's, and the channels."""
