@@ -91,7 +91,7 @@ def rows_and_channels(shape: Sequence[int]) -> tuple[int, int]:
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Draw the seed of one stochastic compression, in [0, 2^63), from `generator`; None: torch's default CPU one."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def by_form(*classes: type[Codec]) -> dict[str, type[Codec]]:

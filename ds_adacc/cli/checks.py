@@ -195,7 +195,7 @@ def _backend(name: str) -> str:
 
     if name == "cuda" and not torch.cuda.is_available():
         raise Absent("no CUDA device")
-    x = torch.arange(-128.0, 128.0).reshape(2, 128)
+    x = torch.arange(-128.0, 128.0, device="cpu").reshape(2, 128)
     results = []
     for backend, device in (("reference", "cpu"), (name, "cuda" if name == "cuda" else "cpu")):
         codec = make_codec("group", backend=backend, group_size=128)

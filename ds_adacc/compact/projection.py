@@ -37,7 +37,7 @@ def draw(seed: int, layer: str, epoch: int, features: int, rank: int) -> tuple[T
     """
     size = size_of(features)
     key = key_of(seed, "projection", layer, epoch)
-    words = philox(torch.arange(-(-3 * size // 4)), key).flatten()
+    words = philox(torch.arange(-(-3 * size // 4), device="cpu"), key).flatten()
     negative = words[2 * size : 2 * size + features] & 1
     return _order(words[:size])[:features] + size * negative, _order(words[size : 2 * size])[:rank] + size
 
@@ -108,4 +108,4 @@ def tiles(count: int, width: int, entries: int = TILE) -> Iterator[slice]:
 
 def _order(words: Tensor) -> Tensor:
     """A permutation, drawn by lot with these words of 32 binary digits. Ties go by place, so that it is unique."""
-    return torch.argsort((words << _INDEX) | torch.arange(len(words)))
+    return torch.argsort((words << _INDEX) | torch.arange(len(words), device="cpu"))

@@ -141,7 +141,9 @@ class Record:
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Record:
         """The record that `to_plain` made `data` of; it has no policy yet."""
-        outliers = {i: (order.long(), torch.tensor(count)) for i, (order, count) in data["outliers"].items()}
+        outliers = {
+            i: (order.long(), torch.tensor(count, device="cpu")) for i, (order, count) in data["outliers"].items()
+        }
         return cls(
             digest=data["block_type"],
             outliers=outliers,

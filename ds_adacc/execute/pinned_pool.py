@@ -67,7 +67,7 @@ class PinnedPool:
 def pinned(nbytes: int) -> torch.Tensor:
     """Pinned host memory, uint8 (`nbytes`,). Raises RuntimeError with the bytes if there is no room."""
     try:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     except RuntimeError as error:
         text = (
             f"cannot get {nbytes} bytes of pinned host memory to offload a value to: {error}; free host memory, "

@@ -23,7 +23,8 @@ class OutlierPrices:
     def bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
         """Bytes of the payload of the codec `name` for the value `index`."""
         value = known.recording.values[index]
-        codec = self._codecs.make(name, torch.device("cpu"), torch.zeros(capacity, dtype=torch.long))
+        cpu = torch.device("cpu")
+        codec = self._codecs.make(name, cpu, torch.zeros(capacity, dtype=torch.long, device=cpu))
         return codec.payload_bytes(flat(value).size, value.geometry.dtype)
 
     def of(self, profile: planner.Profile, known: KnownType | None, capacity: Mapping[int, int]) -> planner.Profile:

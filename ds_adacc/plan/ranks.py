@@ -35,7 +35,7 @@ class Ranks:
         """Whether `flag` is true on any rank. Every rank must call."""
         if self._group is None:
             return flag
-        votes = torch.tensor([int(flag)])
+        votes = torch.tensor([int(flag)], device="cpu")
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
         return bool(votes.item())
 
@@ -46,7 +46,7 @@ class Ranks:
         """
         if self._group is None:
             return lambda: flag
-        votes = torch.tensor([int(flag)])
+        votes = torch.tensor([int(flag)], device="cpu")
         work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
         def result() -> bool:

@@ -38,9 +38,9 @@ def channel_sums(x: Tensor) -> Tensor:
         raise ValueError(f"ranking takes contiguous tensors on the CPU; got strides {x.stride()} on {x.device}")
     rows, channels = rows_and_channels(x.shape)
     if rows * channels == 0:
-        return torch.zeros(channels, dtype=torch.float64)
+        return torch.zeros(channels, dtype=torch.float64, device="cpu")
     runs = -(-rows // RUN)
-    sums = torch.empty((runs, channels), dtype=torch.float64)
+    sums = torch.empty((runs, channels), dtype=torch.float64, device="cpu")
     OPENMP.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
     OPENMP.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
     return sums[0]

@@ -51,8 +51,8 @@ class CompiledQuantized(CompiledCodec):
 
     def _room(self, x: Tensor) -> list[Tensor]:
         sizes = [self._groups(x.shape)] * self.parameters
-        codes = torch.empty(self.width.code_bytes(x.numel()), dtype=torch.uint8)
-        return [codes, *(torch.empty(size, dtype=torch.float32) for size in sizes)]
+        codes = torch.empty(self.width.code_bytes(x.numel()), dtype=torch.uint8, device="cpu")
+        return [codes, *(torch.empty(size, dtype=torch.float32, device="cpu") for size in sizes)]
 
     def _sizes(self, shape: Sequence[int]) -> list[int]:
         return [self.width.code_bytes(math.prod(shape)), *[4 * self._groups(shape)] * self.parameters]
@@ -149,7 +149,7 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         rows, width = rows_and_channels(x.shape)
         self._check_channels(self.channels, self._ends, width)
         capacity = self.channels.numel()
-        payload, raw = self._room(x), torch.empty((rows, capacity), dtype=x.dtype)
+        payload, raw = self._room(x), x.new_empty((rows, capacity))
         self._compress_to(x, payload, (self.channels, capacity, raw))
         return *payload, raw, self.channels.to(torch.int32)
 
@@ -219,8 +219,8 @@ class BitsCodec(CompiledCodec, reference.BitsCodec):
         return (bits.BLOCK + SLACK) * torch.get_num_threads()
 
     def _compress(self, x: Tensor) -> Payload:
-        packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-        values = torch.empty(2 * tile_count(x.numel()), dtype=x.dtype)
+        packed = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8, device="cpu")
+        values = x.new_empty(2 * tile_count(x.numel()))
         described = (x.itemsize, x, x.numel(), packed, values)
         OPENMP.run(bits.compress_bits, tile_count(x.numel()), x.numel(), 1, *described)
         return packed, values

@@ -21,7 +21,7 @@ ALWAYS_MAPPED = 32 << 20  # bytes; glibc takes each larger block anew from the s
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return an empty tensor: a large one in huge pages, since its first writes would mostly wait for page faults."""
-    x = torch.empty(shape, dtype=dtype)
+    x = torch.empty(shape, dtype=dtype, device="cpu")
     if math.prod(shape) * dtype.itemsize >= ALWAYS_MAPPED and hasattr(mmap, "MADV_HUGEPAGE"):
         start = x.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         length = x.data_ptr() + x.nbytes - start

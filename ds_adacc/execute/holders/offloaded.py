@@ -64,5 +64,5 @@ class Offloaded(Restored):
 def _witness(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that counts the writes to `tensor` (Rule E7) and has its shape, without keeping its memory."""
     witness = tensor.detach()
-    witness.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+    witness.data = torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
     return witness

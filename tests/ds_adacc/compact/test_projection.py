@@ -26,6 +26,12 @@ def test_rows_and_columns_are_drawn_without_repetition(features, rank):
     assert len(columns) == len(columns.unique()) == rank
 
 
+def test_the_draw_is_on_the_cpu_whatever_the_default_device():
+    expected = draw(3, "mlp.0", 2, 24, 6)
+    with torch.device("meta"):
+        assert all(map(torch.equal, draw(3, "mlp.0", 2, 24, 6), expected))
+
+
 @pytest.mark.parametrize(("features", "rank"), [(64, 16), (64, 64), (1, 1)])
 def test_columns_are_orthogonal_where_the_input_has_a_power_of_two_of_features(features, rank):
     p = matrix(1, "a", 0, features, rank)

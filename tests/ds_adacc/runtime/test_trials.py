@@ -371,6 +371,15 @@ def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
 
 
 @pytest.mark.usefixtures("slow_replays")
+def test_whatever_the_default_device():
+    """`torch.set_default_device` says nothing of where the blocks' tensors are."""
+    training = Training(**LOSSY)
+    with torch.device("meta"):
+        assert max(training.run(6)) > 0
+    assert training.is_lossy and len(training.runtime.agreement.errors_in_force()) == LAYERS
+
+
+@pytest.mark.usefixtures("slow_replays")
 def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
     """Tracking steps record a block anew. What a codec could not hold in that one batch, it may hold in the next."""
     training = Training(**LOSSY, rectifier={"max_interval": 2})

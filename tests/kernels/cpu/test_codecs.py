@@ -63,6 +63,16 @@ def test_values_that_the_first_block_lacks(bits, kind):
 
 
 @pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_whatever_the_default_device(kit, bits, name, rounding):
+    """Tensors on another device have no address here."""
+    x, channels = kit.sample(name, (66, 1026), torch.float32), separated(name, (66, 1026))
+    with torch.device("meta"):
+        assert bits.agree(x, *bits.pair(name, 64, channels, rounding=rounding))
+        assert all(map(torch.equal, *(rank_outliers(x, 1.0, backend=backend) for backend in ("reference", "cpu"))))
+
+
+@pytest.mark.parametrize("name", CODECS)
 def test_empty(bits, name, empty_shape, dtype):
     channels = torch.empty(0, dtype=torch.int64) if separates_outliers(name) else None
     assert bits.agree(torch.empty(empty_shape, dtype=dtype), *bits.pair(name, 6, channels))
