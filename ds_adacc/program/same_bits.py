@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from ds_adacc.program.geometry import Geometry
 
-PIECE = 1 << 17  # elements; 1 MiB in double precision
+PIECE = 1 << 17  # elements; 1 MiB in double precision, so that it stays in a cache of the CPU
+DEVICE_PIECE = 1 << 21  # on a device, which computes on smaller pieces faster than Python asks it to
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The tensors, which are of one shape, in corresponding parts of at most `PIECE` elements. All parts are views."""
+    """The tensors, which are of one shape, in corresponding parts that take little memory. All parts are views."""
     first = tensors[0]
-    if first.numel() <= PIECE:
+    most = PIECE if first.device.type == "cpu" else DEVICE_PIECE
+    if first.numel() <= most:
         yield tensors
     elif all(each.stride() == first.stride() for each in tensors) and Geometry.of(first).is_dense:
         flat = (each.as_strided((each.numel(),), (1,)) for each in tensors)
-        yield from zip(*(each.split(PIECE) for each in flat), strict=True)
+        yield from zip(*(each.split(most) for each in flat), strict=True)
     else:
         dim = max(range(first.ndim), key=first.size)
-        length = max(PIECE * first.size(dim) // first.numel(), 1)
+        length = max(most * first.size(dim) // first.numel(), 1)
         for parts in zip(*(each.split(length, dim) for each in tensors), strict=True):
             yield from pieces(*parts)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same size, stride, dtype and bits (NaN equals NaN, 0.0 differs from -0.0)."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
-        return False
-    if a.device.type == "cpu":  # where `torch.equal` takes no memory, and stops at the first difference
-        return all(torch.equal(_as_words(one), _as_words(other)) for one, other in pieces(a, b))
-    differs = torch.zeros((), dtype=torch.bool, device=a.device)
-    for one, other in pieces(a, b):  # on a device the host waits once, at the end
-        differs |= (_as_words(one) != _as_words(other)).any()
-    return not differs
+    return _are_alike(a, b) and all_same_bits(pieces(a, b))
+
+
+def all_same_bits(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """As `same_bits`, of the two tensors of every pair; `pairs` makes them one after another."""
+    differs = None
+    for one, other in pairs:
+        if not _are_alike(one, other):
+            return False
+        if one.device.type == "cpu":  # where `torch.equal` takes no memory, and the first difference ends it
+            if not torch.equal(_as_words(one), _as_words(other)):
+                return False
+        else:  # on a device the host waits once, at the end
+            found = (_as_words(one) != _as_words(other)).any()
+            differs = found if differs is None else differs | found
+    return differs is None or not differs
+
+
+def _are_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
 
 
 def as_bytes(piece: torch.Tensor) -> torch.Tensor:

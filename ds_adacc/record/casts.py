@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.same_bits import pieces, same_bits
+from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.record.known import Known, storage_of
 
 CAST = torch.ops.aten._to_copy.default
@@ -76,7 +76,7 @@ class Casts:
             return None
         with torch.no_grad():
             parts = pieces(parameter.detach(), tensor.detach())
-            is_same = all(same_bits(one.to(tensor.dtype), other) for one, other in parts)
+            is_same = all_same_bits((one.to(tensor.dtype), other) for one, other in parts)
         is_of_block = is_same and isinstance(known.find(parameter), ParameterRef)
         return Cast(parameter, parameter._version, tensor, True) if is_of_block else None
 

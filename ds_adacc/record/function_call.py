@@ -12,7 +12,7 @@ from ds_adacc.program.function_operator import FunctionOperator, autocast_now, p
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
-from ds_adacc.program.same_bits import pieces, same_bits
+from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.known import admit, storage_of
@@ -129,4 +129,4 @@ def _overwritten(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
 
 def _have_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """As `same_bits`, whatever the strides."""
-    return all(same_bits(one.contiguous(), other.contiguous()) for one, other in pieces(a, b))
+    return all_same_bits((one.contiguous(), other.contiguous()) for one, other in pieces(a, b))

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.profile import codec_costs, probe
 from ds_adacc.profile.memory_trace import MemoryTrace
-from ds_adacc.program.same_bits import PIECE, as_bytes, pieces, same_bits
+from ds_adacc.program.same_bits import DEVICE_PIECE, PIECE, all_same_bits, as_bytes, pieces, same_bits
 from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
 
 CPU = torch.device("cpu")
@@ -31,6 +32,35 @@ def test_nan_equals_nan_and_zeros_differ_in_their_sign():
     assert same_bits(a, a.clone())
     assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert same_bits(torch.zeros(0), torch.zeros(0))
+
+
+def test_all_pairs_must_be_alike_and_the_same():
+    zeros, ones = torch.zeros(4, 4), torch.ones(4, 4)
+    assert all_same_bits([])
+    assert all_same_bits([(zeros, zeros.clone()), (ones, ones.clone())])
+    assert not all_same_bits([(zeros, zeros), (ones, zeros)])
+    assert not all_same_bits([(zeros, zeros[:2])])
+    assert not all_same_bits([(zeros, zeros.half())])
+    assert not all_same_bits([(zeros, zeros.t())])
+
+
+@pytest.mark.gpu
+def test_on_a_device_the_host_waits_once():
+    a = torch.randn(2 * DEVICE_PIECE + 3, device="cuda")
+    b = a.clone()
+    b[-1] += 1
+    waits = 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal waits
+            waits += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        assert same_bits(a, a.clone())
+        assert not same_bits(a, b)
+    assert waits == 2
 
 
 LAYOUTS = {
