@@ -45,6 +45,7 @@ def test_all_pairs_must_be_alike_and_the_same():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_device_the_host_waits_once():
     a = torch.randn(2 * DEVICE_PIECE + 3, device="cuda")
     b = a.clone()
