@@ -3,6 +3,8 @@
 The paper's GPT-345M in bf16, with its gradients and AdamW, may take LIMIT bytes. That is less than a GPU has: larger
 batches would only take longer. What small batches take tells about how many fit; that batch is tried, and those beside
 it until one fits and the next does not. There is no engine: after a step that ran out of memory, none would go on.
+
+The first steps of ds_adacc take the memory of full checkpointing. So it is tried with no larger batch than that.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ SMALL_BATCHES = (2, 4)
 SMALLEST_BUDGET = 1 << 20
 ATTEMPTS = 4
 STEPS = 3
-REHEARSED = ("none", "ours lossless")
+REHEARSED = ("none", "full", "ours lossless")
 PATIENCE = 30  # steps until one is steady
 
 
@@ -115,7 +117,8 @@ def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> 
     for name, make, guess in strategies(limited):
         if rehearses and name not in REHEARSED:
             continue
-        rows.measure(name, lambda make=make, guess=guess: largest(limited, make, guess()), name.split()[0])
+        most = rows.measured.get("full", {}).get("batch", limited.most) if name.startswith("ours") else limited.most
+        rows.measure(name, partial(largest, limited, make, guess, most), name.split()[0])
 
 
 def strategies(limited: Limited) -> Iterator[tuple[str, Callable[[], Strategy], Callable[[], int]]]:
@@ -146,10 +149,11 @@ def guess_by_budget(limited: Limited, section: dict[str, Any]) -> int:
     return batch * section["memory_budget"] // refusal.needed
 
 
-def largest(limited: Limited, make: Callable[[], Strategy], guess: int) -> Row:
+def largest(limited: Limited, make: Callable[[], Strategy], guess: Callable[[], int], most: int) -> Row:
     """The largest batch found to fit, what its steps take, and the smallest found not to. `tried`: all batches."""
-    batch, fits, refused, tried = max(1, min(guess, limited.most)), {}, {}, []
-    while len(tried) < ATTEMPTS and 1 <= batch <= limited.most and not (fits and refused):
+    guessed = guess()
+    batch, fits, refused, tried = max(1, min(guessed, most)), {}, {}, []
+    while len(tried) < ATTEMPTS and 1 <= batch <= most and not (fits and refused):
         found = limited.attempt(make, batch)
         tried.append(batch)
         stride = max(1, batch // 16)
@@ -159,7 +163,7 @@ def largest(limited: Limited, make: Callable[[], Strategy], guess: int) -> Row:
         else:
             fits = {"batch": batch, **found}
             batch += stride
-    return {**fits, **refused, "guess": guess, "tried": tried}
+    return {**fits, **refused, "guess": guessed, "most": most, "tried": tried}
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ def examined() -> Row:
     """What `ds_adacc doctor` finds. Raises AssertionError if anything is amiss: the other rows would mislead."""
     found = doctor.run(Namespace(config=None, script=None)).document
     assert found["fine"], found
+    if torch.cuda.is_available():  # training would go on without these kernels, slowly
+        assert not (reason := kernels.why_unusable("cuda")), reason
     return found
 
 

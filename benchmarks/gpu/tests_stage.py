@@ -8,7 +8,7 @@ import pytest
 import stage
 import torch
 from processes import ROOT
-from rows import DeviceLost, Rows, check_device
+from rows import DeviceLost, Row, Rows, check_device
 
 MARKER = "pytest.mark.gpu"
 LIMIT = 60  # seconds that a test may take
@@ -16,15 +16,22 @@ LEAST = 10  # seconds that must be left for one more
 
 
 class Reporter:
-    """Writes what pytest reports as rows. Ends the session when the time is over, or the device is lost."""
+    """Writes what pytest reports as rows. Ends the session when the time is over, or the device is lost.
+
+    `waiting`: the tests that have not begun.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+        self.waiting: set[str] = set()
         self.session: pytest.Session | None = None
 
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         self.session = session
         items[:] = [item for item in items if item.nodeid not in self.rows.known]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.waiting = {item.nodeid for item in session.items}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         name = f"collecting {report.nodeid}"
@@ -35,6 +42,7 @@ class Reporter:
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         if self.rows.seconds_left < LEAST:
             item.session.shouldstop = f"{self.rows.seconds_left:.0f} s are left"
+        self.waiting.discard(item.nodeid)
         self.rows.begin(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -62,8 +70,17 @@ def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> 
     # Only files that have such a test: others import packages that this machine may lack.
     files = sorted(str(file) for file in (ROOT / "tests").rglob("test_*.py") if MARKER in file.read_text())
     chosen = ["-m", "gpu", "-o", f"timeout={LIMIT}", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    pytest.main([*chosen, "--rootdir", str(ROOT), *files[: 2 if rehearses else None]], plugins=[Reporter(rows)])
+    reporter = Reporter(rows)
+    pytest.main([*chosen, "--rootdir", str(ROOT), *files[: 2 if rehearses else None]], plugins=[reporter])
     check_device()
+    rows.write("all tests", lambda: finished(reporter))
+
+
+def finished(reporter: Reporter) -> Row:
+    """Raises AssertionError if tests have not begun, for which no time was left."""
+    waiting = sorted(reporter.waiting)
+    assert not waiting, f"no time was left for {len(waiting)} tests; the first is {waiting[0]}"
+    return {}
 
 
 if __name__ == "__main__":

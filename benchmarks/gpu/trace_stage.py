@@ -35,20 +35,25 @@ LONGEST = 12  # names of kernels
 
 
 def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> None:
-    def begin() -> Row:
-        nonlocal trainer
-        trainer = Trainer("GPT", SMALL if rehearses else LARGE, device)
-        trainer.begin()
-        return {"tokens": trainer.size.tokens}
-
     trainer: Trainer | None = None
-    if rows.write("begin", begin) is None:
-        return
+
+    def row(name: str, make: Callable[[], Strategy]) -> Row:
+        nonlocal trainer
+        if trainer is None:
+            trainer = Trainer("GPT", SMALL if rehearses else LARGE, device)
+            trainer.begin()
+        try:
+            return traced(trainer, make(), folder / f"trace-{name}.json.gz")
+        except BaseException:  # it may be in the middle of a step; the next row makes another
+            trainer.close()
+            trainer = None
+            raise
+
     for name, make in STRATEGIES.items():
-        if rehearses and name not in REHEARSED:
-            continue
-        rows.measure(name, lambda make=make, name=name: traced(trainer, make(), folder / f"trace-{name}.json.gz"))
-    trainer.close()
+        if not rehearses or name in REHEARSED:
+            rows.measure(name, partial(row, name, make))
+    if trainer is not None:
+        trainer.close()
 
 
 def traced(trainer: Trainer, strategy: Strategy, file: Path) -> Row:
@@ -65,7 +70,7 @@ def traced(trainer: Trainer, strategy: Strategy, file: Path) -> Row:
     profiled.export_chrome_trace(str(file))
     with gzip.open(file, "rt") as text:
         events = json.load(text)["traceEvents"]
-    return shown(events, WORK[trainer.device.type])
+    return {"tokens": trainer.size.tokens, **shown(events, WORK[trainer.device.type])}
 
 
 def shown(events: list[Mapping[str, Any]], work: tuple[str, ...]) -> Row:

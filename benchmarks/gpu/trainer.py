@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -174,9 +175,11 @@ def _forget_zero3_models() -> None:
     """Empty the two places where DeepSpeed 0.19 keeps every model of ZeRO-3, with its optimizer, as long as it runs."""
     parameter_offload.FWD_MODULE_STACK.clear()  # the whole model is put there, and never taken away
     # A method with an lru_cache, which holds the object that it is called on. The cache is inside of a wrapper.
-    wrapper = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
-    (cell,) = wrapper.__closure__
-    cell.cell_contents.cache_clear()
+    wrapper = getattr(PartitionedParameterCoordinator, "_PartitionedParameterCoordinator__params_to_release", None)
+    caches = [cell.cell_contents for cell in getattr(wrapper, "__closure__", None) or ()]
+    cleared = [cache.cache_clear() for cache in caches if hasattr(cache, "cache_clear")]
+    if not cleared:
+        print("this DeepSpeed keeps models of ZeRO-3 elsewhere: they may stay in memory", file=sys.stderr)
 
 
 def release(device: torch.device) -> None:

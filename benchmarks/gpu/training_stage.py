@@ -1,6 +1,6 @@
 """Stage `training`: a GPT and a LLaMA under every strategy, beside no checkpointing, in one process.
 
-Each model has one engine, in which the strategies take steps one after another; no checkpointing comes first and last.
+Each model has one engine, in which the strategies take steps one after another. No checkpointing is measured twice.
 What matters most comes first, and each model has half of the time. ds_adacc's budgets are fractions of the peak without
 checkpointing, and what brings the measured peak of a step down to that of full checkpointing.
 """
@@ -78,14 +78,18 @@ class Comparison:
             job = partial(self.in_the_peak_of_full, codecs=codecs, offload=offload)
             yield f"ours {name}, in the peak of full{words}", job, 0.0
         yield "full, inputs offloaded", partial(self.under, OffloadedInputs), 0.0
+        # Whether the device's clock has changed since the first row.
+        yield f"{NONE} again", partial(self.under, Strategy), 0.0
+        first, *others = map(self.compiled, COMPILED)
+        yield first
         for fraction, (words, offload), (name, codecs) in product(FRACTIONS, OFFLOAD.items(), CODECS.items()):
             job = partial(self.ours, memory_budget=fraction, codecs=codecs, offload=offload)
             yield f"ours {name}, {fraction}{words}", job, 0.0
-        # Whether the device's clock has changed since the first row. What is compiled comes last, as it takes longest.
-        yield f"{NONE} again", partial(self.under, Strategy), 0.0
-        for budget in COMPILED:
-            backend = "aot_eager_decomp_partition" if self.rehearses else "inductor"
-            yield f"compiled, {budget}", partial(self.under, partial(MemoryBudget, budget, backend)), COMPILE_SECONDS
+        yield from others
+
+    def compiled(self, budget: float) -> Job:
+        backend = "aot_eager_decomp_partition" if self.rehearses else "inductor"
+        return f"compiled, {budget}", partial(self.under, partial(MemoryBudget, budget, backend)), COMPILE_SECONDS
 
     def under(self, make: Callable[[], Strategy]) -> Row:
         """The figures of a strategy, with its shares of the speed and of the memory without checkpointing."""

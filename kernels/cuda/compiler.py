@@ -139,6 +139,8 @@ def _kept(source: str, options: Sequence[str]) -> bytes:
     with open(folder / f"{source}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
+            text = "compiling the CUDA kernels in %s, which takes some seconds; the result is kept in %s"
+            logging.getLogger("ds_adacc").info(text, source, folder)
             partial = path.with_suffix(f".{os.getpid()}")
             partial.write_bytes(compile_cubin(source, options))
             partial.replace(path)

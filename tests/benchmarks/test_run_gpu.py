@@ -5,9 +5,11 @@ import os
 import subprocess
 
 import pytest
+import tests_stage
 import trace_stage
 import training_stage
 from processes import ROOT
+from rows import Rows
 
 from ds_adacc.kernels import CODECS
 
@@ -55,7 +57,19 @@ def test_the_probe_says_which_operator_runs_and_whether_it_is_replayed(rehearsed
 
 
 def test_the_tests_that_need_a_gpu_are_found(rehearsed):
-    assert {row["outcome"] for row in rehearsed["tests"].values()} == {"skipped"}
+    assert {row.get("outcome") for name, row in rehearsed["tests"].items() if name != "all tests"} == {"skipped"}
+    assert "error" not in rehearsed["tests"]["all tests"]
+
+
+def test_tests_for_which_no_time_was_left_are_an_error(tmp_path):
+    rows = Rows(tmp_path / "tests.jsonl", seconds=0.0)
+    reporter = tests_stage.Reporter(rows)
+    reporter.waiting = {"tests/test_b.py::test_2", "tests/test_a.py::test_1"}
+    assert rows.write("all tests", lambda: tests_stage.finished(reporter)) is None
+    assert rows.has_failed
+    assert (
+        "no time was left for 2 tests; the first is tests/test_a.py::test_1" in (tmp_path / "tests.jsonl").read_text()
+    )
 
 
 def test_the_codecs_give_the_bits_of_the_reference(rehearsed):
@@ -77,8 +91,10 @@ def test_every_strategy_trains_with_the_same_weights(rehearsed):
 
 
 def test_the_largest_batch_lies_below_one_that_does_not_fit(rehearsed):
-    for name in ("none", "ours lossless"):
+    full = rehearsed["largest_batch"]["full"]
+    for name in ("none", "full", "ours lossless"):
         row = rehearsed["largest_batch"][name]
+        assert row["batch"] <= row["most"] == (full["batch"] if name.startswith("ours") else 64)
         assert row["peak_bytes"] <= rehearsed["largest_batch"]["begin"]["left_bytes"]
         assert "refused_batch" not in row or row["batch"] < row["refused_batch"]
 

@@ -40,9 +40,13 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "ds_adacc"
 
 
-def test_a_cubin_is_compiled_once(cache, monkeypatch):
-    first = compiler.cached_cubin("sums.cu", 8, 0)
+def test_a_cubin_is_compiled_once(cache, monkeypatch, caplog):
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        first = compiler.cached_cubin("sums.cu", 8, 0)
     assert first[:4] == b"\x7fELF"
+    assert caplog.messages == [
+        f"compiling the CUDA kernels in sums.cu, which takes some seconds; the result is kept in {cache}"
+    ]
     monkeypatch.setattr(compiler, "compile_cubin", lambda *_: pytest.fail("compiled again"))
     assert compiler.cached_cubin("sums.cu", 8, 0) == first
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".cubin"]
