@@ -51,14 +51,19 @@ def explained(
     met = (recordings[each.name] for each in problem.block_types if each.name in recordings)
     reasons = {recording.name: recording.remarks_on_replays for recording in met}
     lines += [f"Why no more of {name} is recomputed: {'; '.join(each)}." for name, each in reasons.items() if each]
-    fraction = math.ceil(refusal.smallest / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
     words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
     lines.append(
         f'The {words} is {planner.human_bytes(refusal.smallest)}: "memory_budget": {refusal.smallest} or, as a '
-        f'fraction of the peak without checkpointing, "memory_budget": {fraction:g}{refusal.hint}.'
+        f'fraction of the peak without checkpointing, "memory_budget": {fraction(refusal.smallest, without)}'
+        f"{refusal.hint}."
     )
     lines.append("Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them.")
     return BudgetTooSmall(refusal, "\n  ".join(lines))
+
+
+def fraction(nbytes: int, without: int) -> str:
+    """The `memory_budget` that allows so many bytes, as a fraction of `without`, the peak without checkpointing."""
+    return f"{math.ceil(nbytes / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS:g}"
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:

@@ -12,7 +12,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
-from ds_adacc.plan.budget_error import explained
+from ds_adacc.plan.budget_error import explained, fraction
 from ds_adacc.plan.comparison import compare, most_without, peak_when
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, components, largest
@@ -110,9 +110,12 @@ class Coordinator:
                     which = "New blocks take the leanest policies found, and the others keep theirs"
                 else:
                     which = "The plan of the smallest peak found is in force"
-                text = "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget"
-                peak = planner.human_bytes(group.solution.peak)
-                get_logger().warning(text, group.shortfall.rstrip("."), which, peak)
+                text = (
+                    "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. "
+                    '"memory_budget": %s would allow it. A smaller micro-batch needs less'
+                )
+                peak, reason = group.solution.peak, group.shortfall.rstrip(".")
+                get_logger().warning(text, reason, which, planner.human_bytes(peak), fraction(peak, plan.without))
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""

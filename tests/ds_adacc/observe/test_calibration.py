@@ -191,6 +191,7 @@ def test_where_nothing_fits_the_corrected_model_what_takes_least_is_in_force(cap
         planner.solve_per_block(group.problem, runtime.controller.plan.budget, max_seconds=30.0)
     assert error.value.smallest >= group.solution.peak > runtime.controller.plan.budget
     assert "no plan is known that fits the budget: " in caplog.text
+    assert re.search(r'above the budget. "memory_budget": 0\.\d+ would allow it. A smaller micro-batch', caplog.text)
 
 
 def hooked(model, hook):
