@@ -1,12 +1,15 @@
-"""Refuse a block that already runs inside another checkpoint, which would recompute it whatever the plan says."""
+"""Another checkpoint recomputes what runs in it, whatever the plan says. Around a block it is refused; inside of one it
+is found, so that the user can be told."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
 from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.watch import Watch
 
 _CHECKPOINTS = {  # modules, and what to do about a call of each
     "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",
@@ -41,6 +44,15 @@ def refuse_checkpointed(name: str) -> None:
                 f"recomputes, and the plan could not be kept. To fix it: {remedy}; or disable ds_adacc "
                 '("adacc": {"enabled": false})'
             )
+
+
+def checkpoint_inside(watch: Watch) -> str | None:
+    """The module of the checkpoint that a recorded block has called in its forward; None if it has called none."""
+    for module in _CHECKPOINTS.keys() & sys.modules.keys():
+        entries = (getattr(sys.modules[module], name, None) for name in _ENTRIES)
+        if any(watch.has_seen(inspect.unwrap(entry).__code__) for entry in entries if entry is not None):
+            return module
+    return None
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:

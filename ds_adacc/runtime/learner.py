@@ -13,6 +13,7 @@ from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.watch import Watch, marks_of
 from ds_adacc.record.capture import Capture
 from ds_adacc.record.tensors import RecordedTensors
+from ds_adacc.runtime.checkpointed import checkpoint_inside
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -45,6 +46,9 @@ class Learner:
             self._warnings.doubtful(block, unwatched)
         if captured.recording.runs_compiled:
             self._warnings.compiled(block)
+        checkpoint = checkpoint_inside(captured.watch)
+        if checkpoint is not None:
+            self._warnings.checkpoints_inside(block, checkpoint)
         recording = captured.recording.doubted(record.doubt)
         if earlier is not None and earlier.digest == recording.digest:
             record.outliers = dict(earlier.outliers)

@@ -59,6 +59,16 @@ class Warnings:
             block.name,
         )
 
+    def checkpoints_inside(self, block: Block, checkpoint: str) -> None:
+        """The forward of the block calls another checkpoint."""
+        self._tell(
+            (block.name.split(" ")[-1], checkpoint),
+            "block %s calls %s in its forward. That recomputes what runs in it, whatever the plan says, and what it "
+            "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself there",
+            block.name,
+            checkpoint,
+        )
+
     def unmeasurable(self, name: str, reason: str) -> None:
         """The gradient errors of a block type cannot be measured; `name`: of the block that was recorded."""
         self._tell(

@@ -59,13 +59,34 @@ def test_deepspeeds_checkpointing_is_named_with_what_to_import(runtime, model, f
         model.step(lambda block, x: function(lambda y: runtime.checkpoint(block, y), x))
 
 
-def test_a_checkpoint_inside_a_block_or_beside_it_is_the_programs_own(runtime):
-    block = zoo.GPTBlock(WIDTH, 4, 0.0)
-    x = torch.randn(2, 8, WIDTH, requires_grad=True)
-    head = torch.nn.Linear(WIDTH, WIDTH)
-    y = runtime.checkpoint(lambda x: checkpoint(block, x, use_reentrant=False), x)
+INSIDE = {
+    "torch.utils.checkpoint": lambda *given: checkpoint(*given, use_reentrant=False),
+    "torch.utils.checkpoint, reentrant": lambda *given: checkpoint(*given, use_reentrant=True),
+    "deepspeed.runtime.activation_checkpointing.checkpointing": deepspeeds.checkpoint,
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_checkpoint_inside_a_block_is_the_programs_own_and_is_told_once(inside, caplog):
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none", "rectifier": {"enabled": False}}}))
+    blocks = [zoo.GPTBlock(WIDTH, 4, 0.0) for _ in range(2)]
+    for _ in range(3):
+        x = torch.randn(2, 8, WIDTH, requires_grad=True)
+        y = x * 1.0
+        for block in blocks:
+            y = runtime.checkpoint(lambda y, block=block: INSIDE[inside](block, y), y)
+        y.sum().backward()
+    module = inside.split(",")[0]
+    assert runtime.recordings == 2
+    assert caplog.text.count(f"calls {module} in its forward. That recomputes what runs in it") == 1
+
+
+def test_a_checkpoint_beside_a_block_is_nobodys_business(runtime, caplog):
+    block, head = zoo.GPTBlock(WIDTH, 4, 0.0), torch.nn.Linear(WIDTH, WIDTH)
+    y = runtime.checkpoint(block, torch.randn(2, 8, WIDTH, requires_grad=True))
     checkpoint(head, y, use_reentrant=False).sum().backward()
     assert runtime.recordings == 1
+    assert "in its forward" not in caplog.text
 
 
 def test_without_gradients_blocks_run_as_usual(runtime, model):
