@@ -17,6 +17,7 @@ from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location,
 ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
 
 _NUMBER_OR_BOOLEAN = re.compile(r"true|false|\d+(\.\d+)?(e-?\d+)?")
+_EXAMPLES = {"rectifier": '{"enabled": false}', "solver": '{"max_seconds": 10}'}  # of nested sections; {} is one too
 _TYPES = {  # by pydantic's name of the error
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
@@ -47,7 +48,7 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
     section = document.get(SECTION, {})
     config = None
     if not isinstance(section, Mapping):
-        problems.append(f"{SECTION} = {section!r}: must be an object")
+        problems.append(f'{SECTION} = {_shown(section)}: must be an object, such as {{"memory_budget": 0.4}}')
     else:
         try:
             config = AdaccConfig.model_validate(dict(section))
@@ -155,7 +156,8 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     elif detail["type"] in ("extra_forbidden", "invalid_key"):
         problems = [((), value, f"unknown key{nearest(location[-1], _keys(location[:-1]))}")]
     elif detail["type"] == "model_type":
-        problems = [((), value, "must be an object")]
+        example = _EXAMPLES.get(location[-1], "{}")
+        problems = [((), value, f"must be an object, such as {example}")]
     else:
         message = _TYPES.get(detail["type"]) or detail["msg"].replace("Input should be", "must be")
         null = " or null" if type(None) in _types(location) else ""

@@ -85,8 +85,14 @@ def _block_classes(value: Any) -> str | tuple[str, ...]:
         raise _invalid(((), value, "must be 'auto' or a list of at least one module class name"))
     for index, name in enumerate(value):
         if not isinstance(name, str) or not name.isidentifier():
-            raise _invalid(((index,), name, "must be the name of a class"))
+            hint = f"; did you mean {_last(name)!r}?" if isinstance(name, str) and _last(name).isidentifier() else ""
+            raise _invalid(((index,), name, f"must be the name of a class{hint}"))
     return tuple(value)
+
+
+def _last(path: str) -> str:
+    """What follows the last dot."""
+    return path.rpartition(".")[2]
 
 
 def _memory_budget(value: Any) -> MemoryBudget:
@@ -123,7 +129,8 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
         return value
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))
-        raise _invalid(((), value, f"must be one of {presets}, or an object of roles and their codecs"))
+        hint = "; did you mean 'none'?" if value is None or value is False else ""
+        raise _invalid(((), value, f"must be one of {presets}, or an object of roles and their codecs{hint}"))
     problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
     if problems:
         raise _invalid(*problems)

@@ -62,6 +62,8 @@ def initialize(
     """
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
+    if SECTION not in ds_config:
+        get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
     compact, blocks = None, {}
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
@@ -206,7 +208,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         checkpointing.use(runtime, engine.module)
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)
-        get_logger().info("%d blocks found: %s", len(blocks), _summary(blocks))
+        get_logger().info("%s", _summary(blocks))
         keep_replaced(engine.module, blocks)
     except BaseException:
         unwrap_blocks(blocks)
@@ -234,10 +236,11 @@ def _section_of(source: Any) -> AdaccConfig | None:
 
 def _summary(blocks: dict[str, nn.Module]) -> str:
     if not blocks:
-        return "none; blocks that the model itself runs through ds_adacc.checkpointing will be served"
-    names = list(blocks)
+        return "0 blocks found; blocks that the model itself runs through ds_adacc.checkpointing will be served"
+    names = [name or "the whole model" for name in blocks]
     classes = sorted({type(block).__name__ for block in blocks.values()})
-    return f"{names[0]} to {names[-1]} ({', '.join(classes)})"
+    found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
+    return f"{found} ({', '.join(classes)})"
 
 
 def _config_source(args: Any, config: Any, config_params: Any) -> Any:

@@ -85,7 +85,7 @@ def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, tuple[Decision
     for block_type in plan.block_types:
         if block_type.name in agreement.known_types:
             recording = agreement.known_types[block_type.name].recording
-            name = span(agreement.forward_order.names(block_type.name)) or recording.name
+            name = _blocks(block_type.name, agreement)
             decision = decision_of(name, block_type, policies[block_type.name], recording)
             found[block_type.name] = decision, _size(recording)
     return found
@@ -104,6 +104,11 @@ def merge_decisions(plan: Plan, everyone: Iterable[Mapping[str, tuple[Decision, 
     ]
 
 
+def _blocks(digest: str, agreement: Agreement) -> str:
+    """The blocks of a type that this rank has met, such as "blocks.0-5 (Block)"."""
+    return span(agreement.forward_order.names(digest)) or agreement.known_types[digest].recording.name
+
+
 def _size(recording: Recording) -> str:
     """The sizes of the largest input."""
     inputs = [value.geometry for value in recording.values if value.origin == "input"]
@@ -116,8 +121,10 @@ def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     errors = {key: error for key, error in agreement.errors_in_force().items() if key[0] in names}
     if not errors:
         return []
-    (_, index), error = max(errors.items(), key=lambda item: item[1])
+    (digest, index), error = max(errors.items(), key=lambda item: item[1])
     which = "a block" if index is None else f"block {index + 1}"
+    if len(names) > 1 and digest in agreement.known_types:
+        which += f" of {_blocks(digest, agreement)}"
     return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.bound:g}"]
 
 

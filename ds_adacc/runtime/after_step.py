@@ -90,7 +90,9 @@ def _repeat_trials(controller: Controller) -> None:
 def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], bound: float) -> str:
     """The block with the largest error, for the log."""
     key, found = max(rejected.items(), key=lambda item: item[1].error)
-    return f"gradient error of {names[key]} measured {found.error:.3g}; adacc.max_gradient_error = {bound:g}"
+    shown = (f"{found.error:.{digits}g}" for digits in (3, 6, 17))
+    error = next(text for text in shown if not float(text) <= bound)  # it may be above the bound by little; or NaN
+    return f"gradient error of {names[key]} measured {error}; adacc.max_gradient_error = {bound:g}"
 
 
 def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:

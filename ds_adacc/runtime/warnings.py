@@ -64,7 +64,8 @@ class Warnings:
         self._tell(
             (block.name.split(" ")[-1], checkpoint),
             "block %s calls %s in its forward. That recomputes what runs in it, whatever the plan says, and what it "
-            "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself there",
+            "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself "
+            "there",
             block.name,
             checkpoint,
         )

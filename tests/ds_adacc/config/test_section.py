@@ -77,7 +77,7 @@ def test_compact_takes_patterns_numbers_and_no_interval():
         ),
         ({"layers": []}, "adacc.compact.layers = []: must be 'auto' or a list of at least one name pattern"),
         ({"layers": [3]}, "adacc.compact.layers[0] = 3: must be a name pattern"),
-        (8, "adacc.compact = 8: must be an object"),
+        (8, "adacc.compact = 8: must be an object, such as {}"),
     ],
 )
 def test_what_is_wrong_in_compact_is_named(section, message):
@@ -286,7 +286,8 @@ def test_presets_name_codecs_that_exist():
             {"solver": {"seconds": 1}},
             "adacc.solver.seconds = 1: unknown key; did you mean 'max_seconds'? (valid: 'max_seconds')",
         ),
-        ({"solver": 5}, "adacc.solver = 5: must be an object"),
+        ({"solver": 5}, 'adacc.solver = 5: must be an object, such as {"max_seconds": 10}'),
+        ({"rectifier": False}, 'adacc.rectifier = false: must be an object, such as {"enabled": false}'),
         ({"enabled": "yes"}, "adacc.enabled = 'yes': must be true or false"),
         ({"group_size": "128"}, "adacc.group_size = '128': must be an integer; did you mean 128, without quotes?"),
         ({"group_size": True}, "adacc.group_size = true: must be an integer"),
@@ -386,6 +387,15 @@ def test_presets_name_codecs_that_exist():
         ),
         ({"blocks": []}, "adacc.blocks = []: must be 'auto' or a list of at least one module class name"),
         ({"blocks": ["A", 3]}, "adacc.blocks[1] = 3: must be the name of a class"),
+        (
+            {"blocks": ["model.Layer"]},
+            "adacc.blocks[0] = 'model.Layer': must be the name of a class; did you mean 'Layer'?",
+        ),
+        (
+            {"codecs": None},
+            "adacc.codecs = null: must be one of 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none', or an "
+            "object of roles and their codecs; did you mean 'none'?",
+        ),
     ],
 )
 def test_messages_name_the_key_the_value_and_the_nearest_choice(section, message):
@@ -418,9 +428,11 @@ def test_all_errors_are_listed():
     ]
 
 
-@pytest.mark.parametrize("section", [None, True, 3, "auto", []])
-def test_the_section_is_an_object(section):
-    assert errors(section) == [f"adacc = {section!r}: must be an object"]
+@pytest.mark.parametrize(
+    ("section", "shown"), [(None, "null"), (True, "true"), (3, "3"), ("auto", "'auto'"), ([], "[]")]
+)
+def test_the_section_is_an_object(section, shown):
+    assert errors(section) == [f'adacc = {shown}: must be an object, such as {{"memory_budget": 0.4}}']
 
 
 @pytest.mark.parametrize("key", ["adac", "Adacc", "ADACC", "adaac", "addacc", "acdacc", "ds_adacc", "adacc_"])

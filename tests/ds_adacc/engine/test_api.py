@@ -29,13 +29,21 @@ def test_same_signature_as_deepspeed():
 
 
 @pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
-def test_without_a_section_it_is_deepspeed(monkeypatch, config):
+def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     given = {}
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or "theirs")
     model = Translator()
     assert ds_adacc.initialize(model=model, config=config) == "theirs"
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
+    assert ('ds_config has no "adacc" section: ds_adacc does nothing' in caplog.text) == (config == {})
+
+
+def test_the_blocks_found_are_told():
+    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
+    assert engine._summary(find_blocks(model, "auto")) == "3 blocks found: 0 to 2 (GPTBlock)"
+    assert engine._summary(find_blocks(model, ("Sequential",))) == "1 block found: the whole model (Sequential)"
+    assert engine._summary({}).startswith("0 blocks found; blocks that the model itself runs")
 
 
 def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):

@@ -158,6 +158,9 @@ def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
     assert why_rejected(rejected, names, BOUND) == (
         "gradient error of layers.7 (Block) measured 0.25; adacc.max_gradient_error = 0.1"
     )
+    for error, shown in ((0.10002, "0.10002"), (0.5, "0.5"), (float("nan"), "nan")):
+        rejected = {("here", 0): PolicyError(policy, error)}
+        assert f"measured {shown}; adacc" in why_rejected(rejected, names, BOUND), "it reads as above the bound"
 
 
 @pytest.mark.usefixtures("slow_replays")
