@@ -79,7 +79,7 @@ def stubbed(block, args, kwargs):
         runtime.controller.end_backward()
         runtime.controller.end_step()
     (known,) = runtime.blocks.all()
-    (bound,) = (record.bound for record in known.records())
+    (bound,) = (variant.bound for variant in known.variants())
     recording, profile = bound.recording, profile_of(bound.recording)
     stores = list(planner.recompute_policy(profile).stores)
     for value in recording.values:
@@ -88,7 +88,7 @@ def stubbed(block, args, kwargs):
     policy = planner.Policy(tuple(stores), planner.recompute_policy(profile).replays)
     codecs = {index: Stub() for index, store in enumerate(stores) if store == "stub"}
     bound = bind(recording, policy, codecs)
-    known.records()[0].bind_later(lambda record: bound)
+    known.variants()[0].bind_later(lambda variant: bound)
     looks = {value.index: value.geometry for value in recording.values}
     tensors = {
         i: torch.zeros(1).new_empty(look.span // 4).as_strided(look.size, look.stride) for i, look in looks.items()

@@ -7,7 +7,7 @@ the tensor when backward asks for it.
 The files, in the order in which a tensor meets them:
 
 * `registry`: finds the block that a callable is.
-* `block`: what is known of a block, one record for each signature and guards.
+* `block`: what is known of a block, one variant for each signature and guards.
 * `bound_policy`: ties a policy to a recording: what to do at each call of the pack hook, what to replay in backward.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
@@ -43,7 +43,7 @@ E11. A number that keeps changing is guarded for three values: guarding it longe
 E12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that
     fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
     one before it could be taken for that.
-E13. Nothing of a block outlives its modules: its records hold their parameters, and whoever still knows the block must
+E13. Nothing of a block outlives its modules: its variants hold their parameters, and whoever still knows the block must
     not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
 E14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
     Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.

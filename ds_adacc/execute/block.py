@@ -1,4 +1,4 @@
-"""One block of the model, and a record for each signature and guards under which it has been called."""
+"""One block of the model, and a variant for each signature and guards under which it has been called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ds_adacc.python_state.guards import Guards, moved
 from ds_adacc.python_state.reading import Reading
 from ds_adacc.python_state.watch import Place
 
-_RECORDS = 64  # a record holds a plan; a block called with ever new shapes must not pile them up
+_VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS = 3
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
@@ -37,8 +37,8 @@ class Trial:
 
 
 @dataclass
-class Record:
-    """What is known of one block under one signature.
+class Variant:
+    """A block under one signature and these guards: the program that it runs then, and what is known of it.
 
     `guards`: the marks of what it depends on when it was recorded; None: any will do.
     `digest`: that of its recording, which names its block type.
@@ -66,20 +66,20 @@ class Record:
     is_predicted: bool = False
     is_unseen: bool = False
     failures: int = 0
-    _bind: Callable[[Record], BoundPolicy] | None = field(default=None, repr=False)
+    _bind: Callable[[Variant], BoundPolicy] | None = field(default=None, repr=False)
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
     @classmethod
-    def failed(cls, guards: Guards, earlier: Record | None) -> Record:
+    def failed(cls, guards: Guards, earlier: Variant | None) -> Variant:
         """That of a block that could not be recorded under these guards. Under others it is tried again, a few times.
 
-        `earlier`: the last record of the same signature.
+        `earlier`: the last variant of the same signature.
         """
         failures = 1 if earlier is None else earlier.failures + 1
         return cls(guards if failures < _ATTEMPTS else None, failures=failures)
 
-    def bind_later(self, bind: Callable[[Record], BoundPolicy]) -> None:
-        """From the next call on, run under what `bind` returns for this record.
+    def bind_later(self, bind: Callable[[Variant], BoundPolicy]) -> None:
+        """From the next call on, run under what `bind` returns for this variant.
 
         It is called when the policy is needed: of the sizes that a block has met, few come back before it changes.
         """
@@ -102,14 +102,14 @@ class Record:
             order, count = (torch.where(is_finite, *pair) for pair in zip((order, count), before, strict=True))
         self.outliers[index] = order, count
 
-    def at_other_sizes(self, guards: Guards, recording: Recording) -> Record:
-        """A record of the same program at other sizes of its inputs, without a policy yet.
+    def at_other_sizes(self, guards: Guards, recording: Recording) -> Variant:
+        """A variant of the same program at other sizes of its inputs, without a policy yet.
 
         `recording` is the program at these sizes. Where the last dimension of a value follows them, its channels are
         positions, and the outliers found at one size are none at another.
         """
         values = recording.values
-        return Record(
+        return Variant(
             guards,
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
@@ -122,8 +122,8 @@ class Record:
     def to_plain(self, on_host: dict[int, torch.Tensor]) -> dict[str, Any]:
         """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host.
 
-        `on_host`: by the tensor's id, what other records of the block have put there. Records of one program at several
-        sizes share their tensors, and a file that they are saved to has each of them once.
+        `on_host`: by the tensor's id, what other variants of the block have put there. Variants of one program at
+        several sizes share their tensors, and a file that they are saved to has each of them once.
         """
         outliers = {}
         for index, (order, count) in self.outliers.items():
@@ -139,8 +139,8 @@ class Record:
         }
 
     @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Record:
-        """The record that `to_plain` made `data` of; it has no policy yet."""
+    def from_plain(cls, data: Mapping[str, Any]) -> Variant:
+        """The variant that `to_plain` made `data` of; it has no policy yet."""
         outliers = {
             i: (order.long(), torch.tensor(count, device="cpu")) for i, (order, count) in data["outliers"].items()
         }
@@ -161,8 +161,8 @@ class Record:
             return True
         return bool(self.ignored) and (moved(self.guards, guards) or {""}) <= self.ignored
 
-    def succeed(self, earlier: Record) -> None:
-        """Learn from the earlier record of the same signature, some of whose numbers may have changed (Rule E11).
+    def succeed(self, earlier: Variant) -> None:
+        """Learn from the earlier variant of the same signature, some of whose numbers may have changed (Rule E11).
 
         A number on a schedule would have the block recorded at every step. Once it has been seen with three values, it
         is guarded no longer. Then nothing is replayed: its next value may change any constant or choose another branch.
@@ -179,30 +179,30 @@ class Record:
 
 
 class Block:
-    """A block and its records, at most 64; the least recently used is forgotten.
+    """A block and its variants, at most 64; the least recently used is forgotten.
 
-    `past`: its records in the run that this one resumes, the last used first. `places`: the globals and class
+    `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     """
 
-    def __init__(self, name: str, past: Sequence[Record] = ()) -> None:
+    def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
         self.begins_gradient = False
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
-        self._records: list[tuple[Signature, Record]] = []
+        self._variants: list[tuple[Signature, Variant]] = []
         self._past = list(past)
         self._modules: list[weakref.ref[nn.Module]] = []
 
     def live_with(self, modules: Iterable[nn.Module]) -> None:
-        """Forget all records, and with them the parameters, as soon as one of the modules is gone (Rule E13)."""
+        """Forget all variants, and with them the parameters, as soon as one of the modules is gone (Rule E13)."""
         myself = weakref.ref(self)
 
         def forget(_: Any) -> None:
             block = myself()
             if block is not None:
-                block._records, block._past, block.last_reading = [], [], None
+                block._variants, block._past, block.last_reading = [], [], None
 
         self._modules = [weakref.ref(module, forget) for module in modules]
 
@@ -212,72 +212,72 @@ class Block:
         classes = tuple(type(reference()) for reference in self._modules)
         return ("" if len(classes) == 1 else self.name), classes
 
-    def find(self, signature: Signature, guards: Guards) -> Record | None:
-        """The record for this signature and these guards."""
-        for position, (known, record) in enumerate(self._records):
-            if known == signature and record.holds(guards):
+    def find(self, signature: Signature, guards: Guards) -> Variant | None:
+        """The variant for this signature and these guards."""
+        for position, (known, variant) in enumerate(self._variants):
+            if known == signature and variant.holds(guards):
                 if position:
-                    self._records.insert(0, self._records.pop(position))
-                return record
+                    self._variants.insert(0, self._variants.pop(position))
+                return variant
         return None
 
-    def latest(self, signature: Signature) -> Record | None:
-        """The last used record for this signature, whatever its guards."""
-        return next((record for known, record in self._records if known == signature), None)
+    def latest(self, signature: Signature) -> Variant | None:
+        """The last used variant for this signature, whatever its guards."""
+        return next((variant for known, variant in self._variants if known == signature), None)
 
-    def relative(self, signature: Signature, guards: Guards) -> tuple[Record | None, Sizes | None]:
-        """The last used record whose signature differs from this one, but only in sizes and strides; and its sizes."""
-        for known, record in self._records:
-            if record.recording is not None and record.holds(guards) and differ_in_sizes(known, signature):
-                return record, known.sizes
+    def relative(self, signature: Signature, guards: Guards) -> tuple[Variant | None, Sizes | None]:
+        """The last used variant whose signature differs from this one, but only in sizes and strides; and its sizes."""
+        for known, variant in self._variants:
+            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature):
+                return variant, known.sizes
         return None, None
 
     def changing_numbers(self, signature: Signature) -> dict[str, int]:
         """How many values each number among the arguments has had, with that of a new call; by the argument's name."""
         values: dict[str, set[Any]] = {}
-        for known, _ in self._records:
+        for known, _ in self._variants:
             for name, (before, now) in (differing_numbers(known, signature) or {}).items():
                 values.setdefault(name, {now}).add(before)
         return {name: len(each) for name, each in values.items()}
 
     def forget(self, digests: Collection[str]) -> None:
-        """Forget the records of these block types."""
-        self._records = [(s, record) for s, record in self._records if record.digest not in digests]
+        """Forget the variants of these block types."""
+        self._variants = [(s, variant) for s, variant in self._variants if variant.digest not in digests]
 
-    def drop(self, record: Record) -> None:
-        """Forget this record."""
-        self._records = [(signature, other) for signature, other in self._records if other is not record]
+    def drop(self, variant: Variant) -> None:
+        """Forget this variant."""
+        self._variants = [(signature, other) for signature, other in self._variants if other is not variant]
 
-    def add(self, signature: Signature, record: Record) -> None:
-        """Keep a new record, in place of those that held for the same calls."""
-        others = [(s, r) for s, r in self._records if not (s == signature and _covers(record, r))]
-        self._records = [(signature, record), *others][:_RECORDS]
+    def add(self, signature: Signature, variant: Variant) -> None:
+        """Keep a new variant, in place of those that held for the same calls."""
+        others = [(s, r) for s, r in self._variants if not (s == signature and _covers(variant, r))]
+        self._variants = [(signature, variant), *others][:_VARIANTS]
 
-    def records(self) -> list[Record]:
-        return [record for _, record in self._records]
+    def variants(self) -> list[Variant]:
+        return [variant for _, variant in self._variants]
 
-    def recall(self, recording: Recording) -> Record | None:
-        """The record that the resumed run had of this program, which is handed out once; None if it had none."""
-        for position, record in enumerate(self._past):
-            if recording.doubted(record.doubt).digest == record.digest:
+    def recall(self, recording: Recording) -> Variant | None:
+        """The variant that the resumed run had of this program, which is handed out once; None if it had none."""
+        for position, variant in enumerate(self._past):
+            if recording.doubted(variant.doubt).digest == variant.digest:
                 return self._past.pop(position)
         return None
 
     def to_plain(self) -> dict[str, Any]:
-        """The name and the records with a recording, and after them those of the resumed run that were not recalled."""
-        known = [*(record for record in self.records() if record.recording is not None), *self._past][:_RECORDS]
+        """The name, the variants with a recording, and after them those of the resumed run that were not recalled."""
+        known = [*(variant for variant in self.variants() if variant.recording is not None), *self._past][:_VARIANTS]
         on_host: dict[int, torch.Tensor] = {}
-        return {"name": self.name, "records": [record.to_plain(on_host) for record in known]}
+        return {"name": self.name, "records": [variant.to_plain(on_host) for variant in known]}
 
     @property
     def digests(self) -> set[str]:
-        """The block types of its records, and of the records of the resumed run that were not recalled."""
-        return {record.digest for record in (*self.records(), *self._past)}
+        """The block types of its variants, and of the variants of the resumed run that were not recalled."""
+        return {variant.digest for variant in (*self.variants(), *self._past)}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Block:
-        """The block that `to_plain` made `data` of, with its records as the past."""
-        return cls(data["name"], [Record.from_plain(record) for record in data["records"]])
+        """The block that `to_plain` made `data` of, with its variants as the past."""
+        return cls(data["name"], [Variant.from_plain(variant) for variant in data["records"]])
 
 
 def _named(numbers: Collection[str]) -> str:
@@ -285,5 +285,5 @@ def _named(numbers: Collection[str]) -> str:
     return f"{first} (and {len(others)} more)" if others else first
 
 
-def _covers(record: Record, other: Record) -> bool:
-    return other.guards is None or record.holds(other.guards)
+def _covers(variant: Variant, other: Variant) -> bool:
+    return other.guards is None or variant.holds(other.guards)

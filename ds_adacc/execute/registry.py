@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
@@ -61,6 +61,8 @@ class Registry:
         """All blocks, also those of the past that are yet to be met."""
         return [*self.all(), *self._past]
 
-    def records(self) -> list[tuple[Block, Record]]:
-        """The records of all blocks that have a recording, each with its block."""
-        return [(block, record) for block in self.all() for record in block.records() if record.recording is not None]
+    def variants(self) -> list[tuple[Block, Variant]]:
+        """The variants of all blocks that have a recording, each with its block."""
+        return [
+            (block, variant) for block in self.all() for variant in block.variants() if variant.recording is not None
+        ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
@@ -35,15 +35,17 @@ class Observer:
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
-    def begin(self, record: Record, block: Block, times_forward: bool = True, times_backward: bool = True) -> Ticket:
+    def begin(self, variant: Variant, block: Block, times_forward: bool = True, times_backward: bool = True) -> Ticket:
         """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own.
 
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
-        assert record.policy is not None  # it has been admitted
-        ticket = Ticket(self, record.digest, record.policy, block)
+        assert variant.policy is not None  # it has been admitted
+        ticket = Ticket(self, variant.digest, variant.policy, block)
         if self._profiler is not None:
-            ticket.moments = self._profiler.forward_begins(record.digest, record.policy, times_forward, times_backward)
+            ticket.moments = self._profiler.forward_begins(
+                variant.digest, variant.policy, times_forward, times_backward
+            )
         return ticket
 
     def watch(

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Record
+from ds_adacc.execute.block import Variant
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.codec_maker import CodecMaker
 
 
 class OutlierTracker:
-    """A pack hook for `call` that also finds the outlier channels of `values`, and stores them in the record."""
+    """A pack hook for `call` that also finds the outlier channels of `values`, and stores them in the variant."""
 
     def __init__(
         self,
         call: Call,
-        record: Record,
+        variant: Variant,
         codecs: CodecMaker,
         values: Sequence[int],
         inputs: Sequence[torch.Tensor],
     ) -> None:
         self._call = call
-        self._record = record
+        self._variant = variant
         self._codecs = codecs
         self._values = frozenset(values)
         for index, _ in call.bound.inputs:
@@ -43,4 +43,4 @@ class OutlierTracker:
     def _look(self, index: int, root: torch.Tensor) -> None:
         with torch.no_grad():
             value = self._call.bound.recording.values[index]
-            self._record.note_outliers(index, *self._codecs.outliers(root, value))
+            self._variant.note_outliers(index, *self._codecs.outliers(root, value))

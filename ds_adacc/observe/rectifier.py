@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.config import RectifierConfig
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import Ranks
@@ -46,7 +46,7 @@ class Rectifier:
         self._ranks = ranks
 
     def judge(self, blocks: Registry, agreement: Agreement) -> Verdict:
-        """The verdict on the outliers that a tracking step has stored in the blocks' records. Every rank must call."""
+        """The verdict on the outliers that a tracking step has stored in the blocks' variants. Every rank must call."""
         counts = self._count(blocks, agreement)
         merged = _most(self._ranks.gather(counts))
         return self._ranks.on_first(lambda: self._compare(merged, agreement))
@@ -58,14 +58,14 @@ class Rectifier:
         type is known on all ranks, and no rank knows which sizes another one has adopted. Of each block the size that
         it ran last counts. The others may have been looked at long ago.
         """
-        last: dict[tuple[Block, str], Record] = {}
-        for block, record in blocks.records():
-            last.setdefault((block, agreement.origin(record.digest)), record)
+        last: dict[tuple[Block, str], Variant] = {}
+        for block, variant in blocks.variants():
+            last.setdefault((block, agreement.origin(variant.digest)), variant)
         counts: dict[str, dict[int, int]] = {}
-        for (_, digest), record in last.items():
-            values = agreement.known_types[record.digest].recording.values
+        for (_, digest), variant in last.items():
+            values = agreement.known_types[variant.digest].recording.values
             most = counts.setdefault(digest, {})
-            for index, (_, count) in record.outliers.items():
+            for index, (_, count) in variant.outliers.items():
                 if values[index].role in self.config.roles:
                     most[index] = max(most.get(index, 0), int(count))
         return counts

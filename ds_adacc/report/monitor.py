@@ -84,8 +84,8 @@ def _gradient_errors(controller: Any) -> Iterable[Reading]:
     agreement = controller.agreement
     errors = agreement.errors_in_force()
     named: dict[str, float] = {}
-    for block, record in controller.blocks.records():
-        key = agreement.block_key(block, record.digest)
+    for block, variant in controller.blocks.variants():
+        key = agreement.block_key(block, variant.digest)
         if key in errors:
             path, is_module, _ = block.name.partition(" (")  # a function has the name of its definition, like others
             name = path if is_module or key[1] is None else f"{path}.{key[1]}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Record
+from ds_adacc.execute.block import Variant
 from ds_adacc.execute.bound_policy import BoundPolicy, Course, bind
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
@@ -19,7 +19,7 @@ from ds_adacc.program.replay import Updates
 
 
 class Binder:
-    """Binds records to the policies of their block types, and owns what offloaded values need."""
+    """Binds variants to the policies of their block types, and owns what offloaded values need."""
 
     def __init__(self, codecs: CodecMaker) -> None:
         self._codecs = codecs
@@ -28,38 +28,38 @@ class Binder:
 
     def set_policy(
         self,
-        record: Record,
+        variant: Variant,
         known: KnownType,
         policy: planner.Policy,
         inputs: InputPlacement,
         device: torch.device,
     ) -> None:
-        """Have the record run the policy from its next call on, with the outlier channels last found by then.
+        """Have the variant run the policy from its next call on, with the outlier channels last found by then.
 
         `inputs` says how the block inputs that the policy retains are held.
         """
 
-        def bind_to(record: Record) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
-            recording = record.recording
-            held = inputs.applied(self._permitted(policy, recording, record), recording)
+        def bind_to(variant: Variant) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
+            recording = variant.recording
+            held = inputs.applied(self._permitted(policy, recording, variant), recording)
             course = known.course(recording, held)
-            return self._bind(record, recording, known, held, inputs, device, course)
+            return self._bind(variant, recording, known, held, inputs, device, course)
 
-        record.policy = policy
-        record.bind_later(bind_to)
+        variant.policy = policy
+        variant.bind_later(bind_to)
 
     def note_update(self) -> None:
         """Note a step of the optimizer: no call before it can replay what reads parameters any more."""
         self._updates.count += 1
 
-    def reserve(self, records: Iterable[tuple[Record, int]]) -> None:
-        """Get host memory for what these records offload: each with the number of its calls in a forward."""
+    def reserve(self, variants: Iterable[tuple[Variant, int]]) -> None:
+        """Get host memory for what these variants offload: each with the number of its calls in a forward."""
         sizes = [
-            record.bound.recording.values[index].nbytes
-            for record, calls in records
-            if record.bound.prefetcher is not None
-            for index in record.bound.order
-            if record.bound.policy.stores[index] == planner.OFFLOAD
+            variant.bound.recording.values[index].nbytes
+            for variant, calls in variants
+            if variant.bound.prefetcher is not None
+            for index in variant.bound.order
+            if variant.bound.policy.stores[index] == planner.OFFLOAD
             for _ in range(calls)
         ]
         if self._prefetcher is not None:
@@ -71,16 +71,16 @@ class Binder:
             self._prefetcher.pass_over()
 
     def measured(
-        self, record: Record, recording: Recording, known: KnownType, policy: planner.Policy, device: torch.device
+        self, variant: Variant, recording: Recording, known: KnownType, policy: planner.Policy, device: torch.device
     ) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
-        policy = self._permitted(planner.Policy(stores, policy.replays), recording, record)
-        return self._bind(record, recording, known, policy, InputPlacement(), device)
+        policy = self._permitted(planner.Policy(stores, policy.replays), recording, variant)
+        return self._bind(variant, recording, known, policy, InputPlacement(), device)
 
     def _bind(
         self,
-        record: Record,
+        variant: Variant,
         recording: Recording,
         known: KnownType,
         policy: planner.Policy,
@@ -95,22 +95,22 @@ class Binder:
             elif planner.is_codec(choice):
                 channels = None
                 if separates_outliers(choice):
-                    channels = record.outliers[index][0][: known.capacity[index]]
+                    channels = variant.outliers[index][0][: known.capacity[index]]
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
         return bind(recording, policy, codecs, self._prefetcher, course, self._updates)
 
-    def has_all_losses(self, record: Record, policy: planner.Policy, profile: planner.Profile) -> bool:
-        """Whether calls of the record compress all that the policy compresses with a loss, and retain none of it.
+    def has_all_losses(self, variant: Variant, policy: planner.Policy, profile: planner.Profile) -> bool:
+        """Whether calls of the variant compress all that the policy compresses with a loss, and retain none of it.
 
         `profile`: that for which the policy was made.
         """
-        stores = self._permitted(policy, record.recording, record).stores
+        stores = self._permitted(policy, variant.recording, variant).stores
         replaced = (index for index, pair in enumerate(zip(policy.stores, stores, strict=True)) if pair[0] != pair[1])
         return not any(planner.is_lossy(profile, index, policy.stores[index]) for index in replaced)
 
-    def _permitted(self, policy: planner.Policy, recording: Recording, record: Record) -> planner.Policy:
+    def _permitted(self, policy: planner.Policy, recording: Recording, variant: Variant) -> planner.Policy:
         """The policy, but a value that its codec cannot hold is retained.
 
         It cannot if the value has Inf (a score, for example), or if it is not known which channels are outliers.
@@ -119,7 +119,7 @@ class Binder:
         for index, choice in enumerate(stores):
             if choice in (None, planner.RETAIN):
                 continue
-            lacks_outliers = separates_outliers(choice) and index not in record.outliers
+            lacks_outliers = separates_outliers(choice) and index not in variant.outliers
             if lacks_outliers or choice not in self._codecs.on_offer(recording.values[index], recording):
                 stores[index] = planner.RETAIN
         return planner.Policy(tuple(stores), policy.replays)

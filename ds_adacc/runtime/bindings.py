@@ -1,4 +1,4 @@
-"""Which policy each record of a block runs now: the planned one, or full recomputation while that is on trial."""
+"""Which policy each variant of a block runs now: the planned one, or full recomputation while that is on trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record, Trial
+from ds_adacc.execute.block import Block, Trial, Variant
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
@@ -21,7 +21,7 @@ _MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgott
 
 
 class Bindings:
-    """Binds the records of the blocks, and forgets the records that no plan needs."""
+    """Binds the variants of the blocks, and forgets the variants that no plan needs."""
 
     def __init__(
         self, blocks: Registry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
@@ -33,66 +33,66 @@ class Bindings:
         self._binder = binder
 
     def bind_all(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
-        """Bind all records of these block types, from the next call of each on."""
+        """Bind all variants of these block types, from the next call of each on."""
         changed = set(digests)
-        for block, record in self._blocks.records():
-            if record.digest in changed:
-                self.bind(block, record, step, device)
+        for block, variant in self._blocks.variants():
+            if variant.digest in changed:
+                self.bind(block, variant, step, device)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
     def _reserve_host_memory(self) -> None:
         """Get pinned memory for what is offloaded now: it takes long, and the next step may be one that is measured."""
         types = self._agreement.known_types
-        last: dict[Block, Record] = {}  # of each block, the record that it ran last: one at a time offloads
-        for block, record in self._blocks.records():
-            if self._agreement.inputs.on_host or types[record.digest].offloads:
-                last.setdefault(block, record)
-        self._binder.reserve((record, types[record.digest].calls_per_block) for record in last.values())
+        last: dict[Block, Variant] = {}  # of each block, the variant that it ran last: one at a time offloads
+        for block, variant in self._blocks.variants():
+            if self._agreement.inputs.on_host or types[variant.digest].offloads:
+                last.setdefault(block, variant)
+        self._binder.reserve((variant, types[variant.digest].calls_per_block) for variant in last.values())
 
-    def bind(self, block: Block, record: Record, step: Step, device: torch.device | None) -> None:
-        """Bind the record to the policy of its block, or put that on trial.
+    def bind(self, block: Block, variant: Variant, step: Step, device: torch.device | None) -> None:
+        """Bind the variant to the policy of its block, or put that on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """
         agreement = self._agreement
-        origin, index = key = agreement.block_key(block, record.digest)
-        known = agreement.known_types[record.digest]
+        origin, index = key = agreement.block_key(block, variant.digest)
+        known = agreement.known_types[variant.digest]
         policy, inputs = known.policy(index), agreement.inputs
-        is_tried_again = step.is_tracking and agreement.is_lossy(block, record.digest)
-        is_permitted = known.agreed is None or agreement.permits(record.digest, index)
+        is_tried_again = step.is_tracking and agreement.is_lossy(block, variant.digest)
+        is_permitted = known.agreed is None or agreement.permits(variant.digest, index)
         on_trial = is_tried_again or not is_permitted
-        trial = self._trial(record, key, policy, known.agreed.spec.profile) if on_trial else None
-        record.trial = trial or self._trial_of_origin(record, origin, index)
+        trial = self._trial(variant, key, policy, known.agreed.spec.profile) if on_trial else None
+        variant.trial = trial or self._trial_of_origin(variant, origin, index)
         recomputes, is_unknown = on_trial or step.recomputes, self._trials.are_unknown(known)
         if recomputes or is_unknown:
             inputs = InputPlacement()  # a probe must find the inputs as they were given, without a collective
         if recomputes or (known.agreed is None and is_unknown):
             # A probe finds all values exactly, at the bytes of full checkpointing.
             policy = planner.recompute_policy(known.profile)
-        self._binder.set_policy(record, known, policy, inputs, device)
+        self._binder.set_policy(variant, known, policy, inputs, device)
 
-    def _trial(self, record: Record, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> Trial | None:
+    def _trial(self, variant: Variant, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> Trial | None:
         """A trial of the policy, which was made for `profile`, unless it is rejected already.
 
         Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for
         the error of another policy. Calls at other sizes measure it.
         """
         is_rejected = key[1] is None or self._agreement.approvals.is_rejected(key, policy)
-        return None if is_rejected or not self._binder.has_all_losses(record, policy, profile) else Trial(policy)
+        return None if is_rejected or not self._binder.has_all_losses(variant, policy, profile) else Trial(policy)
 
-    def _trial_of_origin(self, record: Record, origin: str, index: int | None) -> Trial | None:
+    def _trial_of_origin(self, variant: Variant, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.
 
         Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
         """
         agreement = self._agreement
-        if origin == record.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
+        if origin == variant.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
             return None
-        own, larger = agreement.agreed_types[record.digest], agreement.agreed_types[origin]
+        own, larger = agreement.agreed_types[variant.digest], agreement.agreed_types[origin]
         if is_lossy(own.policy(index), own.spec.profile):
             return None
-        return self._trial(record, (origin, index), larger.policy(index), larger.spec.profile)
+        return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)
 
     def limit_adopted(self, step: Step) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.
@@ -114,6 +114,6 @@ class Bindings:
             self.keep_block_types()
 
     def keep_block_types(self) -> None:
-        """Forget the block types of which no block has a record, and from which no other is predicted or adopted."""
-        kept = {record.digest for _, record in self._blocks.records()}
+        """Forget the block types of which no block has a variant, and from which no other is predicted or adopted."""
+        kept = {variant.digest for _, variant in self._blocks.variants()}
         self._agreement.keep({*kept, *self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()})

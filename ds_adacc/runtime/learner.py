@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
@@ -28,53 +28,53 @@ class Learner:
         self._warnings = warnings
         self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
 
-    def recording(self, block: Block, signature: Signature, record: Record, captured: Capture) -> Recording:
+    def recording(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> Recording:
         """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.recording is not None:
-            record.succeed(earlier)
-            if record.doubt and not earlier.doubt:
-                self._warnings.doubtful(block, record.doubt)
-        unwatched = captured.watch.unguarded or unreadable((signature, record.guards))
-        if not any(each.recording is not None and not each.doubt for each in block.records()):
-            unwatched = unwatched or self._kept_result(block, record, captured.watch)
-        codes = [mark.code for mark in (record.guards or {}).values() if isinstance(mark, KeptResults)]
+            variant.succeed(earlier)
+            if variant.doubt and not earlier.doubt:
+                self._warnings.doubtful(block, variant.doubt)
+        unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
+        if not any(each.recording is not None and not each.doubt for each in block.variants()):
+            unwatched = unwatched or self._kept_result(block, variant, captured.watch)
+        codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
         if any(code is not None and captured.watch.has_seen(code) for code in codes):
             self._computed.append(captured.watch)
         if unwatched is not None:
-            record.doubt = unwatched
+            variant.doubt = unwatched
             self._warnings.doubtful(block, unwatched)
         if captured.recording.runs_compiled:
             self._warnings.compiled(block)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None:
             self._warnings.checkpoints_inside(block, checkpoint)
-        recording = captured.recording.doubted(record.doubt)
+        recording = captured.recording.doubted(variant.doubt)
         if earlier is not None and earlier.digest == recording.digest:
-            record.outliers = dict(earlier.outliers)
+            variant.outliers = dict(earlier.outliers)
         return recording
 
-    def _kept_result(self, block: Block, record: Record, watch: Watch) -> str | None:
+    def _kept_result(self, block: Block, variant: Variant, watch: Watch) -> str | None:
         """A function of whose results the block has used one that was computed when no block was being recorded.
 
         If another block was, this one depends on all that the other has read.
         """
-        for name, code in kept_results(record.guards or {}).items():
+        for name, code in kept_results(variant.guards or {}).items():
             if not watch.has_seen(code):
                 other = next((each for each in self._computed if each.has_seen(code)), None)
                 if other is None:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
                 block.places.update(other.places)
-                record.guards = {**marks_of(other.places), **(record.guards or {})}
+                variant.guards = {**marks_of(other.places), **(variant.guards or {})}
         return None
 
     def known_type(
-        self, recording: Recording, captured: Capture, block: Block, signature: Signature, record: Record
+        self, recording: Recording, captured: Capture, block: Block, signature: Signature, variant: Variant
     ) -> KnownType:
         """The block type of a recording, measured if it is new."""
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
-        relative, _ = block.relative(signature, record.guards)  # at other input sizes
+        relative, _ = block.relative(signature, variant.guards)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
         is_like = relative is not None and relative.recording.constants == recording.constants
         like = relative.digest if is_like else None
@@ -95,12 +95,12 @@ class Learner:
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def outliers(self, record: Record, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
-        """Find the outlier channels in the data. Channels that the record has already stay, unless `anew` is true."""
+    def outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
+        """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""
         for index in known.outlier_values:
-            if index in record.outliers and not anew:
-                record.outliers[index] = tuple(each.to(tensors[index].device) for each in record.outliers[index])
+            if index in variant.outliers and not anew:
+                variant.outliers[index] = tuple(each.to(tensors[index].device) for each in variant.outliers[index])
                 continue
-            record.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
+            variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:
-                known.note_outliers(index, int(record.outliers[index][1]))
+                known.note_outliers(index, int(variant.outliers[index][1]))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.registry import Registry
@@ -153,15 +153,15 @@ class Runtime:
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
             signature = Signature(key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
-            record = block.find(signature, guards) or self._predict(block, signature, guards, tensors)
-            if record is None or self._is_to_verify(record):
+            variant = block.find(signature, guards) or self._predict(block, signature, guards, tensors)
+            if variant is None or self._is_to_verify(variant):
                 reason = not_recorded_now(found)
                 if reason is None:
                     return self._record(block, signature, guards, found, tensors, lambda: function(*args, **kwargs))
-                if record is None:
+                if variant is None:
                     self.warnings.fallen_back(block, reason)
                     return function(*args, **kwargs)
-            return self._run_under_policy(block, record, signature, found, tensors, lambda: function(*args, **kwargs))
+            return self._run_under_policy(block, variant, signature, found, tensors, lambda: function(*args, **kwargs))
         except BaseException:
             self.controller.step.drop_pass()
             raise
@@ -170,8 +170,8 @@ class Runtime:
 
     def _predict(
         self, block: Block, signature: Signature, guards: Guards, tensors: Sequence[torch.Tensor]
-    ) -> Record | None:
-        """A new record for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
+    ) -> Variant | None:
+        """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         like, its_sizes = block.relative(signature, guards)
         if like is None:
             return None
@@ -181,31 +181,31 @@ class Runtime:
         if predicted is None:
             return None
         known, recording = predicted
-        record = like.at_other_sizes(guards, recording)
-        record.digest = known.recording.digest
-        self.controller.bind_new(block, record, recording)
-        block.add(signature, record)
-        return record
+        variant = like.at_other_sizes(guards, recording)
+        variant.digest = known.recording.digest
+        self.controller.bind_new(block, variant, recording)
+        block.add(signature, variant)
+        return variant
 
     def _run_under_policy(
         self,
         block: Block,
-        record: Record,
+        variant: Variant,
         signature: Signature,
         found: Closure,
         tensors: Sequence[torch.Tensor],
         run: Callable[[], Any],
     ) -> Any:
-        bound = record.bound
+        bound = variant.bound
         if bound is None or bound.prefetcher is None:
             self._binder.pass_over()
         if bound is None:
             return run()
-        self.controller.note_call(record.digest, block)
+        self.controller.note_call(variant.digest, block)
         step = self.controller.step
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
-        is_watched = step.observer is not None or step.is_tracking or record.trial is not None
-        is_followed = self._is_to_follow(block, record, signature)
+        is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
+        is_followed = self._is_to_follow(block, variant, signature)
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
             self.warnings.fallen_back(block, reason)
@@ -213,10 +213,10 @@ class Runtime:
             output = run()
             step.note_plain(output)
             return output
-        probe = self._probe(record, tensors)
+        probe = self._probe(variant, tensors)
         call, pack, done = self._begin_call(
             block,
-            record,
+            variant,
             tensors,
             step.is_tracking,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
@@ -230,8 +230,8 @@ class Runtime:
             if is_followed:
                 output, is_as_predicted = follow(bound.recording, tensors, found, run, pack, call.diverge)
                 if is_as_predicted:
-                    self._seen.add(self._key(block, record, signature))
-                    record.is_unseen = False
+                    self._seen.add(self._key(block, variant, signature))
+                    variant.is_unseen = False
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = run()
@@ -244,24 +244,24 @@ class Runtime:
             step.note_plain(output)
         return output
 
-    def _is_to_follow(self, block: Block, record: Record, signature: Signature) -> bool:
+    def _is_to_follow(self, block: Block, variant: Variant, signature: Signature) -> bool:
         """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
-        if record.is_unseen and record.bound.replays:
-            record.is_unseen = self._key(block, record, signature) not in self._seen
-            return record.is_unseen
+        if variant.is_unseen and variant.bound.replays:
+            variant.is_unseen = self._key(block, variant, signature) not in self._seen
+            return variant.is_unseen
         return False
 
-    def _key(self, block: Block, record: Record, signature: Signature) -> Hashable:
-        return self._seen.key(record.recording, signature, block, self.blocks.all())
+    def _key(self, block: Block, variant: Variant, signature: Signature) -> Hashable:
+        return self._seen.key(variant.recording, signature, block, self.blocks.all())
 
-    def _probe(self, record: Record, inputs: Sequence[torch.Tensor]) -> Probe | None:
+    def _probe(self, variant: Variant, inputs: Sequence[torch.Tensor]) -> Probe | None:
         controller = self.controller
-        return controller.trials.probe(record, record.recording, inputs, controller.device, controller.step)
+        return controller.trials.probe(variant, variant.recording, inputs, controller.device, controller.step)
 
     def _begin_call(
         self,
         block: Block,
-        record: Record,
+        variant: Variant,
         inputs: Sequence[torch.Tensor],
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
@@ -273,20 +273,20 @@ class Runtime:
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
-        bound = record.bound
+        bound = variant.bound
         assert bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(record, block, times_forward, times_backward)
+            ticket = observer.begin(variant, block, times_forward, times_backward)
         told = self.warnings.diverged
-        if record.is_predicted:
-            told = functools.partial(self._doubt_prediction, block, record)
+        if variant.is_predicted:
+            told = functools.partial(self._doubt_prediction, block, variant)
         call = Call(bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
-            values = self.agreement.known_types[record.digest].tracked_values(self.config.rectifier.roles)
-            pack = OutlierTracker(call, record, self.codecs, values, inputs)
+            values = self.agreement.known_types[variant.digest].tracked_values(self.config.rectifier.roles)
+            pack = OutlierTracker(call, variant, self.codecs, values, inputs)
         if observer is None:
             call.forward = self.controller.step.forward()
             return call, pack, _nothing
@@ -310,29 +310,29 @@ class Runtime:
         block.places.update(captured.watch.places)
         if captured.recording is None:
             self.warnings.fallen_back(block, captured.reason)
-            block.add(signature, Record.failed(guards, block.latest(signature)))
+            block.add(signature, Variant.failed(guards, block.latest(signature)))
             return captured.output
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
-        record = recalled or Record()
-        record.guards = guards
-        recording = self._learner.recording(block, signature, record, captured)
+        variant = recalled or Variant()
+        variant.guards = guards
+        recording = self._learner.recording(block, signature, variant, captured)
         with self.agreement.budget.aside():
-            known = self._learner.known_type(recording, captured, block, signature, record)
-        record.digest = recording.digest
+            known = self._learner.known_type(recording, captured, block, signature, variant)
+        variant.digest = recording.digest
         step = self.controller.step
-        self.controller.note_call(record.digest, block)
+        self.controller.note_call(variant.digest, block)
         self.controller.note_device(captured.tensors.device)
-        is_verified_anew = step.is_tracking and record.digest not in step.verified
-        self._learner.outliers(record, known, captured.tensors, anew=recalled is None or is_verified_anew)
-        self.controller.bind_new(block, record, recording)
-        block.add(signature, record)
-        self._seen.add(self._key(block, record, signature))
-        step.verified.add(record.digest)
+        is_verified_anew = step.is_tracking and variant.digest not in step.verified
+        self._learner.outliers(variant, known, captured.tensors, anew=recalled is None or is_verified_anew)
+        self.controller.bind_new(block, variant, recording)
+        block.add(signature, variant)
+        self._seen.add(self._key(block, variant, signature))
+        step.verified.add(variant.digest)
         tracking = step.is_tracking and recalled is not None and not is_verified_anew
         noted = {**captured.buffers, **captured.states}
-        probe = self._probe(record, tensors)
+        probe = self._probe(variant, tensors)
         call, pack, done = self._begin_call(
-            block, record, tensors, tracking, noted, times_forward=False, times_backward=probe is None
+            block, variant, tensors, tracking, noted, times_forward=False, times_backward=probe is None
         )
         output = captured.output
         if probe is not None:
@@ -344,18 +344,18 @@ class Runtime:
             step.note_plain(output)
         return output if probe is None else probe.watch(output)
 
-    def _is_to_verify(self, record: Record) -> bool:
+    def _is_to_verify(self, variant: Variant) -> bool:
         """Whether to record this call again. A tracking step does so for the first call of each block type.
 
         The first calls of a step come while few other tensors are held.
         """
         step = self.controller.step
-        return step.is_tracking and record.recording is not None and record.digest not in step.verified
+        return step.is_tracking and variant.recording is not None and variant.digest not in step.verified
 
-    def _doubt_prediction(self, block: Block, record: Record, bound: BoundPolicy, position: int) -> None:
+    def _doubt_prediction(self, block: Block, variant: Variant, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
-        block.drop(record)
-        self.controller.new_sizes.symbolic_types.doubt(record.digest)
+        block.drop(variant)
+        self.controller.new_sizes.symbolic_types.doubt(variant.digest)
         self.warnings.mispredicted(bound, position)
 
     # -- checkpoints

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
 from ds_adacc.observe.calibration import Calibration, Observation, Pair
@@ -299,13 +299,13 @@ class StepController:
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
 
-    def bind_new(self, block: Block, record: Record, recording: Recording) -> None:
-        """Bind a new record to the policy of its block, as this step needs it."""
-        record.recording = recording
-        self.bindings.bind(block, record, self.step, self.device)
+    def bind_new(self, block: Block, variant: Variant, recording: Recording) -> None:
+        """Bind a new variant to the policy of its block, as this step needs it."""
+        variant.recording = recording
+        self.bindings.bind(block, variant, self.step, self.device)
 
     def rebind(self, digests: Iterable[str]) -> None:
-        """Bind the records of these block types anew, to the policies in force and as this step needs them."""
+        """Bind the variants of these block types anew, to the policies in force and as this step needs them."""
         self.bindings.bind_all(digests, self.step, self.device)
 
     # -- requests from other modules
@@ -347,7 +347,7 @@ class StepController:
         )
 
     def blocks_to_plain(self) -> list[dict[str, Any]]:
-        """All blocks, with their records and their indices in forward order, as plain containers of tensors."""
+        """All blocks, with their variants and their indices in forward order, as plain containers of tensors."""
         indices = self.agreement.forward_order.indices
         return [{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()]
 

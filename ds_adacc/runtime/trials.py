@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record, Trial
+from ds_adacc.execute.block import Block, Trial, Variant
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
@@ -61,32 +61,32 @@ class Trials:
 
     def probe(
         self,
-        record: Record,
+        variant: Variant,
         recording: Recording,
         inputs: Sequence[torch.Tensor],
         device: torch.device,
         step: Step,
     ) -> Probe | None:
-        """A probe for a call of this record, if something is to be measured in it in this step.
+        """A probe for a call of this variant, if something is to be measured in it in this step.
 
         The codecs of a block type are measured in one call of it. Policies are measured in a step of trials or a
         tracking step only: no other step takes notice of the result.
         """
         if self.bound is None:
             return None
-        known, trial = self._agreement.known_types[record.digest], record.trial
+        known, trial = self._agreement.known_types[variant.digest], variant.trial
         if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
             trial = None
-        asks_for_codecs = self._asks_for_codecs(record, known) and record.digest not in step.probed
+        asks_for_codecs = self._asks_for_codecs(variant, known) and variant.digest not in step.probed
         if trial is None and not asks_for_codecs:
             return None
         if asks_for_codecs:
-            step.begin_codecs(record.digest)
+            step.begin_codecs(variant.digest)
         if trial is not None:
             step.begin_trial(trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
-            return self._binder.measured(record, recording, known, policy, device)
+            return self._binder.measured(variant, recording, known, policy, device)
 
         def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:
@@ -94,7 +94,7 @@ class Trials:
                 with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
                 if known.agreed is not None and is_training:
-                    self._late.add(record.digest)
+                    self._late.add(variant.digest)
             if trial is not None and is_training:
                 profile = known.agreed.spec.profile
                 trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
@@ -105,9 +105,9 @@ class Trials:
         """Whether the type's codecs have errors that are bounded and not measured yet."""
         return self.bound is not None and not known.errors_are_measured and _lossy(known.profile)
 
-    def _asks_for_codecs(self, record: Record, known: KnownType) -> bool:
-        """Whether the errors of the type's codecs are unknown, and the record holds everything exactly."""
-        is_exact = known.agreed is None or not is_lossy(record.policy, known.agreed.spec.profile)
+    def _asks_for_codecs(self, variant: Variant, known: KnownType) -> bool:
+        """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly."""
+        is_exact = known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
         return is_exact and self.are_unknown(known)
 
     def late(self) -> list[str]:
@@ -121,15 +121,15 @@ class Trials:
         The blocks were not called, say, or their gradients were not finite.
         """
         agreement = self._agreement
-        waiting = [(b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is None]
-        keys = [(block, agreement.block_key(block, record.digest), record.trial) for block, record in waiting]
+        waiting = [(b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is None]
+        keys = [(block, agreement.block_key(block, variant.digest), variant.trial) for block, variant in waiting]
         return [(block, trial) for block, key, trial in keys if agreement.approvals.error(key, trial.policy) is None]
 
     def results(self, blocks: Registry) -> list[tuple[BlockKey, str, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block and this block's name."""
-        records = ((b, r) for b, r in blocks.records() if r.trial is not None and r.trial.result is not None)
+        variants = ((b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is not None)
         key = self._agreement.block_key
-        return [(key(block, record.digest), block.name, record.trial.result) for block, record in records]
+        return [(key(block, variant.digest), block.name, variant.trial.result) for block, variant in variants]
 
 
 def _lossy(profile: planner.Profile) -> bool:

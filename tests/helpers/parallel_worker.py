@@ -235,7 +235,7 @@ def overflown(mpu):
 
 
 def plans(runtime):
-    return [record.bound for _, record in runtime.blocks.records() if len(record.bound.recording.ops) > 2]
+    return [variant.bound for _, variant in runtime.blocks.variants() if len(variant.bound.recording.ops) > 2]
 
 
 def engine(mpu, section):

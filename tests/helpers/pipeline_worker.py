@@ -81,7 +81,7 @@ def account(runtime, engine):
         "recordings": runtime.recordings,
         "block_types": len(runtime.agreement.known_types),
         "counts": sorted(block_type.count for block_type in runtime.agreement.known_types.values()),
-        "blocks": sum(bool(block.records()) for block in runtime.blocks.all()),
+        "blocks": sum(bool(block.variants()) for block in runtime.blocks.all()),
         "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
         "held": runtime.controller.observation
         and [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],

@@ -146,8 +146,8 @@ def parameters(engine):
 def channels(runtime):
     """The first outlier channels of every block's values."""
     return [
-        {index: (order[:4].tolist(), int(count)) for index, (order, count) in sorted(record.outliers.items())}
-        for _, record in runtime.blocks.records()
+        {index: (order[:4].tolist(), int(count)) for index, (order, count) in sorted(variant.outliers.items())}
+        for _, variant in runtime.blocks.variants()
     ]
 
 

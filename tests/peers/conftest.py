@@ -60,7 +60,7 @@ class Peer:
 
     def policies(self):
         """The policies that the blocks run."""
-        return [record.bound.policy for _, record in self.runtime.blocks.records()]
+        return [variant.bound.policy for _, variant in self.runtime.blocks.variants()]
 
 
 def plain(function, *args, **kwargs):

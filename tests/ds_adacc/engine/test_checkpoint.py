@@ -259,7 +259,7 @@ def test_weights_alone_leave_the_plan_as_it_is(saved, caplog):
     before = saved.engine.adacc.runtime.controller.plan
     assert resumed(saved, caplog, saved.engine, load_module_only=True) == []
     assert saved.engine.adacc.runtime.controller.plan is before
-    assert saved.engine.adacc.runtime.blocks.records()
+    assert saved.engine.adacc.runtime.blocks.variants()
 
 
 def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budget(saved, caplog):

@@ -9,7 +9,7 @@ from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.kernels import make_codec
@@ -88,7 +88,7 @@ def test_observation_forgets_what_is_gone():
     recording = record(block, args, kwargs)
     policy = planner.retain_policy(profile_of(recording))
     bound = bind(recording, policy, {})
-    observer, known, sizes = Observer(), Record(digest="digest", policy=policy), []
+    observer, known, sizes = Observer(), Variant(digest="digest", policy=policy), []
     for _ in range(3):
         call = Call(bound, args)
         pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)

@@ -11,7 +11,7 @@ from recorded import offloading, profile_of, random_policy, record, tensors_of, 
 from storages import Storages
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Record
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.host_offload import Prefetcher
@@ -282,7 +282,7 @@ def test_nothing_is_counted_as_held(transfer):
     policy = only(recording, "addmm1", "gelu11")
     bound = bind(recording, policy, {}, Prefetcher(transfer))
     observer, call = Observer(), Call(bound, args)
-    known = Record(digest="digest", policy=policy)
+    known = Variant(digest="digest", policy=policy)
     pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)

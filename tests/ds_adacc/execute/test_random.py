@@ -145,7 +145,7 @@ def test_policies_on_trial_are_measured_with_the_masks_of_their_call():
         for block in blocks:
             x = runtime.checkpoint(block, x)
         x.square().sum().backward()
-    results = [record.trial.result for _, record in runtime.blocks.records() if record.trial is not None]
+    results = [variant.trial.result for _, variant in runtime.blocks.variants() if variant.trial is not None]
     assert any(policy.replays for chosen in runtime.controller.plan.policies.values() for policy in chosen)
     assert all(result is None or result.error < 0.1 for result in results)
 

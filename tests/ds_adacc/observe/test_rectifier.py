@@ -151,20 +151,20 @@ def test_codecs_keep_the_channels_last_seen():
     training.inject(40.0)
     training.run(3)
     (norm,) = training.norms()
-    record = training.runtime.blocks.records()[1][1]
-    assert record.outliers[norm][0][0] == CHANNEL
-    assert int(record.outliers[norm][1]) == 1
+    variant = training.runtime.blocks.variants()[1][1]
+    assert variant.outliers[norm][0][0] == CHANNEL
+    assert int(variant.outliers[norm][1]) == 1
 
 
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 def test_after_a_tracking_step_policies_are_bound_to_what_it_saw(codecs):
     training = Training(others={**SECTION, "codecs": codecs})
     training.run(6)
-    before = [record.bound for _, record in training.runtime.blocks.records()]
+    before = [variant.bound for _, variant in training.runtime.blocks.variants()]
     while not training.runtime.controller.step.is_tracking:
         training.run(1)
     training.run(1)
-    after = [record.bound for _, record in training.runtime.blocks.records()]
+    after = [variant.bound for _, variant in training.runtime.blocks.variants()]
     assert len(after) == len(before) == 3 and not any(new is old for new, old in zip(after, before, strict=True))
 
 
@@ -173,7 +173,7 @@ def test_an_outlier_that_moves_moves_in_the_codecs_too():
 
     def channels():
         """Of each value whose outliers a block holds apart: the block's number, the value's, and the channels."""
-        found = enumerate(record.bound for _, record in training.runtime.blocks.records())
+        found = enumerate(variant.bound for _, variant in training.runtime.blocks.variants())
         codecs = ((number, index, codec) for number, bound in found for index, codec in bound.codecs.items())
         apart = ((n, index, codec.channels.tolist()) for n, index, codec in codecs if separates_outliers(codec.name))
         return [found for found in apart if found[-1]]

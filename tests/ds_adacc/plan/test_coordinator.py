@@ -161,9 +161,9 @@ def test_a_block_recorded_often_counts_once():
 def test_kinds_that_no_record_uses_are_forgotten():
     runs, block = runtime(), Numbered()
     step(runs, [block])
-    runs.agreement.known_types["stale"] = runs.agreement.known_types[runs.blocks.records()[0][1].digest]
+    runs.agreement.known_types["stale"] = runs.agreement.known_types[runs.blocks.variants()[0][1].digest]
     recount(runs)
-    assert set(runs.agreement.known_types) == {runs.blocks.records()[0][1].digest}
+    assert set(runs.agreement.known_types) == {runs.blocks.variants()[0][1].digest}
 
 
 class Doubled(nn.Module):

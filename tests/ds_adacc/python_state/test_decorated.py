@@ -129,7 +129,7 @@ def steps(use):
             x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
             plain = zoo.gradients(block, (x,), {})
             zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block)))
-    return [any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records()]
+    return [any(op.replayable for op in variant.recording.ops) for _, variant in work.blocks.variants()]
 
 
 def test_nothing_is_recomputed_of_a_result_that_was_kept_from_before(caplog):
@@ -157,7 +157,7 @@ def test_a_result_that_another_block_has_computed_may_be_used():
             seen.append([zoo.gradients(block, (x,), {}, functools.partial(call, block)) for block in blocks])
         for plain, ours in zip(*seen, strict=True):
             zoo.assert_same_bits(plain, ours)
-    assert all(any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records())
+    assert all(any(op.replayable for op in variant.recording.ops) for _, variant in work.blocks.variants())
     assert work.recordings == 4, "each block anew when the scale has changed"
 
 
@@ -168,5 +168,5 @@ def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
         scale.cache_clear()
         zoo.gradients(block, (torch.randn(2, 3, zoo.WIDTH),), {}, functools.partial(work.checkpoint, block))
         scaled()
-    assert all(any(op.replayable for op in record.recording.ops) for _, record in work.blocks.records())
+    assert all(any(op.replayable for op in variant.recording.ops) for _, variant in work.blocks.variants())
     assert work.recordings == 2

@@ -233,8 +233,8 @@ def test_nothing_is_recomputed_that_depends_on_what_cannot_be_read(name, caplog)
         for _ in range(3):
             same_bits(work, block, batch())
     assert work.recordings == 1
-    ((_, record),) = work.blocks.records()
-    assert record.bound.is_trivial and not any(op.replayable for op in record.bound.recording.ops)
+    ((_, variant),) = work.blocks.variants()
+    assert variant.bound.is_trivial and not any(op.replayable for op in variant.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert "block.held" in warning
 
@@ -294,7 +294,7 @@ def test_modules_are_reached_as_arguments_attributes_and_globals(call):
         for layer in blocks:
             same_bits(work, layer, batch(), functools.partial(call, work, layer))
     assert work.recordings == 2
-    assert all(len(record.bound.recording.parameters) >= 2 for _, record in work.blocks.records())
+    assert all(len(variant.bound.recording.parameters) >= 2 for _, variant in work.blocks.variants())
 
 
 class Tagged(torch.Tensor):

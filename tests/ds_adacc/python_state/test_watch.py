@@ -95,7 +95,7 @@ def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplo
         for _ in range(3):
             zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
     assert work.recordings == 1
-    ((_, found),) = work.blocks.records()
+    ((_, found),) = work.blocks.variants()
     assert not any(op.replayable for op in found.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert name.partition(".")[0] in warning

@@ -162,8 +162,8 @@ def test_lengths_that_vary_within_a_context_are_predicted():
     for lengths in ((9, 13), (17, 9), (28, 40), (40, 9), (31, 30)):
         towers.compare(lengths)
     assert towers.runtime.recordings == recorded
-    records = [record for known in towers.runtime.blocks.all() for record in known.records()]
-    assert all(record.bound.replays for record in records)
+    records = [variant for known in towers.runtime.blocks.all() for variant in known.variants()]
+    assert all(variant.bound.replays for variant in records)
 
 
 class Keeping(nn.Module):
@@ -203,8 +203,8 @@ def test_a_cast_that_the_program_keeps_is_no_cast_of_autocasts():
     torch.manual_seed(0)
     found = run(runtime.checkpoint)
     assert_same(exact[0], found[0])
-    (record,) = (record for known in runtime.blocks.all() for record in known.records())
-    (op,) = (op for op in record.recording.ops if op.refusal)
+    (variant,) = (variant for known in runtime.blocks.all() for variant in known.variants())
+    (op,) = (op for op in variant.recording.ops if op.refusal)
     assert op.refusal == "the program keeps what it has made" and op.short_name == CAST
 
 

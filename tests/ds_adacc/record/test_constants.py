@@ -87,5 +87,5 @@ def test_a_stack_of_numbered_layers_has_one_profile_and_one_frontier():
         work.controller.end_step()
     (block_type,) = work.controller.plan.block_types
     assert block_type.count == 6 and work.profiler.measured == 1
-    recordings = [record.bound.recording for _, record in work.blocks.records()]
+    recordings = [variant.bound.recording for _, variant in work.blocks.variants()]
     assert len({recording.constants for recording in recordings}) == 6

@@ -103,5 +103,5 @@ def test_a_block_that_makes_nested_tensors_runs_under_plain_autograd():
     for _ in range(2):
         ours = zoo.gradients(block, args, {}, lambda x: runtime.checkpoint(block, x))
         zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
-    (record,) = runtime.blocks.all()[0].records()
-    assert record.recording is None
+    (variant,) = runtime.blocks.all()[0].variants()
+    assert variant.recording is None

@@ -109,7 +109,9 @@ def test_compiled_blocks_train_as_without_and_are_compressed(prepare, caplog):
     plain, _ = train(stack(), prepare=prepare)
     seen, runtime = train(stack(), BITS, prepare=prepare)
     assert seen == plain
-    assert runtime.calls == 10 and all(record.bound.recording.runs_compiled for _, record in runtime.blocks.records())
+    assert runtime.calls == 10 and all(
+        variant.bound.recording.runs_compiled for _, variant in runtime.blocks.variants()
+    )
     assert any("bits" in policy.stores for policy in policies(runtime))
     assert not any(policy.replays for policy in policies(runtime))
     assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
@@ -130,7 +132,7 @@ def test_kernels_that_the_dispatcher_does_not_see(caplog):
     seen, runtime = train(stack(), BITS, prepare=kernels)
     assert seen == plain
     assert "differs from the recorded" not in caplog.text
-    values = [v for _, record in runtime.blocks.records() for v in record.bound.recording.values]
+    values = [v for _, variant in runtime.blocks.variants() for v in variant.bound.recording.values]
     unseen = [value for value in values if value.name.startswith("kernel")]
     assert {value.role for value in unseen} >= {"statistic"}
     assert all(value.owned for value in unseen)
@@ -153,7 +155,7 @@ def test_one_compiled_function_keeps_what_is_saved_after_it_from_being_recompute
     plain, _ = train(stack(Activated))
     seen, runtime = train(stack(Activated), "none", 0.95)
     assert seen == plain
-    recording = runtime.blocks.records()[0][1].bound.recording
+    recording = runtime.blocks.variants()[0][1].bound.recording
     reasons = {op.short_name: op.refusal for op in recording.ops}
     assert reasons["sigmoid"] == "runs compiled"
     assert reasons["tanh"] is not None

@@ -117,9 +117,9 @@ def test_a_step_binds_the_policies_of_what_it_runs(codecs, monkeypatch):
         training.step(20)
     training.step(20)
     for block in training.runtime.blocks.all():
-        record = block.records()[0]
-        index = training.agreement.forward_order.index(block, record.digest)
-        assert record.bound.policy == training.agreement.known_types[record.digest].policy(index)
+        variant = block.variants()[0]
+        index = training.agreement.forward_order.index(block, variant.digest)
+        assert variant.bound.policy == training.agreement.known_types[variant.digest].policy(index)
 
 
 def test_a_mask_of_the_same_length_varies_along():
@@ -221,11 +221,11 @@ def test_blocks_of_one_program_share_what_is_found_out_about_it():
     training = Training(rectifier={"enabled": False}, memory_budget="1GiB")
     for time in (20, 12, 17, 15, 16, 15):
         training.compare(time)
-    records = [training.runtime.blocks.all()[layer].records()[0] for layer in range(LAYERS)]
-    assert all(record.is_predicted for record in records)
-    assert len({id(record.recording.ops) for record in records}) == 1
-    assert len({id(record.bound.instructions) for record in records}) == 1
-    assert len({id(record.recording.parameters) for record in records}) == LAYERS
+    records = [training.runtime.blocks.all()[layer].variants()[0] for layer in range(LAYERS)]
+    assert all(variant.is_predicted for variant in records)
+    assert len({id(variant.recording.ops) for variant in records}) == 1
+    assert len({id(variant.bound.instructions) for variant in records}) == 1
+    assert len({id(variant.recording.parameters) for variant in records}) == LAYERS
 
 
 @pytest.mark.parametrize("scales", [(1.0, 2.0, 3.0), (0.0, -0.0, 0.5)])
@@ -242,7 +242,7 @@ def test_a_constant_of_each_block_makes_no_type_of_its_own(scales):
         training.compare(time)
     assert training.runtime.recordings == recorded
     blocks = training.runtime.blocks.all()
-    constants = [{repr(record.recording.constants) for record in block.records()} for block in blocks]
+    constants = [{repr(variant.recording.constants) for variant in block.variants()} for block in blocks]
     assert [len(found) for found in constants] == [1] * LAYERS and len(set.union(*constants)) == LAYERS
 
 
@@ -262,8 +262,8 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
     controller.decide(agreement.live_sets, "a new plan")
     for time in (20, 30, 40, 50):
         training.compare(time)
-        for _, record in controller.blocks.records():
-            assert agreement.known_types[record.digest].agreed is agreement.agreed_types[record.digest]
+        for _, variant in controller.blocks.variants():
+            assert agreement.known_types[variant.digest].agreed is agreement.agreed_types[variant.digest]
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -49,7 +49,7 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     training = settled()
     training.step((33, 33))
     controller = training.runtime.controller
-    last = frozenset(each.records()[0].digest for each in controller.blocks.all())
+    last = frozenset(each.variants()[0].digest for each in controller.blocks.all())
     plan = controller.decide([last], "drift")
     for length in range(34, 56):
         training.step((length, length))

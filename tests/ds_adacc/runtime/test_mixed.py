@@ -55,8 +55,8 @@ class Training:
         return self.runtime.controller.plan.policies[self.block_type.name]
 
     def record(self, block):
-        (record,) = self.runtime.blocks.of(block).records()
-        return record
+        (variant,) = self.runtime.blocks.of(block).variants()
+        return variant
 
     def step(self):
         """Gradients have the bits of plain autograd's; the decision is made, or what is held is seen."""
@@ -160,5 +160,5 @@ def test_a_block_recorded_anew_keeps_its_place_and_policy():
     training.step()
     after = [training.record(block) for block in training.blocks]
     assert [new is old for new, old in zip(after, before, strict=True)] == [False, True, True, True]
-    assert tuple(record.bound.policy for record in after) == training.policies
+    assert tuple(variant.bound.policy for variant in after) == training.policies
     assert training.indices == [0, 1, 2, 3]

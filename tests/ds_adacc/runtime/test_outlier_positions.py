@@ -29,11 +29,11 @@ class OverTime(nn.Module):
         return x + self.down(F.silu(self.conv(h)).transpose(1, 2))
 
 
-def separated(record):
-    """The channels of each value that an outlier codec holds, and how many the record has ranked."""
-    stores, values = record.bound.policy.stores, record.recording.values
+def separated(variant):
+    """The channels of each value that an outlier codec holds, and how many the variant has ranked."""
+    stores, values = variant.bound.policy.stores, variant.recording.values
     indices = [i for i, store in enumerate(stores) if store is not None and separates_outliers(store)]
-    return [(values[i].channels, len(record.outliers[i][0])) for i in indices]
+    return [(values[i].channels, len(variant.outliers[i][0])) for i in indices]
 
 
 @pytest.mark.usefixtures("slow_replays")
@@ -44,10 +44,10 @@ def test_outlier_channels_of_one_length_are_not_used_at_another():
         assert torch.equal(loss, found_loss)
         for name, expected in exact.items():
             assert (found[name] - expected).norm() < 0.2 * expected.norm(), name
-    records = [record for _, record in training.runtime.blocks.records() if record.bound is not None]
+    records = [variant for _, variant in training.runtime.blocks.variants() if variant.bound is not None]
     by_prediction = {False: [], True: []}
-    for record in records:
-        by_prediction[record.is_predicted] += separated(record)
+    for variant in records:
+        by_prediction[variant.is_predicted] += separated(variant)
     assert any(channels in RECORDED for channels, _ in by_prediction[False]), "positions were never channels"
     assert by_prediction[True], "no outlier codec was used at a predicted length"
     for channels, ranked in (*by_prediction[False], *by_prediction[True]):
@@ -61,9 +61,9 @@ def test_a_policy_is_not_approved_by_calls_that_cannot_run_it(monkeypatch):
     """At a length without outliers the calls would retain what the policy compresses, and find no error."""
     measured = []
 
-    def noted(self, record, recording, known, policy, device):
-        bound = bind(self, record, recording, known, policy, device)
-        if record.trial is not None and policy == record.trial.policy:
+    def noted(self, variant, recording, known, policy, device):
+        bound = bind(self, variant, recording, known, policy, device)
+        if variant.trial is not None and policy == variant.trial.policy:
             measured.append(bound.policy == policy)
         return bound
 

@@ -20,7 +20,7 @@ def runtime(**section):
 
 
 def records_of(runtime):
-    return [record for block in runtime.blocks.all() for record in block.records()]
+    return [variant for block in runtime.blocks.all() for variant in block.variants()]
 
 
 def stack(layers=3, make=zoo.GPTBlock):
@@ -81,9 +81,9 @@ def test_records_hold_no_activations():
     work, blocks = runtime(), stack(1)
     x = batch()
     compare(blocks, x, work.checkpoint)
-    for record in records_of(work):
-        assert all(isinstance(p, nn.Parameter) for p in record.bound.recording.parameters)
-        assert not hasattr(record.bound.recording, "tensors")
+    for variant in records_of(work):
+        assert all(isinstance(p, nn.Parameter) for p in variant.bound.recording.parameters)
+        assert not hasattr(variant.bound.recording, "tensors")
 
 
 def test_a_number_on_a_schedule_is_never_replayed_stale():
@@ -277,4 +277,4 @@ def test_nested_checkpoints_are_one():
 
 
 def test_unused_block_records_are_empty():
-    assert Block("unused").records() == []
+    assert Block("unused").variants() == []

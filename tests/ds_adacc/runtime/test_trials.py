@@ -399,8 +399,8 @@ def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
     assert known.profile.codecs == offered
     assert training.is_lossy and len(training.runtime.agreement.errors_in_force()) == LAYERS
     assert "solver has run again" not in caplog.text  # such a batch tells nothing of the outliers to come
-    for _, record in training.runtime.blocks.records():
-        assert all(count < len(order) for order, count in record.outliers.values())
+    for _, variant in training.runtime.blocks.variants():
+        assert all(count < len(order) for order, count in variant.outliers.values())
 
 
 @pytest.mark.parametrize("stepped", [True, False])
@@ -454,11 +454,11 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
 
     def noted(digest, block):
         profile = runtime.agreement.known_types[digest].profile
-        for record in block.records():
-            if record.digest != digest:  # also while it is recorded
+        for variant in block.variants():
+            if variant.digest != digest:  # also while it is recorded
                 continue
-            lossy = any(planner.is_lossy(profile, v, store) for v, store in enumerate(record.policy.stores))
-            ran.extend([(number[block], digest, record.policy)] * lossy)
+            lossy = any(planner.is_lossy(profile, v, store) for v, store in enumerate(variant.policy.stores))
+            ran.extend([(number[block], digest, variant.policy)] * lossy)
         note_call(digest, block)
 
     runtime.controller.note_call = noted
@@ -466,7 +466,7 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
     for step in range(20):
         if step == 8:
             training.blocks.requires_grad_(True)
-        trials = {(number[b], r.digest): r.trial for b, r in runtime.blocks.records() if r.trial is not None}
+        trials = {(number[b], r.digest): r.trial for b, r in runtime.blocks.variants() if r.trial is not None}
         ran.clear()
         training.step()
         assert set(ran) <= measured, step

@@ -59,7 +59,7 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
     for pair in ((8, 36), (16, 36), (24, 36), (12, 36)):
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
-        ran = [agreement.agreed_types[each.records()[0].digest] for each in controller.blocks.all()]
+        ran = [agreement.agreed_types[each.variants()[0].digest] for each in controller.blocks.all()]
         assert agreement.fits(list({each.spec.name: each for each in ran}.values()), 200 << 10)
 
 
@@ -69,11 +69,11 @@ def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
         training.step(pair)
     controller = training.runtime.controller
     training.step((40, 40))
-    largest = frozenset(each.records()[0].digest for each in controller.blocks.all())
+    largest = frozenset(each.variants()[0].digest for each in controller.blocks.all())
     controller.decide([largest], "drift")
     for pair in ((20, 30), (30, 20), (12, 14)):
         training.step(pair)
-        ran = {each.records()[0].digest for each in controller.blocks.all()}
+        ran = {each.variants()[0].digest for each in controller.blocks.all()}
         assert {controller.agreement.origin(digest) for digest in ran - planned_types(controller)} <= largest
 
 
@@ -96,7 +96,7 @@ def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
     controller = training.runtime.controller
     for pair in ((24, 24), (36, 36)):
         training.step(pair)
-        controller.decide([frozenset(each.records()[0].digest for each in controller.blocks.all())], "drift")
+        controller.decide([frozenset(each.variants()[0].digest for each in controller.blocks.all())], "drift")
     before = planned_types(controller)
     for names in itertools.combinations(before, 2):
         controller.new_sizes.adopt_all(frozenset(names))

@@ -78,7 +78,7 @@ def test_the_last_runtime_alone_runs_a_block_that_is_wrapped_twice(model):
     first, second = wrapped(model), wrapped(model)
     model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
     assert (first.calls, second.calls) == (0, 2)
-    assert second.blocks.records()[0][1].bound.recording.positions
+    assert second.blocks.variants()[0][1].bound.recording.positions
 
 
 def test_a_forward_of_the_instance_is_run_and_given_back(model):
