@@ -1,5 +1,7 @@
 """The rectifier tracks at ever rarer steps, re-plans when outliers appear or go, and leaves a steady run alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import zoo
@@ -13,6 +15,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.observe.rectifier import Review, Verdict
+from ds_adacc.profile import codec_costs
 from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
 
@@ -92,9 +95,16 @@ def test_injected_outliers_have_the_plan_made_anew():
 
 
 @pytest.mark.parametrize("budget", [0.6, 1.0])
-def test_outliers_bring_no_new_plan_where_no_codec_separates_them(budget):
+def test_outliers_bring_no_new_plan_where_no_codec_separates_them(monkeypatch, budget):
     """At 0.6 other values are compressed, at 1.0 none is."""
-    training = Training(others={**SECTION, "memory_budget": budget})
+
+    def dear(name, *of):
+        return replace(cost(name, *of), compress_seconds=1.0 if separates_outliers(name) else 1e-6)
+
+    cost = codec_costs._cost
+    monkeypatch.setattr(codec_costs, "_cost", dear)
+    codecs = {"layernorm": ["outlier"], "gelu": ["group"], "query": ["channel"]}
+    training = Training(others={**SECTION, "codecs": codecs, "memory_budget": budget})
     training.run(5)
     (norm,) = training.norms()
     assert {policy.stores[norm] for policy in training.block_type.policies} == {"retain"}
