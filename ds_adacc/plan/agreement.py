@@ -132,7 +132,7 @@ class Agreement:
     def lacks_index(self, block: Block, digest: str) -> bool:
         """Whether the block may run nothing lossy, though its type may, since its index is not known."""
         agreed = self.agreed_types.get(digest)
-        if agreed is None or self.approvals.bound is None or self.forward_order.index(block, digest) is not None:
+        if agreed is None or self.approvals.max_error is None or self.forward_order.index(block, digest) is not None:
             return False
         return any(is_lossy(policy, agreed.spec.profile) for policy in set(agreed.policies))
 
@@ -148,12 +148,12 @@ class Agreement:
     def has_lossy(self) -> bool:
         """Whether a policy in force is lossy, where the section bounds its error."""
         policies = ((policy, each.spec.profile) for each in self.agreed_types.values() for policy in set(each.policies))
-        return self.approvals.bound is not None and any(is_lossy(policy, profile) for policy, profile in policies)
+        return self.approvals.max_error is not None and any(is_lossy(policy, profile) for policy, profile in policies)
 
     def is_lossy(self, block: Block, digest: str) -> bool:
         """Whether the policy in force for this block is lossy, where the section bounds its error."""
         agreed = self.agreed_types.get(digest)
-        if agreed is None or self.approvals.bound is None:
+        if agreed is None or self.approvals.max_error is None:
             return False
         return is_lossy(agreed.policy(self.forward_order.index(block, digest)), agreed.spec.profile)
 
@@ -221,7 +221,7 @@ class Agreement:
         return total
 
     def counted(self, known: KnownType) -> planner.Profile:
-        profile = known.profile if self.approvals.bound is None else known.errors.of(known.profile)
+        profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
         return with_held_inputs(profile, known.recording, self.inputs)
 
     def may_all_run(self, agreed: AgreedType) -> bool:

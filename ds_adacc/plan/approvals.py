@@ -36,23 +36,23 @@ class BlockErrors:
 
 
 class Approvals:
-    """The measured errors of the blocks, the same on all ranks. Without a `bound`, every policy may run."""
+    """The measured errors of the blocks, the same on all ranks. `max_error`: the bound; None: every policy may run."""
 
-    def __init__(self, bound: float | None) -> None:
-        self.bound = bound
+    def __init__(self, max_error: float | None) -> None:
+        self.max_error = max_error
         self.blocks: dict[BlockKey, BlockErrors] = {}
 
     @property
     def aim(self) -> float | None:
         """The bound for the planner."""
-        return None if self.bound is None else MARGIN * self.bound
+        return None if self.max_error is None else MARGIN * self.max_error
 
     def permit(self, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> bool:
         """Whether the block may run the policy: it is approved, or nothing in it is lossy.
 
         Blocks of unknown index have one key, so that what is measured of one of them says nothing of the others.
         """
-        if self.bound is None or not is_lossy(policy, profile):
+        if self.max_error is None or not is_lossy(policy, profile):
             return True
         return key[1] is not None and self.error(key, policy) is not None
 
@@ -79,7 +79,7 @@ class Approvals:
         for key, found in worst(everyone):
             known = self._of(key)
             approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
-            if found.error <= self.bound:
+            if found.error <= self.max_error:
                 largest = max(found.error, self.error(key, found.policy) or 0.0)
                 approved = (*approved, (found.policy, largest))
                 self.blocks[key] = replace(known, approved=approved, rejections=0, rejected=None)
@@ -120,7 +120,7 @@ class Approvals:
         by half their size and more. So a comparison with the last one would find growth at every other look.
         """
         pairs = ((found.error, self.error(key, found.policy)) for key, found in worst(everyone))
-        return any(before and now > before and now * (now / before) > self.bound for now, before in pairs)
+        return any(before and now > before and now * (now / before) > self.max_error for now, before in pairs)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

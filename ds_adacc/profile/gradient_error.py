@@ -78,14 +78,14 @@ def measure_codecs(measure: Measure, profile: planner.Profile, bind: Bind) -> Co
 
 
 def measure_policy(
-    measure: Measure, profile: planner.Profile, policy: planner.Policy, bind: Bind, bound: float
+    measure: Measure, profile: planner.Profile, policy: planner.Policy, bind: Bind, max_error: float
 ) -> PolicyError:
     """Measure all choices of the policy together. If that exceeds the bound, measure each of its lossy values alone.
 
     `profile` has the estimates by which the planner chose.
     """
     error = measure(bind(policy))
-    if error <= bound:
+    if error <= max_error:
         return PolicyError(policy, error)
     chosen = {v: store for v, store in enumerate(policy.stores) if planner.is_lossy(profile, v, store)}
     single = {v: measure(bind(alone(profile, v, store))) for v, store in chosen.items()}

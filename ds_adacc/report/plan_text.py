@@ -125,7 +125,7 @@ def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     which = "a block" if index is None else f"block {index + 1}"
     if len(names) > 1 and digest in agreement.known_types:
         which += f" of {_blocks(digest, agreement)}"
-    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.bound:g}"]
+    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.max_error:g}"]
 
 
 def _shown(budget: int) -> str:

@@ -3,10 +3,11 @@
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
 Plans are made and changed between two steps.
 
-* `runtime`: records a call that is new, and runs any other call under its policy; `warnings`: what users are told;
+* `runtime`: has a call that is new recorded, and runs any other call under its policy; `incoming`: a call before it
+  runs; `warnings`: what users are told;
 * `seen_programs`: which programs, predicted for an input size, a block was seen to run;
-* `checkpointed`: refuses a block that already runs inside another checkpoint;
-* `learner`: what is learnt from a recorded call;
+* `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
+* `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
 * `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from them when the step has ended;

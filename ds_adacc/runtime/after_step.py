@@ -47,7 +47,7 @@ def conclude_trials(controller: Controller) -> None:
     measured, names = _measured(controller)
     rejected = controller.agreement.approvals.judge(measured)
     if rejected:
-        reason = why_rejected(rejected, names, controller.agreement.approvals.bound)
+        reason = why_rejected(rejected, names, controller.agreement.approvals.max_error)
         _replan(controller, {digest for digest, _ in rejected}, reason, {}, rejected)
     else:
         _repeat_trials(controller)
@@ -62,7 +62,7 @@ def rectify(controller: Controller) -> Review:
     verdict = controller.rectifier.judge(controller.blocks, agreement)
     review = Review()
     if verdict.drifted or rejected:
-        reason = why_rejected(rejected, names, agreement.approvals.bound) if rejected else verdict.reason
+        reason = why_rejected(rejected, names, agreement.approvals.max_error) if rejected else verdict.reason
         digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
         review = _replan(controller, digests, reason, verdict.capacity, rejected)
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
@@ -87,12 +87,12 @@ def _repeat_trials(controller: Controller) -> None:
         get_logger().warning(text, schedule.ended, len(tried), tried[0].name, schedule.try_from)
 
 
-def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], bound: float) -> str:
+def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], max_error: float) -> str:
     """The block with the largest error, for the log."""
     key, found = max(rejected.items(), key=lambda item: item[1].error)
     shown = (f"{found.error:.{digits}g}" for digits in (3, 6, 17))
-    error = next(text for text in shown if not float(text) <= bound)  # it may be above the bound by little; or NaN
-    return f"gradient error of {names[key]} measured {error}; adacc.max_gradient_error = {bound:g}"
+    error = next(text for text in shown if not float(text) <= max_error)  # it may be above the bound by little; or NaN
+    return f"gradient error of {names[key]} measured {error}; adacc.max_gradient_error = {max_error:g}"
 
 
 def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
@@ -102,7 +102,7 @@ def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[B
     # On ranks whose blocks have other indices, a key may name several: the one with the largest error counts.
     every = sorted((each for of_rank in results for each in of_rank), key=lambda each: each[2].error)
     names = {key: name for key, name, _ in every}
-    bound, known = controller.agreement.approvals.bound, controller.agreement.known_types
+    known = controller.agreement.known_types
     largest = {key: found.error for key, found in worst(everyone)}
     for digest in sorted({digest for digest, _ in largest} & known.keys()):
         errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
@@ -110,7 +110,7 @@ def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[B
             "gradient_errors",
             step=controller.schedule.ended,
             block_type=known[digest].recording.name,
-            bound=bound,
+            bound=controller.agreement.approvals.max_error,
             errors=[[index + 1, error] for index, error in sorted(errors.items())],
         )
     return everyone, names

@@ -14,7 +14,6 @@ from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.program.recording import Recording
 from ds_adacc.program.replay import Updates
 
 
@@ -40,10 +39,9 @@ class Binder:
         """
 
         def bind_to(variant: Variant) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
-            recording = variant.recording
-            held = inputs.applied(self._permitted(policy, recording, variant), recording)
-            course = known.course(recording, held)
-            return self._bind(variant, recording, known, held, inputs, device, course)
+            held = inputs.applied(self._permitted(policy, variant), variant.recording)
+            course = known.course(variant.recording, held)
+            return self._bind(variant, known, held, inputs, device, course)
 
         variant.policy = policy
         variant.bind_later(bind_to)
@@ -70,18 +68,15 @@ class Binder:
         if self._prefetcher is not None:
             self._prefetcher.pass_over()
 
-    def measured(
-        self, variant: Variant, recording: Recording, known: KnownType, policy: planner.Policy, device: torch.device
-    ) -> BoundPolicy:
+    def measured(self, variant: Variant, known: KnownType, policy: planner.Policy, device: torch.device) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
-        policy = self._permitted(planner.Policy(stores, policy.replays), recording, variant)
-        return self._bind(variant, recording, known, policy, InputPlacement(), device)
+        policy = self._permitted(planner.Policy(stores, policy.replays), variant)
+        return self._bind(variant, known, policy, InputPlacement(), device)
 
     def _bind(
         self,
         variant: Variant,
-        recording: Recording,
         known: KnownType,
         policy: planner.Policy,
         inputs: InputPlacement,
@@ -99,23 +94,23 @@ class Binder:
                 codecs[index] = self._codecs.make(choice, device, channels)
         if self._prefetcher is None and planner.OFFLOAD in policy.stores:
             self._prefetcher = Prefetcher(CudaTransfer(device))
-        return bind(recording, policy, codecs, self._prefetcher, course, self._updates)
+        return bind(variant.recording, policy, codecs, self._prefetcher, course, self._updates)
 
     def has_all_losses(self, variant: Variant, policy: planner.Policy, profile: planner.Profile) -> bool:
         """Whether calls of the variant compress all that the policy compresses with a loss, and retain none of it.
 
         `profile`: that for which the policy was made.
         """
-        stores = self._permitted(policy, variant.recording, variant).stores
+        stores = self._permitted(policy, variant).stores
         replaced = (index for index, pair in enumerate(zip(policy.stores, stores, strict=True)) if pair[0] != pair[1])
         return not any(planner.is_lossy(profile, index, policy.stores[index]) for index in replaced)
 
-    def _permitted(self, policy: planner.Policy, recording: Recording, variant: Variant) -> planner.Policy:
+    def _permitted(self, policy: planner.Policy, variant: Variant) -> planner.Policy:
         """The policy, but a value that its codec cannot hold is retained.
 
         It cannot if the value has Inf (a score, for example), or if it is not known which channels are outliers.
         """
-        stores = list(policy.stores)
+        recording, stores = variant.recording, list(policy.stores)
         for index, choice in enumerate(stores):
             if choice in (None, planner.RETAIN):
                 continue

@@ -1,4 +1,4 @@
-"""What is learnt from a recorded call: what of it may be replayed, its block type, and where its outliers are."""
+"""Record a call, and learn from it: what may be replayed, its block type with all costs, where its outliers are."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.watch import Watch, marks_of
-from ds_adacc.record.capture import Capture
+from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside
+from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
 
 class Learner:
-    """Learns from recorded calls for a runtime."""
+    """Records the calls of blocks for a runtime, and learns from them."""
 
     def __init__(self, controller: StepController, profiler: Profiler, codecs: CodecMaker, warnings: Warnings) -> None:
         self._controller = controller
@@ -28,7 +29,41 @@ class Learner:
         self._warnings = warnings
         self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
 
-    def recording(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> Recording:
+    def learn(self, incoming: Incoming) -> tuple[Capture, Variant | None, bool]:
+        """What a call has shown while it was recorded, and the variant that it is, bound to its policy.
+
+        The variant is None if the call could not be recorded, which a warning says. The flag tells whether the outliers
+        were looked for: those of a variant that a checkpoint has restored stay.
+        """
+        block, signature, controller = incoming.block, incoming.signature, self._controller
+        budget = controller.agreement.budget
+        self._warnings.recorded_again(block, block.changing_numbers(signature))
+        with budget.aside():
+            captured = capture(block.name, incoming.tensors, incoming.reach, incoming.run)
+        guards = {**captured.watch.marks, **incoming.guards}
+        block.places.update(captured.watch.places)
+        if captured.recording is None:
+            self._warnings.fallen_back(block, captured.reason)
+            block.add(signature, Variant.failed(guards, block.latest(signature)))
+            return captured, None, False
+        recalled = block.recall(captured.recording) if block.latest(signature) is None else None
+        variant = recalled or Variant()
+        variant.guards = guards
+        variant.recording = self._recording(block, signature, variant, captured)
+        variant.digest = variant.recording.digest
+        with budget.aside():
+            known = self._known_type(incoming, captured, variant)
+        step = controller.step
+        controller.note_call(variant.digest, block)
+        controller.note_device(captured.tensors.device)
+        is_verified_anew = step.is_tracking and variant.digest not in step.verified
+        ranks = recalled is None or is_verified_anew
+        self._rank_outliers(variant, known, captured.tensors, ranks)
+        controller.bind(block, variant)
+        block.add(signature, variant)
+        return captured, variant, ranks
+
+    def _recording(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> Recording:
         """The recording; nothing of it is replayed if it depends on what no guard watches."""
         earlier = block.latest(signature)
         if earlier is not None and earlier.recording is not None:
@@ -68,10 +103,9 @@ class Learner:
                 variant.guards = {**marks_of(other.places), **(variant.guards or {})}
         return None
 
-    def known_type(
-        self, recording: Recording, captured: Capture, block: Block, signature: Signature, variant: Variant
-    ) -> KnownType:
-        """The block type of a recording, measured if it is new."""
+    def _known_type(self, incoming: Incoming, captured: Capture, variant: Variant) -> KnownType:
+        """The block type of a variant, measured if it is new."""
+        block, signature, recording = incoming.block, incoming.signature, variant.recording
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
         relative, _ = block.relative(signature, variant.guards)  # at other input sizes
@@ -95,7 +129,7 @@ class Learner:
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
+    def _rank_outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
         """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""
         for index in known.outlier_values:
             if index in variant.outliers and not anew:

@@ -38,14 +38,14 @@ from ds_adacc.program.signature import (
 )
 from ds_adacc.program.slots import unpack
 from ds_adacc.program.symbolic_program import Example
-from ds_adacc.python_state.closure import Closure, closure_of, with_modules
-from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.watch import marks_of
-from ds_adacc.record.capture import capture, not_recorded_now
+from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
+from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.saved_state import RuntimeState
 from ds_adacc.runtime.seen_programs import SeenPrograms
@@ -116,31 +116,19 @@ class Runtime:
 
     def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
-        # A call inside a block is part of that block, and without gradients nothing is held (Rule T3).
-        is_inside = self._thread is not None
-        if is_inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            if is_inside and not self.is_inside:
-                self.warnings.fallen_back(block, "another thread runs a block at the same time")
-            if not (self.recordings or is_inside or torch.compiler.is_compiling()):
-                refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
-            return function(*args, **kwargs)
-        reason = surroundings()
-        if reason is not None:
-            if not self.recordings:
-                refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-            self.warnings.fallen_back(block, reason)
+        if self._is_left_alone(block):
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors, inner)
-        found = closure_of(owner)
-        tensors += [t for t in found.tensors if not isinstance(t, nn.Parameter)]
+        reach = closure_of(owner)
+        tensors += [t for t in reach.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         self.calls += 1
-        if not (block.begins_gradient or _require_gradient(chain(tensors, inner, found.parameters))):
+        if not (block.begins_gradient or _require_gradient(chain(tensors, inner, reach.parameters))):
             output = function(*args, **kwargs)
             block.begins_gradient = _require_gradient(tensors_in(output))
             if not block.begins_gradient:
@@ -149,75 +137,88 @@ class Runtime:
         self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
-            block.last_reading, held = found.read(marks_of(block.places), block.last_reading)
+            block.last_reading, held = reach.read(marks_of(block.places), block.last_reading)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
             signature = Signature(key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
-            variant = block.find(signature, guards) or self._predict(block, signature, guards, tensors)
-            if variant is None or self._is_to_verify(variant):
-                reason = not_recorded_now(found)
-                if reason is None:
-                    return self._record(block, signature, guards, found, tensors, lambda: function(*args, **kwargs))
-                if variant is None:
-                    self.warnings.fallen_back(block, reason)
-                    return function(*args, **kwargs)
-            return self._run_under_policy(block, variant, signature, found, tensors, lambda: function(*args, **kwargs))
+            run = functools.partial(function, *args, **kwargs)
+            return self._record_or_run(Incoming(block, signature, guards, reach, tensors, run))
         except BaseException:
             self.controller.step.drop_pass()
             raise
         finally:
             self._thread = None
 
-    def _predict(
-        self, block: Block, signature: Signature, guards: Guards, tensors: Sequence[torch.Tensor]
-    ) -> Variant | None:
+    def _is_left_alone(self, block: Block) -> bool:
+        """Whether the call of the block that begins now runs as if there were no ds_adacc.
+
+        A call inside a block is part of that block, and without gradients nothing is held (Rule T3).
+        """
+        is_inside = self._thread is not None
+        if is_inside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if is_inside and not self.is_inside:
+                self.warnings.fallen_back(block, "another thread runs a block at the same time")
+            if not (self.recordings or is_inside or torch.compiler.is_compiling()):
+                refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
+            return True
+        reason = surroundings()
+        if reason is None:
+            return False
+        if not self.recordings:
+            refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
+        self.warnings.fallen_back(block, reason)
+        return True
+
+    def _record_or_run(self, incoming: Incoming) -> Any:
+        variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
+        if variant is None or self._is_to_verify(variant):
+            reason = not_recorded_now(incoming.reach)
+            if reason is None:
+                return self._record(incoming)
+            if variant is None:
+                self.warnings.fallen_back(incoming.block, reason)
+                return incoming.run()
+        return self._run_under_policy(incoming, variant)
+
+    def _predict(self, incoming: Incoming) -> Variant | None:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
+        block, signature, guards = incoming.block, incoming.signature, incoming.guards
         like, its_sizes = block.relative(signature, guards)
         if like is None:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
         example = Example(its_sizes, like.recording)
-        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, tensors)
+        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, incoming.tensors)
         if predicted is None:
             return None
         known, recording = predicted
-        variant = like.at_other_sizes(guards, recording)
-        variant.digest = known.recording.digest
-        self.controller.bind_new(block, variant, recording)
+        variant = like.at_other_sizes(guards, known.recording.digest, recording)
+        self.controller.bind(block, variant)
         block.add(signature, variant)
         return variant
 
-    def _run_under_policy(
-        self,
-        block: Block,
-        variant: Variant,
-        signature: Signature,
-        found: Closure,
-        tensors: Sequence[torch.Tensor],
-        run: Callable[[], Any],
-    ) -> Any:
-        bound = variant.bound
+    def _run_under_policy(self, incoming: Incoming, variant: Variant) -> Any:
+        block, bound = incoming.block, variant.bound
         if bound is None or bound.prefetcher is None:
             self._binder.pass_over()
         if bound is None:
-            return run()
+            return incoming.run()
         self.controller.note_call(variant.digest, block)
         step = self.controller.step
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
-        is_followed = self._is_to_follow(block, variant, signature)
+        is_followed = self._is_to_follow(incoming, variant)
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
             self.warnings.fallen_back(block, reason)
         if reason is not None or (bound.is_trivial and not is_watched):
-            output = run()
+            output = incoming.run()
             step.note_plain(output)
             return output
-        probe = self._probe(variant, tensors)
+        probe = self._probe(variant, incoming.tensors)
         call, pack, done = self._begin_call(
-            block,
+            incoming,
             variant,
-            tensors,
             step.is_tracking,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
@@ -228,13 +229,15 @@ class Runtime:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             if is_followed:
-                output, is_as_predicted = follow(bound.recording, tensors, found, run, pack, call.diverge)
+                output, is_as_predicted = follow(
+                    bound.recording, incoming.tensors, incoming.reach, incoming.run, pack, call.diverge
+                )
                 if is_as_predicted:
-                    self._seen.add(self._key(block, variant, signature))
+                    self._seen.add(self._key(incoming, variant))
                     variant.is_unseen = False
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                    output = run()
+                    output = incoming.run()
             if probe is not None:
                 output = probe.watch(output)
             done()
@@ -244,25 +247,23 @@ class Runtime:
             step.note_plain(output)
         return output
 
-    def _is_to_follow(self, block: Block, variant: Variant, signature: Signature) -> bool:
+    def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
         """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
         if variant.is_unseen and variant.bound.replays:
-            variant.is_unseen = self._key(block, variant, signature) not in self._seen
+            variant.is_unseen = self._key(incoming, variant) not in self._seen
             return variant.is_unseen
         return False
 
-    def _key(self, block: Block, variant: Variant, signature: Signature) -> Hashable:
-        return self._seen.key(variant.recording, signature, block, self.blocks.all())
+    def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
+        return self._seen.key(variant.recording, incoming.signature, incoming.block, self.blocks.all())
 
     def _probe(self, variant: Variant, inputs: Sequence[torch.Tensor]) -> Probe | None:
-        controller = self.controller
-        return controller.trials.probe(variant, variant.recording, inputs, controller.device, controller.step)
+        return self.controller.trials.probe(variant, inputs, self.controller.device, self.controller.step)
 
     def _begin_call(
         self,
-        block: Block,
+        incoming: Incoming,
         variant: Variant,
-        inputs: Sequence[torch.Tensor],
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
         times_forward: bool = True,
@@ -273,15 +274,15 @@ class Runtime:
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
-        bound = variant.bound
+        bound, inputs = variant.bound, incoming.tensors
         assert bound is not None
         observer = self.controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(variant, block, times_forward, times_backward)
+            ticket = observer.begin(variant, incoming.block, times_forward, times_backward)
         told = self.warnings.diverged
         if variant.is_predicted:
-            told = functools.partial(self._doubt_prediction, block, variant)
+            told = functools.partial(self._doubt_prediction, incoming.block, variant)
         call = Call(bound, inputs, told, noted)
         pack: Callable[[torch.Tensor], Any] = call.pack
         if tracking:
@@ -292,54 +293,30 @@ class Runtime:
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
 
-    def _record(
-        self,
-        block: Block,
-        signature: Signature,
-        guards: Guards,
-        found: Closure,
-        tensors: Sequence[torch.Tensor],
-        run: Callable[[], Any],
-    ) -> Any:
-        refuse_checkpointed(block.name)
-        self.warnings.recorded_again(block, block.changing_numbers(signature))
+    def _record(self, incoming: Incoming) -> Any:
+        """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""
+        refuse_checkpointed(incoming.block.name)
         self.recordings += 1
-        with self.agreement.budget.aside():
-            captured = capture(block.name, tensors, found, run)
-        guards = {**captured.watch.marks, **guards}
-        block.places.update(captured.watch.places)
-        if captured.recording is None:
-            self.warnings.fallen_back(block, captured.reason)
-            block.add(signature, Variant.failed(guards, block.latest(signature)))
-            return captured.output
-        recalled = block.recall(captured.recording) if block.latest(signature) is None else None
-        variant = recalled or Variant()
-        variant.guards = guards
-        recording = self._learner.recording(block, signature, variant, captured)
-        with self.agreement.budget.aside():
-            known = self._learner.known_type(recording, captured, block, signature, variant)
-        variant.digest = recording.digest
-        step = self.controller.step
-        self.controller.note_call(variant.digest, block)
-        self.controller.note_device(captured.tensors.device)
-        is_verified_anew = step.is_tracking and variant.digest not in step.verified
-        self._learner.outliers(variant, known, captured.tensors, anew=recalled is None or is_verified_anew)
-        self.controller.bind_new(block, variant, recording)
-        block.add(signature, variant)
-        self._seen.add(self._key(block, variant, signature))
-        step.verified.add(variant.digest)
-        tracking = step.is_tracking and recalled is not None and not is_verified_anew
-        noted = {**captured.buffers, **captured.states}
-        probe = self._probe(variant, tensors)
-        call, pack, done = self._begin_call(
-            block, variant, tensors, tracking, noted, times_forward=False, times_backward=probe is None
-        )
+        captured, variant, has_ranked = self._learner.learn(incoming)
         output = captured.output
+        if variant is None:
+            return output
+        self._seen.add(self._key(incoming, variant))
+        step = self.controller.step
+        step.verified.add(variant.digest)
+        noted = {**captured.buffers, **captured.states}
+        probe = self._probe(variant, incoming.tensors)
+        tracking = step.is_tracking and not has_ranked
+        call, pack, done = self._begin_call(
+            incoming, variant, tracking, noted, times_forward=False, times_backward=probe is None
+        )
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted
-        captured.hand_over(pack)
-        done()
-        call.close()
+        try:
+            captured.hand_over(pack)
+            done()
+        finally:
+            call.close()
         if call.diverged:
             step.note_plain(output)
         return output if probe is None else probe.watch(output)

@@ -39,7 +39,6 @@ from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.program.recording import Recording
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_trials, rectify
@@ -187,7 +186,10 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            self._corrections = self.compare() or self._corrections
+            if self._is_resumed and self.agreement.known_types:
+                self._is_resumed = False
+                self._plan_log.restored(self.plan, self.observation, self.schedule.ended)
+            self._corrections = self._conclude_observation() or self._corrections
             for late in self.trials.late():
                 self._waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             if self._ballot.passes(self.is_waiting, self._is_quiet):
@@ -224,15 +226,12 @@ class StepController:
         """Whether block types have run together without a plan for them."""
         return bool(self._waiting)
 
-    def compare(self) -> Mapping[str, Correction]:
-        """Compare the plan with the first step under it, and tell of the result.
+    def _conclude_observation(self) -> Mapping[str, Correction]:
+        """After the first step under a plan, compare the plan with it, and tell of the result.
 
         Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
         """
         step, plan = self.step, self.plan
-        if self._is_resumed and self.agreement.known_types:
-            self._is_resumed = False
-            self._plan_log.restored(plan, self.observation, self.schedule.ended)
         if plan is None:
             return {}
         is_deferred = self.schedule.observe_in == 1
@@ -299,9 +298,8 @@ class StepController:
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
 
-    def bind_new(self, block: Block, variant: Variant, recording: Recording) -> None:
+    def bind(self, block: Block, variant: Variant) -> None:
         """Bind a new variant to the policy of its block, as this step needs it."""
-        variant.recording = recording
         self.bindings.bind(block, variant, self.step, self.device)
 
     def rebind(self, digests: Iterable[str]) -> None:

@@ -43,12 +43,12 @@ class Trials:
         self._late: set[str] = set()
 
     @property
-    def bound(self) -> float | None:
-        return self._agreement.approvals.bound
+    def max_error(self) -> float | None:
+        return self._agreement.approvals.max_error
 
     def admit(self, known: KnownType, recording: Recording, captured: Capture) -> str | None:
         """Find out whether errors of a new block type can be measured. If not, return why (Rule P5)."""
-        if self.bound is None or not _lossy(known.profile):
+        if self.max_error is None or not _lossy(known.profile):
             return None
         errors = self.remembered.get(known.recording.digest)
         if errors is not None:
@@ -62,7 +62,6 @@ class Trials:
     def probe(
         self,
         variant: Variant,
-        recording: Recording,
         inputs: Sequence[torch.Tensor],
         device: torch.device,
         step: Step,
@@ -72,7 +71,7 @@ class Trials:
         The codecs of a block type are measured in one call of it. Policies are measured in a step of trials or a
         tracking step only: no other step takes notice of the result.
         """
-        if self.bound is None:
+        if self.max_error is None:
             return None
         known, trial = self._agreement.known_types[variant.digest], variant.trial
         if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
@@ -86,7 +85,7 @@ class Trials:
             step.begin_trial(trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
-            return self._binder.measured(variant, recording, known, policy, device)
+            return self._binder.measured(variant, known, policy, device)
 
         def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:
@@ -97,13 +96,13 @@ class Trials:
                     self._late.add(variant.digest)
             if trial is not None and is_training:
                 profile = known.agreed.spec.profile
-                trial.result = measure_policy(measure, profile, trial.policy, bind, self.bound)
+                trial.result = measure_policy(measure, profile, trial.policy, bind, self.max_error)
 
-        return Probe(recording, inputs, study)
+        return Probe(variant.recording, inputs, study)
 
     def are_unknown(self, known: KnownType) -> bool:
         """Whether the type's codecs have errors that are bounded and not measured yet."""
-        return self.bound is not None and not known.errors_are_measured and _lossy(known.profile)
+        return self.max_error is not None and not known.errors_are_measured and _lossy(known.profile)
 
     def _asks_for_codecs(self, variant: Variant, known: KnownType) -> bool:
         """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly."""

@@ -95,7 +95,7 @@ def test_a_policy_within_the_bound_is_measured_once():
     profile = known.errors.of(known.profile)
     policy = planner.compress_policy(profile)
     measure = Scripted(0.05, {})
-    found = measure_policy(measure, profile, policy, lambda chosen: chosen, bound=0.1)
+    found = measure_policy(measure, profile, policy, lambda chosen: chosen, max_error=0.1)
     assert (found.error, found.strictness, measure.asked) == (0.05, None, [policy])
 
 
@@ -108,7 +108,7 @@ def test_above_the_bound_each_value_is_measured_alone_and_what_is_not_explained_
     estimates = {v: profile.codec(v, "group").gradient_error for v in lossy}
     single = {lossy[0]: 3 * estimates[lossy[0]], lossy[1]: estimates[lossy[1]] / 2}
     together = 2 * math.hypot(*single.values())
-    found = measure_policy(Scripted(together, single), profile, policy, lambda chosen: chosen, bound=together / 2)
+    found = measure_policy(Scripted(together, single), profile, policy, lambda chosen: chosen, max_error=together / 2)
     assert found.error == together
     factors = found.strictness.factors
     assert factors[lossy[0]] == pytest.approx(6) and factors[lossy[1]] == pytest.approx(1)
@@ -121,7 +121,7 @@ def test_nan_is_never_approved():
     policy = planner.compress_policy(profile)
     lossy = [v for v, store in enumerate(policy.stores) if planner.is_lossy(profile, v, store)]
     found = measure_policy(
-        Scripted(HOPELESS, dict.fromkeys(lossy, HOPELESS)), profile, policy, lambda chosen: chosen, bound=1e9
+        Scripted(HOPELESS, dict.fromkeys(lossy, HOPELESS)), profile, policy, lambda chosen: chosen, max_error=1e9
     )
     assert found.error == HOPELESS
     assert not any(cost.error for costs in found.strictness.of(profile).codecs for cost in costs)

@@ -61,8 +61,8 @@ def test_a_policy_is_not_approved_by_calls_that_cannot_run_it(monkeypatch):
     """At a length without outliers the calls would retain what the policy compresses, and find no error."""
     measured = []
 
-    def noted(self, variant, recording, known, policy, device):
-        bound = bind(self, variant, recording, known, policy, device)
+    def noted(self, variant, known, policy, device):
+        bound = bind(self, variant, known, policy, device)
         if variant.trial is not None and policy == variant.trial.policy:
             measured.append(bound.policy == policy)
         return bound

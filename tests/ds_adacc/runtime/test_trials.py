@@ -123,7 +123,7 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     training = Training(**LOSSY, rectifier={"max_interval": 4})
     training.run(9)
     assert training.is_lossy
-    training.runtime.agreement.approvals.bound = 1e-6  # in place of data that changes
+    training.runtime.agreement.approvals.max_error = 1e-6  # in place of data that changes
     errors, purposes = training.run(9), training.purposes[9:]
     tracked = purposes.index(Purpose.TRACK)
     assert all(errors[:tracked])
@@ -185,7 +185,7 @@ def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes
     controller = training.runtime.controller
     budget = controller.plan.budget
     assert training.is_lossy and controller.plan.peak <= budget
-    training.runtime.agreement.approvals.bound = bound  # in place of data that changes
+    training.runtime.agreement.approvals.max_error = bound  # in place of data that changes
     errors = training.run(16)
     assert max(errors[-8:]) <= 2 * bound
     assert not (training.is_lossy and bound == 1e-6)
