@@ -47,7 +47,7 @@ def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float 
     """The exact frontier, from the fastest point to the one that holds the least.
 
     Each point is the optimum of a mixed-integer program that may hold one byte less than the point before (one granule,
-    see `model`). If that could give more than about 64 points, it must hold less by a 64th of the whole range. What
+    see `milp`). If that could give more than about 64 points, it must hold less by a 64th of the whole range. What
     backward needs beyond the bytes held is not bounded. When `max_seconds` run out, the points found by then are
     returned, which are spread over the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """

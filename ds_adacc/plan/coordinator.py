@@ -60,8 +60,8 @@ class Coordinator:
         planner.NoSolutionInTime. In that case nothing has changed. With `must_fit` false neither is raised: policies in
         force stay, block types without a policy are recomputed where possible, and a warning says so.
         """
-        told = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
-        asked, moved, reasons = zip(*told, strict=True)
+        requests = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
+        asked, moved, reasons = zip(*requests, strict=True)
         reason = next(filter(None, reasons), "")
         self.agreement.approvals.forget(frozenset().union(*moved))
         self.agreement.moved = set()
@@ -72,8 +72,8 @@ class Coordinator:
         reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
         budget = self.agreement.budget
         available = None if device is None else available_bytes(device, self._recomputed(known), budget.peak)
-        told = self._ranks.gather((reports, self.agreement.forward_order.orders, available))
-        everyone, orders, free = zip(*told, strict=True)
+        answers = self._ranks.gather((reports, self.agreement.forward_order.orders, available))
+        everyone, orders, free = zip(*answers, strict=True)
         present = frozenset(digest for given in everyone for digest in given)
         sets = largest(names & present for names in known)
         agreed_orders = merge_orders(orders)

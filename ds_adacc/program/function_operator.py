@@ -1,7 +1,7 @@
 """A call of an `autograd.Function` as an operator of a program: which calls can be one, and how it is run again.
 
-The kernels of a Function may write by address, unseen by the dispatcher. So the call as a whole is the operator (Rule
-15): it takes what `apply` takes, and makes what `apply` returns and what it saves for backward.
+The kernels of a Function may write by address, unseen by the dispatcher. So the call as a whole is the operator: it
+takes what `apply` takes, and makes what `apply` returns and what it saves for backward (Rule R15).
 """
 
 from __future__ import annotations

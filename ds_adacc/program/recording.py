@@ -24,8 +24,8 @@ class RecordedValue:
     """The content of one storage at one time (Rules R3 and R4).
 
     `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules),
-    "generator" (the state of a random generator, on the host), "state" (one that attention hands to its backward, Rule
-    16) or "captured" (from elsewhere). `producer` is the operator that made it and `output` which of its outputs it is;
+    "generator" (the state of a random generator, on the host), "state" (one that attention hands to its backward: Rule
+    R16) or "captured" (from elsewhere). `producer` is the operator that made it and `output` which of its outputs it is;
     `source` is the number of the argument or buffer.
     `channels`: the length of its last dimension, as the operators that read it see it. `overwritten`: written to in
     place later on. `dynamic`: its shape depends on data.

@@ -150,7 +150,7 @@ def _replan(
 def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
     """A line of log is given the text of an exception: who keeps the line would keep the frames that raised it."""
     exact = " Blocks above the bound hold everything exactly." if rejected else ""
-    text = "step %d: a new plan was due (%s), but there is none: %s. The old plan stays in force.%s"
+    text = "step %d: the old plan stays in force. A new one was due (%s), but there is none: %s.%s"
     get_logger().warning(text, step, reason, str(why).rstrip("."), exact)
     return Review()
 
