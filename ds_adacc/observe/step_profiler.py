@@ -120,6 +120,9 @@ class StepProfiler:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
+        complete.sort(key=lambda call: call.backward.host)
+        if not complete:
+            return []
         return [self._measured(call, self._next(call.backward)) for call in complete]
 
     def _next(self, moment: Moment) -> Moment | None:

@@ -25,8 +25,8 @@ class RecordedValue:
 
     `origin`: "made" by an operator of the block, "input" (an argument), "buffer" (a tensor of the block's modules),
     "generator" (the state of a random generator, on the host), "state" (one that attention hands to its backward: Rule
-    R16) or "captured" (from elsewhere). `producer` is the operator that made it and `output` which of its outputs it is;
-    `source` is the number of the argument or buffer.
+    R16) or "captured" (from elsewhere). `producer` is the operator that made it, and `output` which of its outputs it
+    is; `source` is the number of the argument or buffer.
     `channels`: the length of its last dimension, as the operators that read it see it. `overwritten`: written to in
     place later on. `dynamic`: its shape depends on data.
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
