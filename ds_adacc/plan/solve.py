@@ -106,9 +106,11 @@ def _lean(
         return group
     is_mixed = 0 < len(new) < len(group.block_types)
     if smallest is not None and not is_mixed:
-        found = _with_least(group, smallest, budget, config)
-        if found is not group or not new:
-            return found
+        least = _with_least(group, smallest, config)
+        if least is not None and _is_leaner(least, group, budget):
+            return least
+        if not new:
+            return group
     if new:
         of = request.problem(new)
         return _with_policies(planner.leanest(of, group.shortfall), of, group, budget)
@@ -116,33 +118,28 @@ def _lean(
     return _with_policies(least, group.problem, group, budget)
 
 
-def _with_least(group: Group, smallest: int, budget: int, config: AdaccConfig) -> Group:
-    """The group with policies that fit `smallest` bytes, if they take less and break the budget for no more live sets.
-
-    `smallest` may be more than the least possible, and a search for it may end without any policies: the group is then
-    left as it is.
-    """
+def _with_least(group: Group, smallest: int, config: AdaccConfig) -> Group | None:
+    """The group with policies that fit `smallest` bytes. A search for them may end without any: None."""
     try:
-        least = replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
+        return replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
     except (planner.InfeasibleBudget, planner.NoSolutionInTime):
-        return group
-    return _leaner(least, group, budget)
+        return None
 
 
 def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, budget: int) -> Group:
-    """The group with the policies of `least`, which are those of the block types `of`, if it then takes less."""
+    """The group with the policies of `least`, which are those of the block types `of`, if that is leaner."""
     chosen = dict(zip((each.name for each in of.block_types), least.policies, strict=True))
     policies = [
         chosen.get(each.name, before) for each, before in zip(group.block_types, group.solution.policies, strict=True)
     ]
     solution = replace(evaluate(group.problem, group.live_sets, policies), solve_seconds=least.solve_seconds)
-    return _leaner(replace(group, solution=solution), group, budget)
+    found = replace(group, solution=solution)
+    return found if _is_leaner(found, group, budget) else group
 
 
-def _leaner(new: Group, old: Group, budget: int) -> Group:
-    """The new group, unless it takes no less than the old one, or breaks the budget for other live sets."""
-    is_worse = not set(new.unfit(budget)) <= set(old.unfit(budget)) or new.solution.peak >= old.solution.peak
-    return old if is_worse else new
+def _is_leaner(new: Group, old: Group, budget: int) -> bool:
+    """Whether the new group takes less than the old one, and breaks the budget for no other live sets."""
+    return set(new.unfit(budget)) <= set(old.unfit(budget)) and new.solution.peak < old.solution.peak
 
 
 def _are_possible(policies: Mapping[str, TypePolicies], problem: planner.Problem) -> bool:
