@@ -1,4 +1,5 @@
-"""The methods of a DeepSpeed engine that ds_adacc patches: `HOOKS`, or `PIPELINE_HOOKS` for a pipeline.
+"""The methods of a DeepSpeed engine that ds_adacc patches: `HOOKS`, or `PIPELINE_HOOKS` for a pipeline. With CompAct,
+`COMPACT_HOOKS` come on top.
 
 Each entry takes the engine and its original method, and returns the replacement. `engine.adacc` must be set before.
 The `step` of the engine's optimizer is patched too.
@@ -25,7 +26,10 @@ _ORIGINAL = "ds_adacc_original"
 
 def patch_engine(engine: Any, is_pipeline: bool) -> None:
     """Replace the methods of the engine that the list names."""
-    for name, hook in (PIPELINE_HOOKS if is_pipeline else HOOKS).items():
+    hooks = PIPELINE_HOOKS if is_pipeline else HOOKS
+    if engine.adacc.compact is not None:
+        hooks = {**hooks, **COMPACT_HOOKS}
+    for name, hook in hooks.items():
         setattr(engine, name, hook(engine, getattr(engine, name)))
     if not is_pipeline and hasattr(engine.optimizer, "step"):  # an engine that only evaluates has none
         patch_optimizer(engine)
@@ -165,8 +169,7 @@ def without_proxies(engine: Any, original: Method) -> Method:
     @functools.wraps(original)
     def consolidated(*args: Any, **kwargs: Any) -> Any:
         state = original(*args, **kwargs)
-        served = engine.adacc.compact.layers if engine.adacc.compact is not None and state is not None else ()
-        for name in served:
+        for name in engine.adacc.compact.layers if state is not None else ():
             state.pop(f"{name}.{PROXY}", None)
         return state
 
@@ -179,6 +182,6 @@ HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {
     "_backward_epilogue": ending_backward,
     "step": ending_step,
     **_ALWAYS,
-    "_zero3_consolidated_16bit_state_dict": without_proxies,
 }
+COMPACT_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"_zero3_consolidated_16bit_state_dict": without_proxies}
 PIPELINE_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"train_batch": ending_batch, **_ALWAYS}
