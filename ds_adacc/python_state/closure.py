@@ -57,7 +57,7 @@ class Closure:
         yield from (value for value in (*held, *self.plain) if isinstance(value, torch.Generator))
 
     def read(self, more: Guards, last: Reading | None) -> tuple[Reading, list[torch.Tensor]]:
-        """What there is to read now, and the tensors in it. `more` and `last` are those of `reading.read`."""
+        """What there is to read now, and the tensors in it: what `reading.read` returns and raises."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
         return read(self.modules, parameters, self.plain, more, last)
 

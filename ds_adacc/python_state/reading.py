@@ -34,6 +34,10 @@ _dicts_of = operator.attrgetter(
 )
 
 
+class Unreadable(Exception):
+    """A block holds what cannot be read. The text says what, and why."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What was read at one call. `marks` has all of it: those of `structure`, and the `others`."""
@@ -54,6 +58,8 @@ def read(
 
     `more`: marks of what else the block depends on. `last`: what was read at the call before, which is
     returned if it is still the same. Beside it, the tensors that were met, without parameters: a reading keeps none.
+
+    Raises Unreadable if a module is a ScriptModule.
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
@@ -114,6 +120,8 @@ class Structure:
 
         The order of what it holds counts too: a block may compute with one child or parameter after the other.
         """
+        if isinstance(module, torch.jit.ScriptModule):  # its dicts are C++, and its code runs as it likes
+            raise Unreadable(f"it has a module of TorchScript ({type(module).__name__}), whose code cannot be seen")
         self.marks[name] = token(module), type(module), tuple(map(tuple, _dicts_of(module)[_PARAMETERS:]))
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)

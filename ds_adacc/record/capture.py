@@ -118,6 +118,9 @@ class _RecordingHook:
         return slots
 
 
+_NO_HOOKS = "don't yet support saved tensor hooks"  # in torch's own message
+
+
 def not_recorded_now(found: Closure) -> str | None:
     """Why a block cannot be recorded in this call, though perhaps in a later one."""
     if any(is_lazy(parameter) for parameter in found.parameters):
@@ -126,13 +129,24 @@ def not_recorded_now(found: Closure) -> str | None:
 
 
 def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
-    """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1)."""
+    """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1).
+
+    Raises RuntimeError if the block differentiates in a way that torch allows under no hooks of saved tensors.
+    """
     recorder = Recorder(name, inputs, found)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
             output = run()
+    except RuntimeError as error:
+        if _NO_HOOKS in str(error):
+            text = (
+                f"block {name} calls torch.func.grad, vjp, jacrev or hessian, which torch does not run where a "
+                'checkpointing has its hooks: list other classes in "blocks" of the adacc section, or disable it'
+            )
+            raise RuntimeError(text) from error
+        raise
     finally:
         watch.stop()
         slots = hook.close()

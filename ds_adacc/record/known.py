@@ -153,6 +153,8 @@ def admit(tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
         raise Unrecordable(f"it handles a {kind}")
+    if tensor._is_zerotensor():  # it has no memory that could be read
+        raise Unrecordable("it handles a tensor of zeros without memory, as torch.func.jvp makes them")
 
 
 def storage_of(tensor: torch.Tensor) -> int:

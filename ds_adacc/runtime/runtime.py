@@ -39,6 +39,7 @@ from ds_adacc.program.signature import (
 from ds_adacc.program.slots import unpack
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import closure_of, with_modules
+from ds_adacc.python_state.reading import Unreadable
 from ds_adacc.python_state.watch import marks_of
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.record.follower import follow, not_followed_now
@@ -143,6 +144,9 @@ class Runtime:
             signature = Signature(key, describe(tensors), shared, ambient(), getattr(owner, "training", None))
             run = functools.partial(function, *args, **kwargs)
             return self._record_or_run(Incoming(block, signature, guards, reach, tensors, run))
+        except Unreadable as reason:
+            self.warnings.fallen_back(block, str(reason))
+            return function(*args, **kwargs)
         except BaseException:
             self.controller.step.drop_pass()
             raise

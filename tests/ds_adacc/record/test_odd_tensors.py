@@ -105,3 +105,43 @@ def test_a_block_that_makes_nested_tensors_runs_under_plain_autograd():
         zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
     (variant,) = runtime.blocks.all()[0].variants()
     assert variant.recording is None
+
+
+class Activated(nn.Module):
+    """A layer with an activation that the caller chooses, as a module or a function."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.layer, self.activation = nn.Linear(4, 4), activation
+
+    def forward(self, x):
+        return self.activation(self.layer(x))
+
+
+def tangents(x):
+    output, tangent = torch.func.jvp(lambda z: F.silu(z @ torch.ones(4, 4)), (x,), (torch.ones_like(x),))
+    return output + tangent
+
+
+@pytest.mark.parametrize(
+    ("activation", "reason"),
+    [
+        (tangents, "it handles a tensor of zeros without memory, as torch.func.jvp makes them"),
+        (torch.jit.script(nn.GELU()), "it has a module of TorchScript (RecursiveScriptModule), whose code cannot"),
+    ],
+    ids=["jvp", "TorchScript"],
+)
+def test_what_cannot_be_recorded_runs_under_plain_autograd(activation, reason, caplog):
+    block, args = Activated(activation), (torch.randn(2, 3, 4, requires_grad=True),)
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}))
+    for _ in range(3):
+        ours = zoo.gradients(block, args, {}, lambda x: runtime.checkpoint(block, x))
+        zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
+    assert caplog.text.count(f"runs without ds_adacc, under plain autograd: {reason}") == 1
+
+
+def test_a_transform_that_torch_runs_under_no_hooks_is_named():
+    block = Activated(lambda x: torch.func.grad(lambda z: z.square().sum())(x))
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}))
+    with pytest.raises(RuntimeError, match=r'block Activated calls torch.func.grad.* list other classes in "blocks"'):
+        runtime.checkpoint(block, torch.randn(2, 4, requires_grad=True))

@@ -45,7 +45,7 @@ def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
 def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatch):
     """It was predicted itself, and then planned, because its outliers had drifted."""
     monkeypatch.setattr(bindings, "_MOST_ADOPTED", 16)
-    monkeypatch.setattr(blocks_of, "_RECORDS", 4)
+    monkeypatch.setattr(blocks_of, "_VARIANTS", 4)
     training = settled()
     training.step((33, 33))
     controller = training.runtime.controller
@@ -75,7 +75,7 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
 def test_a_checkpoint_grows_with_no_resume(monkeypatch):
     """Blocks meet other lengths after each: the records of those before are never asked for again."""
     monkeypatch.setattr(bindings, "_MOST_ADOPTED", 8)
-    monkeypatch.setattr(blocks_of, "_RECORDS", 6)
+    monkeypatch.setattr(blocks_of, "_VARIANTS", 6)
     state, sizes = None, []
     for generation in range(4):
         training = TwoPrograms(enabled=False)
