@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from equal_times import make_times_equal
 from forks import quicken_solver
 
 
@@ -52,6 +53,11 @@ def unmetered():
 def slow_replays(monkeypatch):
     """Codecs are quicker than replays, on any machine: a plan that may be lossy is."""
     monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", lambda *_: 1e-2)
+
+
+@pytest.fixture
+def equal_times(monkeypatch):
+    make_times_equal(monkeypatch)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -294,6 +294,7 @@ def test_a_plan_that_is_yet_to_be_looked_at_is_looked_at_after_the_next_step(tmp
         assert run.adacc.runtime.controller.observation.peak is not None
 
 
+@pytest.mark.usefixtures("equal_times")
 def test_a_run_that_is_saved_after_every_step_is_looked_at_and_tracked_all_the_same(tmp_path):
     engine = Engine(codecs="paper", group_size=16)
     tracked = []

@@ -7,26 +7,12 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.profile import measure
-from ds_adacc.profile.timer import Timer
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
 
 
-class EqualSeconds(Timer):
-    """Every operator takes a second: what is decided hangs on bytes alone."""
-
-    noise = 0.0
-
-    def __call__(self, function, others=()):
-        function()
-        return 1.0
-
-
-@pytest.fixture(autouse=True)
-def equal_seconds(monkeypatch):
-    monkeypatch.setattr(measure, "Timer", EqualSeconds)
+pytestmark = pytest.mark.usefixtures("equal_times")
 
 
 class Training:

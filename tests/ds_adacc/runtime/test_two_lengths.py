@@ -9,6 +9,8 @@ from two_programs import TwoPrograms
 
 from ds_adacc.plan import coordinator
 
+pytestmark = pytest.mark.usefixtures("equal_times")
+
 
 @pytest.fixture
 def planned(monkeypatch):
@@ -52,11 +54,11 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
     """Whether it fits is asked again beside every other length."""
     training = TwoPrograms(memory_budget="200KiB", enabled=False)
     controller, agreement = training.runtime.controller, training.runtime.agreement
-    for pair in ((24, 24), (16, 16), (20, 20), (8, 36)):
+    for pair in ((24, 24), (16, 16), (20, 20), (8, 40)):
         training.step(pair)
     assert planned == [1] and not agreement.undecided
     assert agreement.unpriced <= agreement.origins.keys() and agreement.unpriced
-    for pair in ((8, 36), (16, 36), (24, 36), (12, 36)):
+    for pair in ((8, 40), (16, 40), (24, 40), (12, 40)):
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
         ran = [agreement.agreed_types[each.variants()[0].digest] for each in controller.blocks.all()]
