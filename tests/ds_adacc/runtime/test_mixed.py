@@ -11,7 +11,6 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
 
-
 pytestmark = pytest.mark.usefixtures("equal_times")
 
 
