@@ -50,14 +50,14 @@ def unmetered():
 
 
 @pytest.fixture
-def slow_replays(monkeypatch):
-    """Codecs are quicker than replays, on any machine: a plan that may be lossy is."""
-    monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", lambda *_: 1e-2)
+def equal_times(monkeypatch):
+    make_times_equal(monkeypatch)
 
 
 @pytest.fixture
-def equal_times(monkeypatch):
-    make_times_equal(monkeypatch)
+def slow_replays(monkeypatch, equal_times):
+    """Codecs are quicker than replays, on any machine: a plan that may be lossy is."""
+    monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", lambda *_: 1e-2)
 
 
 @pytest.fixture(autouse=True, scope="module")

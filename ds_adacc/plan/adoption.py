@@ -57,10 +57,7 @@ class Adoption:
     def policies(self, limit: int, permit: Permit) -> TypePolicies | None:
         """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
         retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
-        before = tuple(
-            policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
-            for index, policy in enumerate(self._relative.policies)
-        )
+        before = self.inherited(permit)
         found = self._most(limit, lambda blocks: (retain,) * blocks + before[blocks:])
         if found is not None:
             return found
@@ -71,6 +68,14 @@ class Adoption:
             return (*changed, *before[len(before) - kept :])
 
         return self._most(limit, leaner) or self._shared(limit)
+
+    def inherited(self, permit: Permit) -> TypePolicies:
+        """What the blocks run at the other sizes; where that is impossible here, they recompute all that they can."""
+        lean = planner.recompute_policy(self.spec.profile)
+        return tuple(
+            policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
+            for index, policy in enumerate(self._relative.policies)
+        )
 
     def compressed(self, limit: int) -> TypePolicies | None:
         """Everything compressed that can be, as the preset "quantization" demands; None if that does not fit."""

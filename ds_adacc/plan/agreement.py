@@ -186,17 +186,21 @@ class Agreement:
         return self.budget.limit is not None and self.fits(agreed, self.budget.limit)
 
     def fits(self, agreed: Sequence[AgreedType], limit: int) -> bool:
-        """Whether the calls of these block types take at most so many bytes together.
+        """Whether the calls of these block types take at most so many bytes together."""
+        return self.peak(agreed) <= limit
+
+    def peak(self, agreed: Sequence[AgreedType]) -> int:
+        """Predicted peak bytes of the calls of these block types together.
 
         Backward is thought to take them in the order of the sizes that were planned for, if that is known.
         """
         by_origin = {self.origin(each.spec.name): each for each in agreed}
         if len(by_origin) < len(agreed):
             problem = planner.Problem(tuple(each.spec for each in agreed))
-            return planner.peak_bytes(problem, [each.policies for each in agreed]) <= limit
+            return planner.peak_bytes(problem, [each.policies for each in agreed])
         specs = {origin: replace(each.spec, name=origin) for origin, each in by_origin.items()}
         problem = PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
-        return planner.peak_bytes(problem, [by_origin[each.name].policies for each in problem.block_types]) <= limit
+        return planner.peak_bytes(problem, [by_origin[each.name].policies for each in problem.block_types])
 
     def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.

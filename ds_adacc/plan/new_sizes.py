@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ds_adacc import planner
 from ds_adacc.log import get_logger
-from ds_adacc.plan.adoption import Adoption
+from ds_adacc.plan.adoption import Adoption, Permit
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.comparison import peak_when
-from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, fits
 
-_TOLD = 3  # predicted sizes with a line of log each
+_TOLD = 3  # sizes with a line of log each
 
 
 class NewSizes:
@@ -35,6 +35,7 @@ class NewSizes:
         self.symbolic_types = SymbolicTypes()
         self._agreement = agreement
         self._predicted = 0  # how many times
+        self._above = 0  # how many times policies above the budget were adopted
 
     def at_sizes(
         self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]
@@ -103,16 +104,51 @@ class NewSizes:
         Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
         """
         programs = self._programs(names)
+        return bool(programs) and (self._adopt_within(names, programs) or self._exceed(names, programs))
+
+    def _adopt_within(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
+        """`adopt_all` from a live set that fits the budget, if these fit it, too."""
         origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
-        if not programs or len(origins) < len(programs):
-            return False
-        if not any(origins <= planned for planned in self._agreement.live_sets):
+        if len(origins) < len(programs) or not any(origins <= planned for planned in self._agreement.live_sets):
             return False
         types, mine = self._agreement.known_types, [name for name in sorted(names - origins) if self._may_adopt(name)]
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
         lacking = [name for name in mine if not self._adopt(types[name], name)]
         is_fit = not lacking and self._agreement.is_planned(names)
         return is_fit or self._make_lean(names, lacking) or self._make_lean(names, mine)
+
+    def _exceed(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
+        """`adopt_all` from a live set of smaller sizes that no plan fits: no plan fits these either.
+
+        To ask the solver would take its time at every such size. Its policies for the smaller sizes are the leanest
+        that it found; they are put in force for the block types that have none.
+        """
+        below = self._unfit_below(programs)
+        if not below or self._agreement.config.forces_compression:
+            return False
+        types, mine = self._agreement.known_types, [name for name in sorted(names) if self._may_adopt(name)]
+        for name in [name for name in mine if types[name].agreed is None] or mine:
+            self._inherit(types[name], types[below[name]])
+        self._warn(names)
+        return True
+
+    def _unfit_below(self, programs: Mapping[str, SymbolicType]) -> dict[str, str]:
+        """A live set of these programs that no plan fits, at sizes as small in every program: its block type for each.
+
+        None at all if there is no such live set.
+        """
+        types = self._agreement.known_types
+        for unfit in self._agreement.unfit:
+            of_program = {id(program): name for name, program in self._programs(unfit).items()}
+            pairs = {name: of_program[id(each)] for name, each in programs.items() if id(each) in of_program}
+            is_same = len(pairs) == len(programs) == len(unfit) and all(types[name].agreed for name in unfit)
+            if is_same and all(self._alone(name) >= self._alone(below) for name, below in pairs.items()):
+                return pairs
+        return {}
+
+    def _alone(self, name: str) -> int:
+        """Peak bytes of this block type alone without checkpointing."""
+        return self._peak_without(frozenset((name,)))
 
     def adopt(self, known: KnownType, like: str) -> bool:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.
@@ -134,31 +170,43 @@ class NewSizes:
 
     def _adopt(self, known: KnownType, like: str) -> bool:
         agreement, origin = self._agreement, self._origin(like)
-        relative, digest = agreement.known_types.get(origin), known.recording.digest
-        if agreement.budget.limit is None or relative is None or origin == digest:
+        relative = agreement.known_types.get(origin)
+        if agreement.budget.limit is None or relative is None or relative is known or relative.agreed is None:
             return False
-        known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
-        known.outlier_channels = dict(relative.outlier_channels)
-        agreed = relative.agreed
-        if agreed is None:
-            return False
-        known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
-        name, profile = agreed.spec.name, self._priced(known, agreed)
-        # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
-        sets = *agreement.live_sets, *agreement.unfit
-        adoption = Adoption(agreed, profile, agreement.agreed_types, sets, agreement.forward_order.orders)
+        adoption = self._adoption(known, relative, relative.agreed)
         limit = agreement.budget.grown(adoption.without)
         if agreement.config.forces_compression:
             policies = adoption.compressed(limit)
         else:
-            # A policy that awaits its trial is taken too: its blocks hold everything exactly until then.
-            rejected = agreement.approvals.is_rejected
-            policies = adoption.policies(limit, lambda index, policy: not rejected((name, index), policy))
+            policies = adoption.policies(limit, self._permit(relative.agreed))
         if policies is None:
             return False
         agreement.budget.limit = limit
-        agreement.adopt(replace(agreed, spec=replace(adoption.spec, name=digest), policies=policies), name)
+        self._put_in_force(known, relative.agreed, adoption, policies)
         return True
+
+    def _inherit(self, known: KnownType, relative: KnownType) -> None:
+        """Put the policies of another size of its program in force for this block type, whatever they take."""
+        assert relative.agreed is not None
+        adoption = self._adoption(known, relative, relative.agreed)
+        self._put_in_force(known, relative.agreed, adoption, adoption.inherited(self._permit(relative.agreed)))
+
+    def _adoption(self, known: KnownType, relative: KnownType, agreed: AgreedType) -> Adoption:
+        known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
+        known.outlier_channels = dict(relative.outlier_channels)
+        known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
+        # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
+        sets, orders = (*self._agreement.live_sets, *self._agreement.unfit), self._agreement.forward_order.orders
+        return Adoption(agreed, self._priced(known, agreed), self._agreement.agreed_types, sets, orders)
+
+    def _permit(self, agreed: AgreedType) -> Permit:
+        """A policy that awaits its trial is permitted too: its blocks hold everything exactly until then."""
+        rejected, name = self._agreement.approvals.is_rejected, agreed.spec.name
+        return lambda index, policy: not rejected((name, index), policy)
+
+    def _put_in_force(self, known: KnownType, agreed: AgreedType, adoption: Adoption, policies: TypePolicies) -> None:
+        spec = replace(adoption.spec, name=known.recording.digest)
+        self._agreement.adopt(replace(agreed, spec=spec, policies=policies), agreed.spec.name)
 
     def make_lean(self, names: LiveSet) -> bool:
         """Have the adopted types among these recompute all that they can, if all of them then fit the budget.
@@ -222,14 +270,30 @@ class NewSizes:
         return relative.correction.of(self._agreement.outlier_prices.of(counted, known, relative.capacity))
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
-        """Log a line for each of the first few sizes, and then one whenever they have become ten times as many."""
         self._predicted += 1
-        if self._predicted <= _TOLD or math.log10(self._predicted).is_integer():
+        if _is_told(self._predicted):
             before = iter(example.sizes.lengths)
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)
             text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
+
+    def _warn(self, names: LiveSet) -> None:
+        """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
+        types = [self._agreement.known_types[name] for name in sorted(names)]
+        peak = self._agreement.peak([known.agreed for known in types if known.agreed is not None])
+        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(names))
+        if peak <= limit:
+            return
+        self._above += 1
+        if _is_told(self._above):
+            blocks = ", ".join(dict.fromkeys(known.recording.name for known in types))
+            text = (
+                "%s: no plan is known that fits the budget at the new input sizes, as none fits at smaller ones. The "
+                "leanest policies found there are in force, with a peak of %s, above the budget of %s (%d such sizes "
+                "so far). A smaller micro-batch needs less"
+            )
+            get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
 
     def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
@@ -238,3 +302,8 @@ class NewSizes:
         self._agreement.drop_adopted(dropped)
         self.symbolic_types.forget(dropped)
         return dropped
+
+
+def _is_told(count: int) -> bool:
+    """Whether a line is logged: for each of the first few, and then whenever they have become ten times as many."""
+    return count <= _TOLD or math.log10(count).is_integer()

@@ -36,7 +36,7 @@ def separated(variant):
     return [(values[i].channels, len(variant.outliers[i][0])) for i in indices]
 
 
-@pytest.mark.usefixtures("equal_times", "slow_replays")
+@pytest.mark.usefixtures("slow_replays")
 def test_outlier_channels_of_one_length_are_not_used_at_another():
     training = Training(OverTime, layers=4, memory_budget=0.62, **SECTION)
     for time in (*RECORDED, *PREDICTED):
@@ -56,7 +56,7 @@ def test_outlier_channels_of_one_length_are_not_used_at_another():
     assert training.runtime.recordings <= 4 + len(RECORDED)
 
 
-@pytest.mark.usefixtures("equal_times", "slow_replays")
+@pytest.mark.usefixtures("slow_replays")
 def test_a_policy_is_not_approved_by_calls_that_cannot_run_it(monkeypatch):
     """At a length without outliers the calls would retain what the policy compresses, and find no error."""
     measured = []
