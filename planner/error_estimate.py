@@ -35,8 +35,8 @@ def read_together(graph: BlockGraph) -> Pairs:
 
 
 def is_lossy(profile: Profile, value: int, store: str | None) -> bool:
-    """Whether a value stored so comes back changed."""
-    return is_codec(store) and profile.codec(value, store).error > 0
+    """Whether a value stored so may come back changed."""
+    return is_codec(store) and not profile.codec(value, store).lossless
 
 
 def altered_values(profile: Profile, policy: Policy) -> frozenset[int]:

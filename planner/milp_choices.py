@@ -154,7 +154,7 @@ class BlockVariables:
         """Whether backward finds a value changed: it is compressed by a lossy codec, or rebuilt from such a value."""
         if value not in known:
             altered = known[value] = self.model.add_var(ub=1)
-            self.model += altered >= mip.xsum(chosen for offer, chosen in self._offers(value) if offer.error > 0)
+            self.model += altered >= mip.xsum(chosen for offer, chosen in self._offers(value) if not offer.lossless)
             producer = self.profile.graph.values[value].producer
             if producer in self.schedule.times:
                 for source in self.profile.graph.ops[producer].inputs:

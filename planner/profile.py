@@ -21,11 +21,14 @@ def is_codec(store: str | None) -> bool:
 class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
 
-    `nbytes` is the size of the payload, `error` the relative error ||x - x'|| / ||x|| (0: lossless), `workspace_bytes`
+    `nbytes` is the size of the payload, `error` the measured relative error ||x - x'|| / ||x||. `workspace_bytes` is
     what a compression or decompression allocates besides. `gradient_error` is the relative error of the block's
     gradient if this value alone is compressed with this codec, and the ops whose input and output backward reads
-    together are replayed on it. For `OFFLOAD` the payload is in host memory: `nbytes` is
-    0, and the seconds are those of the transfers. Raises ValueError for a negative or non-finite number.
+    together are replayed on it. `lossless`: no data come back changed. A lossy codec has an error of 0, too, while the
+    data suit it, as zeros do. For `OFFLOAD` the payload is in host memory: `nbytes` is 0, and the seconds are those of
+    the transfers.
+
+    Raises ValueError for a negative or non-finite number, and for an error of a lossless codec.
     """
 
     codec: str
@@ -35,6 +38,7 @@ class CodecCost:
     error: float
     workspace_bytes: int
     gradient_error: float = 0.0
+    lossless: bool = False
 
     def __post_init__(self) -> None:
         if self.codec == RETAIN:
@@ -45,6 +49,11 @@ class CodecCost:
             check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
         for field in ("compress_seconds", "decompress_seconds", "error", "gradient_error"):
             _check_number(f"{field} of codec {self.codec!r}", getattr(self, field))
+        if self.lossless and (self.error or self.gradient_error):
+            raise ValueError(
+                f"codec {self.codec!r} is lossless, but has error = {self.error} and gradient_error = "
+                f"{self.gradient_error}: both must be 0"
+            )
 
     @property
     def seconds(self) -> float:
@@ -115,9 +124,9 @@ class Strictness:
         """The profile with the gradient errors of these blocks."""
         codecs = tuple(
             tuple(
-                replace(offer, gradient_error=offer.gradient_error * factor) if offer.error else offer
+                offer if offer.lossless else replace(offer, gradient_error=offer.gradient_error * factor)
                 for offer in offers
-                if not offer.error or (factor < HOPELESS and offer.gradient_error * factor < HOPELESS)
+                if offer.lossless or (factor < HOPELESS and offer.gradient_error * factor < HOPELESS)
             )
             for offers, factor in zip(profile.codecs, self.factors, strict=True)
         )

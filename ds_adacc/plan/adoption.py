@@ -85,7 +85,7 @@ class Adoption:
     def _shared(self, limit: int) -> TypePolicies | None:
         spec = self._relative.spec
         # A lossy policy that no block has run yet would await its trial.
-        codecs = tuple(tuple(cost for cost in costs if cost.error == 0) for costs in spec.profile.codecs)
+        codecs = tuple(tuple(cost for cost in costs if cost.lossless) for costs in spec.profile.codecs)
         # Ranked by the seconds that the ranks have agreed on, so that they choose alike.
         exact = planner.greedy_policies(replace(spec, profile=replace(spec.profile, codecs=codecs)))
         shared = ((policy,) * len(self._relative.policies) for policy in exact if policy.is_on_offer(self.spec.profile))

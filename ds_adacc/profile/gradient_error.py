@@ -41,10 +41,10 @@ class CodecErrors:
         return replace(profile, codecs=codecs, stale_errors=stale)
 
     def _known(self, index: int, cost: planner.CodecCost) -> planner.CodecCost | None:
-        if not cost.error:
+        if cost.lossless:
             return cost
         _, error, gradient_error = self.coarsest.get(index, ("", cost.error, planner.HOPELESS))
-        scaled = gradient_error * cost.error / error
+        scaled = gradient_error * (cost.error / error if error else 1.0)
         return replace(cost, gradient_error=scaled) if gradient_error < planner.HOPELESS else None
 
 
@@ -65,7 +65,7 @@ def measure_codecs(measure: Measure, profile: planner.Profile, bind: Bind) -> Co
     coarsest, stale = {}, {}
     together = planner.read_together(profile.graph)
     for index, costs in enumerate(profile.codecs):
-        lossy = [cost for cost in costs if cost.error]
+        lossy = [cost for cost in costs if not cost.lossless]
         if not lossy:
             continue
         worst = max(lossy, key=lambda cost: cost.error)

@@ -105,6 +105,7 @@ def _offers(
                     decompress_seconds=along([cost.decompress_seconds for cost in costs]),
                     error=max(cost.error for cost in costs),
                     workspace_bytes=whole([cost.workspace_bytes for cost in costs], along),
+                    lossless=all(cost.lossless for cost in costs),
                 )
             )
     return tuple(offers)

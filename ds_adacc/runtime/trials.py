@@ -132,4 +132,4 @@ class Trials:
 
 
 def _lossy(profile: planner.Profile) -> bool:
-    return any(cost.error for costs in profile.codecs for cost in costs)
+    return any(not cost.lossless for costs in profile.codecs for cost in costs)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -64,8 +65,10 @@ def offers(draw, sizes, count, transfers):
         CodecCost(f"c{i}", draw(sizes) // 2, draw(TIMES), draw(TIMES), i / 4, draw(sizes), draw(ERRORS))
         for i in range(count)
     ]
+    if codecs and draw(st.booleans()):
+        codecs[0] = replace(codecs[0], gradient_error=0.0, lossless=True)
     if transfers and codecs and draw(st.sampled_from([True, False, False])):
-        codecs[-1] = CodecCost(OFFLOAD, 0, draw(TIMES), draw(TIMES), 0.0, 0)
+        codecs[-1] = CodecCost(OFFLOAD, 0, draw(TIMES), draw(TIMES), 0.0, 0, lossless=True)
     return tuple(codecs)
 
 

@@ -32,7 +32,7 @@ GRAPH = BlockGraph(
 OFFERS = (
     (),
     (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.03),),
-    (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.04), CodecCost("exact", 60, 0.0, 0.0, 0.0, 0)),
+    (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.04), CodecCost("exact", 60, 0.0, 0.0, 0.0, 0, lossless=True)),
     (),
     (),
 )

@@ -111,7 +111,7 @@ def test_greedy_keeps_the_gradient_error_within_its_bound(pair):
 
 
 def test_greedy_moves_no_values_to_the_host(block):
-    away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0)
+    away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0, lossless=True)
     profile = replace(block, codecs=((away,), (away,), (), (*block.codecs[3], away), (), ()))
     problem = Problem((BlockType("block", profile, 2),))
     assert greedy(problem, 345, max_seconds=1).policies == recompute_all(problem, 345, max_seconds=1).policies

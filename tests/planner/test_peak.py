@@ -76,7 +76,7 @@ def test_the_peak_may_fall_in_forward_of_the_last_block(block):
 
 def test_what_is_offloaded_is_copied_beside_the_forward_of_the_block_after(block):
     """200 bytes of x, which also come back beside its backward; the block after that finds nothing of them."""
-    away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
+    away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     first = Profile(BlockGraph((Value("x", "", 200, None, True),), (), (Event("x", (0,), 0),)), (), ((away,),))
     problem = Problem((BlockType("first", first, 1), BlockType("block", block, 1)), order=("first", "block"))
     lone = Policy((OFFLOAD,), ())
@@ -98,7 +98,7 @@ LEAN = Policy(("retain",), ())
 
 
 def test_what_was_offloaded_comes_back_beside_the_block_after(block):
-    transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
+    transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     profile = replace(block, codecs=((transfer,), *block.codecs[1:]))
     away = Policy((OFFLOAD, "retain", "retain", "retain", None, None), (2,))  # 110 and 100 on the host; 245 ...
     problem = Problem((BlockType("block", profile, 2),), order=("block",) * 2)

@@ -122,7 +122,10 @@ def test_forward_is_that_of_a_walk_through_its_ops(profile):
 
 def offloading(block, overlap_seconds):
     """The block with two values that may go to the host: a (2 s out, 3 s back) and x (5 s, 7 s)."""
-    x, a = CodecCost(OFFLOAD, 0, 5.0, 7.0, 0.0, 0), CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0)
+    x, a = (
+        CodecCost(OFFLOAD, 0, 5.0, 7.0, 0.0, 0, lossless=True),
+        CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0, lossless=True),
+    )
     return replace(block, codecs=((x,), (a,), *block.codecs[2:]), overlap_seconds=overlap_seconds)
 
 
@@ -148,7 +151,7 @@ def test_offloaded_values_come_back_before_the_first_event(block, overlap_second
 
 
 def test_an_offloaded_value_nothing_uses_is_alive_to_the_end(block):
-    spare = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0)
+    spare = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     profile = replace(block, codecs=(*block.codecs[:5], (spare,)))
     policy = Policy(("retain", "retain", "retain", "retain", None, OFFLOAD), (2,))
     run = simulate(profile, policy)

@@ -82,6 +82,7 @@ def test_saved_and_rebuildable():
         ({"error": -0.1}, "error of codec 'int4' is -0.1"),
         ({"gradient_error": float("nan")}, "gradient_error of codec 'int4' is nan"),
         ({"codec": "retain"}, "a codec is named 'retain'"),
+        ({"lossless": True}, "codec 'int4' is lossless, but has error = 0.1 and gradient_error = 0.0: both must be 0"),
     ],
 )
 def test_codec(change, message):

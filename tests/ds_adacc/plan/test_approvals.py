@@ -15,7 +15,9 @@ GRAPH = BlockGraph(
     (Event("backward", (0, 1), 0),),
 )
 PROFILE = Profile(
-    GRAPH, (1.0,), ((), (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.05), CodecCost("bits", 2, 0, 0, 0, 0)))
+    GRAPH,
+    (1.0,),
+    ((), (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.05), CodecCost("bits", 2, 0, 0, 0, 0, lossless=True))),
 )
 LOSSY, OTHER, EXACT = Policy((RETAIN, "int4"), ()), Policy((RETAIN, None), (0,)), Policy((RETAIN, "bits"), ())
 TWICE = Strictness((1.0, 2.0), (0.0,))

@@ -102,7 +102,7 @@ def block_type(name, sizes, *events, count=1, workspace=0, packed=None):
     """Values of these sizes that are all saved, used by these events (value, gradient bytes); the first one packs."""
     values = tuple(planner.Value(f"x{number}", "", nbytes, None, True) for number, nbytes in enumerate(sizes))
     steps = tuple(planner.Event(f"e{number}", (number,), nbytes) for number, nbytes in events)
-    offer = () if packed is None else (planner.CodecCost("packed", packed, 1e-6, 0.0, 0.0, workspace),)
+    offer = () if packed is None else (planner.CodecCost("packed", packed, 1e-6, 0.0, 0.0, workspace, lossless=True),)
     profile = planner.Profile(planner.BlockGraph(values, (), steps), (), (offer, *((),) * (len(sizes) - 1)))
     return planner.BlockType(name, profile, count)
 

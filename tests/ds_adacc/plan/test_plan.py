@@ -133,7 +133,7 @@ def test_out_of_time_the_policies_of_the_smallest_peak_come_before_full_recomput
 
     monkeypatch.setattr(planner, "solve_in_process", late)
     plain = block_type("a", 8)
-    cost = planner.CodecCost("group8", 2 * MIB, 0.001, 0.001, error=0.0, workspace_bytes=0)
+    cost = planner.CodecCost("group8", 2 * MIB, 0.001, 0.001, error=0.0, workspace_bytes=0, lossless=True)
     compressible = replace(plain, profile=replace(plain.profile, codecs=((cost,), (), ())))
     config = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 10.0}}})
     request = PlanRequest({"a": compressible}, sets("a"))

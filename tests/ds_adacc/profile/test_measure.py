@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 import zoo
 from recorded import captured
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -35,7 +36,7 @@ def test_the_offload_costs_its_copies(monkeypatch):
     codecs = maker()
     monkeypatch.setattr(codecs, "byte_seconds", lambda device: (0.5, 0.25))
     cost = codec_costs._cost(planner.OFFLOAD, value, torch.zeros(1), codecs, measure.Timer(CPU))
-    assert cost == planner.CodecCost(planner.OFFLOAD, 0, 2.0**19, 2.0**18, error=0.0, workspace_bytes=0)
+    assert cost == planner.CodecCost(planner.OFFLOAD, 0, 2.0**19, 2.0**18, error=0.0, workspace_bytes=0, lossless=True)
 
 
 def test_copies_hide_behind_the_operators_measured(monkeypatch):
@@ -46,3 +47,16 @@ def test_copies_hide_behind_the_operators_measured(monkeypatch):
     ops = len(found.recording.ops)
     assert profile.op_seconds == (0.5,) * ops
     assert profile.overlap_seconds == (0.5 * ops, 0.25 * ops)
+
+
+def test_a_lossy_codec_is_lossy_for_zeros_too():
+    """A gate that begins at zero, as adaLN-Zero's and LoRA's do, is not zero for long."""
+    block = zoo.GPTBlock(dropout=0.0)
+    nn.init.zeros_(block.fc1.weight)
+    nn.init.zeros_(block.fc1.bias)
+    found = captured(block, torch.randn(2, 32, zoo.WIDTH, requires_grad=True))
+    profile = measure.measure(found.recording, found, maker(codecs="paper"))
+    (value,) = (value for value in found.recording.values if value.label == "fc1 out")
+    offers = profile.codecs[value.index]
+    assert offers
+    assert all(cost.error == 0 and not cost.lossless for cost in offers)

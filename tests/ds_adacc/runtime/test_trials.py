@@ -472,3 +472,22 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
         assert set(ran) <= measured, step
         measured |= {(*which, trial.policy) for which, trial in trials.items() if trial.result is not None}
     assert {n for n, *_ in ran} == set(range(8)), "every block has come to run its lossy policy"
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_a_policy_that_was_exact_only_for_zeros_is_judged_again():
+    """A gate that begins at zero, as LoRA's and adaLN-Zero's do, is not zero for long."""
+
+    def gated():
+        block = zoo.GPTBlock(WIDTH, HEADS, 0.0)
+        nn.init.zeros_(block.fc1.weight)
+        nn.init.zeros_(block.fc1.bias)
+        return block
+
+    training = Training(gated, 0.5, codecs={"gelu": "group"}, max_gradient_error=0.01, rectifier={"max_interval": 2})
+    training.run(4)
+    assert training.is_lossy
+    for block in training.blocks:
+        nn.init.normal_(block.fc1.weight)
+    errors = training.run(8)
+    assert max(errors[4:]) <= 0.01

@@ -10,7 +10,7 @@ def int4(nbytes):
 
 
 def offload():
-    return CodecCost("offload", 0, 1e-3, 1e-3, 0.0, 0)
+    return CodecCost("offload", 0, 1e-3, 1e-3, 0.0, 0, lossless=True)
 
 
 @pytest.fixture
