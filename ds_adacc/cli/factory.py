@@ -125,6 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)
+    model.zero_grad(set_to_none=True)  # as at the end of a step
     recomputed = peak_when(planner.recompute_policy, problem)
     available = available_bytes(loss.device, recomputed, runtime.agreement.budget.peak)
     return Recorded(batch, problem, known, loss.device, available)

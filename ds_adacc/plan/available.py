@@ -17,38 +17,25 @@ _MARGIN = 0.05
 def available_bytes(device: torch.device, recomputed: int, peak: StepPeak) -> int:
     """Bytes that activations can take at the peak of a step, less a margin of 5 % of the device's memory.
 
-        free now - (peak of the step - what the process has now) + `recomputed`
+        free now - what the peak of a step needs beside that (`StepPeak.beyond`) + `recomputed`
 
     `recomputed` is the predicted part of that peak that the blocks take: before the first policy, blocks recompute all
     they can. So the formula still counts the rest of the peak (gradients, logits, buckets). On CUDA the allocator's
-    cache counts as free, and `peak` is that of the step. The ranks on a machine share the CPU's memory evenly; there
-    the peak is that of the process's resident memory.
+    cache counts as free. The ranks on a machine share the CPU's memory evenly.
     """
+    beyond = peak.beyond(device)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        allocated = torch.cuda.memory_allocated(device)
-        free += torch.cuda.memory_reserved(device) - allocated
-        beyond = peak.bytes(device) - allocated
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(int(free - beyond + recomputed - _MARGIN * total), 0)
     memory = psutil.virtual_memory()
     free = min([memory.available, *_left_in_cgroups()])
-    return max(int((free - _MARGIN * memory.total) / _ranks_here()) - _resident_beyond() + recomputed, 0)
+    return max(int((free - _MARGIN * memory.total) / _ranks_here()) - beyond + recomputed, 0)
 
 
 def _ranks_here() -> int:
     """The number of ranks on this machine, from the variable that torchrun or DeepSpeed's launcher sets."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
-
-
-def _resident_beyond(status: Path = Path("/proc/self/status")) -> int:
-    """Peak resident memory of this process, less the current one, in bytes. 0 if the system does not report it."""
-    if not status.exists():
-        return 0
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-    if not {"VmHWM", "VmRSS"} <= fields.keys():
-        return 0
-    high, now = (int(fields[name].split()[0]) for name in ("VmHWM", "VmRSS"))
-    return max(high - now, 0) << 10
 
 
 def _left_in_cgroups(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:

@@ -1,13 +1,15 @@
-"""The peak of a CUDA device's memory in a step, without what recording and measuring take of it.
+"""The peak of memory in the first step, without what recording and measuring take of it, and what was there before.
 
-Torch counts one peak for the whole process: loading a model, recording its blocks and measuring codecs may all have
-raised it, and none of that comes again. So it is counted anew when the first block runs, and after each recording.
+Torch counts one peak of a CUDA device for the whole process: loading a model, recording its blocks and measuring codecs
+may all have raised it, and none of that comes again. So it is counted anew when the first block runs, and after each
+recording. Of the CPU only the process's resident memory is known, whose peak cannot be counted anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,21 +18,47 @@ class StepPeak:
     """Counts from the first `aside` on. Resets torch's statistics of peaks, so it is for a budget of "auto" alone."""
 
     def __init__(self) -> None:
-        self._most: int | None = None
+        self._before: int | None = None
+        self._most = 0
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is allocated here is not the step's."""
         if not torch.cuda.is_initialized():
+            self._before = resident()[0] if self._before is None else self._before
             yield
             return
-        # The first time, what has been allocated so far came before training.
-        self._most = torch.cuda.memory_allocated() if self._most is None else self.bytes()
+        if self._before is None:  # what has been allocated so far came before training
+            self._before = self._most = torch.cuda.memory_allocated()
+        else:
+            self._most = self.most()
         try:
             yield
         finally:
             torch.cuda.reset_peak_memory_stats()
 
-    def bytes(self, device: torch.device | None = None) -> int:
-        """The most bytes allocated at once so far."""
-        return max(self._most or 0, torch.cuda.max_memory_allocated(device))
+    def most(self, device: torch.device | None = None) -> int:
+        """The most bytes allocated at once on the CUDA device so far."""
+        return max(self._most, torch.cuda.max_memory_allocated(device))
+
+    def beyond(self, device: torch.device) -> int:
+        """How many bytes the next steps will need at their peak beside what is allocated now.
+
+        An optimizer allocates its states at the end of the first step, after the peak. They are there at the peak of
+        the next steps. So the peak is compared with what was there when the first block ran, not with what is there
+        now.
+        """
+        if device.type == "cuda":
+            now, most = torch.cuda.memory_allocated(device), self.most(device)
+        else:
+            now, most = resident()
+        return max(most - min(now, now if self._before is None else self._before), 0)
+
+
+def resident(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
+    """Resident bytes of this process, now and at most so far. Both are 0 if the system does not report them."""
+    fields = (
+        dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line) if status.exists() else {}
+    )
+    now, most = (int(fields.get(name, "0").split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, max(now, most)

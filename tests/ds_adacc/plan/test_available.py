@@ -14,18 +14,18 @@ MIB = 1 << 20
 
 @pytest.fixture
 def machine(monkeypatch):
-    """1000 MiB in all, 800 MiB available, no limited cgroup, no peak above what is resident."""
+    """1000 MiB in all, 800 MiB available, no limited cgroup."""
     memory = SimpleNamespace(available=800 * MIB, total=1000 * MIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(available, "_left_in_cgroups", lambda: iter(()))
-    monkeypatch.setattr(available, "_resident_beyond", lambda: 0)
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
-def cpu(recomputed=0):
-    return available.available_bytes(torch.device("cpu"), recomputed, StepPeak())
+def cpu(recomputed=0, beyond=0):
+    peak = SimpleNamespace(beyond=lambda device: beyond)
+    return available.available_bytes(torch.device("cpu"), recomputed, peak)
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
@@ -41,8 +41,7 @@ def test_a_cgroup_with_less_left_decides(machine):
 
 
 def test_what_the_peak_held_besides_the_blocks_is_not_free(machine):
-    machine.setattr(available, "_resident_beyond", lambda: 300 * MIB)
-    assert cpu(recomputed=40 * MIB) == (750 - 300 + 40) * MIB
+    assert cpu(recomputed=40 * MIB, beyond=300 * MIB) == (750 - 300 + 40) * MIB
 
 
 def test_on_cuda_the_peak_counts_what_a_step_needs_besides(monkeypatch):
@@ -70,9 +69,3 @@ def test_cgroups_of_both_versions_are_read(tmp_path, line, where, limit, used):
     (folder.parent / limit).write_text("max\n")
     (tmp_path / "own").write_text(line + "\n")
     assert list(available._left_in_cgroups(tmp_path / "own", tmp_path)) == [450]
-
-
-def test_resident_peak_above_now(tmp_path):
-    (tmp_path / "status").write_text("Name:\tx\nVmHWM:\t  900 kB\nVmRSS:\t  200 kB\n")
-    assert available._resident_beyond(tmp_path / "status") == 700 << 10
-    assert available._resident_beyond(tmp_path / "none") == 0

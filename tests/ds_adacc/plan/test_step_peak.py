@@ -7,7 +7,7 @@ import torch
 import zoo
 
 from ds_adacc.config import load
-from ds_adacc.plan.step_peak import StepPeak
+from ds_adacc.plan.step_peak import StepPeak, resident
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -44,15 +44,15 @@ def test_only_the_step_itself_counts(allocator):
     with allocator.taking(100):
         with peak.aside(), allocator.taking(500):  # a block is recorded
             pass
-        assert peak.bytes() == 100
+        assert peak.most() == 100
         with allocator.taking(70):
             pass
         with peak.aside(), allocator.taking(500):
             pass
-        assert peak.bytes() == 170
+        assert peak.most() == 170
         with allocator.taking(200):
             pass
-        assert peak.bytes() == 300
+        assert peak.most() == 300
 
 
 def test_a_recording_that_raises_does_not_count_either(allocator):
@@ -60,9 +60,43 @@ def test_a_recording_that_raises_does_not_count_either(allocator):
     with pytest.raises(KeyError), peak.aside(), allocator.taking(500):
         raise KeyError
     allocator.now -= 500
-    assert peak.bytes() == 500, "what has not been freed is there"
+    assert peak.most() == 500, "what has not been freed is there"
     allocator.reset()
-    assert peak.bytes() == 0
+    assert peak.most() == 0
+
+
+def test_what_an_optimizer_allocates_after_the_peak_is_there_at_the_next_one(allocator):
+    peak, gpu = StepPeak(), torch.device("cuda")
+    with allocator.taking(100):  # weights
+        with peak.aside():
+            pass
+        with allocator.taking(300):
+            pass
+        assert peak.beyond(gpu) == 300
+        with allocator.taking(200):  # states, from the end of the first step on
+            assert peak.beyond(gpu) == 300
+    assert peak.beyond(gpu) == 400, "what has been freed may be needed again"
+    assert StepPeak().beyond(gpu) == 400, "no block has run"
+
+
+def test_on_the_cpu_resident_memory_counts(monkeypatch):
+    found = [(500, 800)]
+    monkeypatch.setattr("ds_adacc.plan.step_peak.resident", lambda: found[-1])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    peak, cpu = StepPeak(), torch.device("cpu")
+    with peak.aside():
+        found.append((550, 900))
+    with peak.aside():
+        pass
+    assert peak.beyond(cpu) == 400
+    found.append((450, 900))
+    assert peak.beyond(cpu) == 450
+
+
+def test_resident_bytes_are_read(tmp_path):
+    (tmp_path / "status").write_text("Name:\tx\nVmHWM:\t  900 kB\nVmRSS:\t  200 kB\n")
+    assert resident(tmp_path / "status") == (200 << 10, 900 << 10)
+    assert resident(tmp_path / "none") == (0, 0)
 
 
 @pytest.mark.parametrize(("budget", "resets"), [("auto", True), (0.9, False)])
