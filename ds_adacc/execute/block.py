@@ -28,10 +28,12 @@ _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded
 class Trial:
     """A policy whose gradient error is measured in a step of trials or a tracking step (`runtime/trials.py`).
 
-    `has_begun`: a call is measuring it. `result`: the `PolicyError` that was measured; None before.
+    `profile`: the one that the policy was made for, with the estimates of its errors. `has_begun`: a call is measuring
+    it. `result`: the `PolicyError` that was measured; None before.
     """
 
     policy: planner.Policy
+    profile: planner.Profile
     has_begun: bool = False
     result: Any = None
 

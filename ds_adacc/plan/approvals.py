@@ -60,6 +60,10 @@ class Approvals:
         """Whether the policy was measured above the bound: to try it again would tell nothing new."""
         return self._of(key).rejected == policy
 
+    def knows(self, key: BlockKey, policy: planner.Policy) -> bool:
+        """Whether the policy was measured on the block: it is approved, or it was the last to be rejected."""
+        return self.is_rejected(key, policy) or self.error(key, policy) is not None
+
     def error(self, key: BlockKey, policy: planner.Policy) -> float | None:
         """The largest relative error measured of an approved policy; None if it was not measured."""
         return dict(self._of(key).approved).get(policy)

@@ -20,6 +20,7 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.report.journal import Journal
+from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import StepSchedule
 from ds_adacc.runtime.trials import Trials
 
@@ -35,6 +36,7 @@ class Controller(Protocol):
     rectifier: Rectifier | None
     schedule: StepSchedule
     has_run_a_plan: bool
+    step: Step
 
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
 
@@ -97,7 +99,7 @@ def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockK
 
 def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
     """What each rank has measured, which is also written to the journal; and the names of the blocks, on any rank."""
-    results = controller.ranks.gather(controller.trials.results(controller.blocks))
+    results = controller.ranks.gather(controller.trials.results(controller.step))
     everyone = [[(key, found) for key, _, found in of_rank] for of_rank in results]
     # On ranks whose blocks have other indices, a key may name several: the one with the largest error counts.
     every = sorted((each for of_rank in results for each in of_rank), key=lambda each: each[2].error)

@@ -78,8 +78,9 @@ class Bindings:
         Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for
         the error of another policy. Calls at other sizes measure it.
         """
-        is_rejected = key[1] is None or self._agreement.approvals.is_rejected(key, policy)
-        return None if is_rejected or not self._binder.has_all_losses(variant, policy, profile) else Trial(policy)
+        if key[1] is None or self._agreement.approvals.is_rejected(key, policy):
+            return None
+        return Trial(policy, profile) if self._binder.has_all_losses(variant, policy, profile) else None
 
     def _trial_of_origin(self, variant: Variant, origin: str, index: int | None) -> Trial | None:
         """A trial of the policy that the block runs at larger sizes, if it runs another one at these sizes.

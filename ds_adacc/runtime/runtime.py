@@ -219,7 +219,7 @@ class Runtime:
             output = incoming.run()
             step.note_plain(output)
             return output
-        probe = self._probe(variant, incoming.tensors)
+        probe = self._probe(incoming, variant)
         call, pack, done = self._begin_call(
             incoming,
             variant,
@@ -261,8 +261,9 @@ class Runtime:
     def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
         return self._seen.key(variant.recording, incoming.signature, incoming.block, self.blocks.all())
 
-    def _probe(self, variant: Variant, inputs: Sequence[torch.Tensor]) -> Probe | None:
-        return self.controller.trials.probe(variant, inputs, self.controller.device, self.controller.step)
+    def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
+        trials, device, step = self.controller.trials, self.controller.device, self.controller.step
+        return trials.probe(incoming.block, variant, incoming.tensors, device, step)
 
     def _begin_call(
         self,
@@ -309,7 +310,7 @@ class Runtime:
         step = self.controller.step
         step.verified.add(variant.digest)
         noted = {**captured.buffers, **captured.states}
-        probe = self._probe(variant, incoming.tensors)
+        probe = self._probe(incoming, variant)
         tracking = step.is_tracking and not has_ranked
         call, pack, done = self._begin_call(
             incoming, variant, tracking, noted, times_forward=False, times_backward=probe is None

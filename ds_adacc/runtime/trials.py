@@ -61,12 +61,13 @@ class Trials:
 
     def probe(
         self,
+        block: Block,
         variant: Variant,
         inputs: Sequence[torch.Tensor],
         device: torch.device,
         step: Step,
     ) -> Probe | None:
-        """A probe for a call of this variant, if something is to be measured in it in this step.
+        """A probe for a call of this variant of the block, if something is to be measured in it in this step.
 
         The codecs of a block type are measured in one call of it. Policies are measured in a step of trials or a
         tracking step only: no other step takes notice of the result.
@@ -82,7 +83,7 @@ class Trials:
         if asks_for_codecs:
             step.begin_codecs(variant.digest)
         if trial is not None:
-            step.begin_trial(trial)
+            step.begin_trial(block, variant.digest, trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
             return self._binder.measured(variant, known, policy, device)
@@ -95,8 +96,7 @@ class Trials:
                 if known.agreed is not None and is_training:
                     self._late.add(variant.digest)
             if trial is not None and is_training:
-                profile = known.agreed.spec.profile
-                trial.result = measure_policy(measure, profile, trial.policy, bind, self.max_error)
+                trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
 
         return Probe(variant.recording, inputs, study)
 
@@ -119,16 +119,15 @@ class Trials:
 
         The blocks were not called, say, or their gradients were not finite.
         """
-        agreement = self._agreement
+        approvals, key = self._agreement.approvals, self._agreement.block_key
         waiting = [(b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is None]
-        keys = [(block, agreement.block_key(block, variant.digest), variant.trial) for block, variant in waiting]
-        return [(block, trial) for block, key, trial in keys if agreement.approvals.error(key, trial.policy) is None]
+        keys = [(block, key(block, variant.digest), variant.trial) for block, variant in waiting]
+        return [(block, trial) for block, key, trial in keys if not approvals.knows(key, trial.policy)]
 
-    def results(self, blocks: Registry) -> list[tuple[BlockKey, str, PolicyError]]:
+    def results(self, step: Step) -> list[tuple[BlockKey, str, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block and this block's name."""
-        variants = ((b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is not None)
-        key = self._agreement.block_key
-        return [(key(block, variant.digest), block.name, variant.trial.result) for block, variant in variants]
+        done = ((block, digest, trial.result) for block, digest, trial in step.tried if trial.result is not None)
+        return [(self._agreement.block_key(block, digest), block.name, found) for block, digest, found in done]
 
 
 def _lossy(profile: planner.Profile) -> bool:

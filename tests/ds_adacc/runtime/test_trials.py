@@ -1,6 +1,7 @@
 """No block runs a lossy policy whose gradient error, measured on that block, is above the bound."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -133,6 +134,36 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     )
 
 
+@pytest.mark.usefixtures("slow_replays")
+def test_a_plan_made_in_a_tracking_step_loses_no_error_that_was_measured_in_it():
+    training = Training(**LOSSY, rectifier={"max_interval": 1})
+    training.run(9)
+    assert training.is_lossy
+    assert training.runtime.controller.step.is_tracking
+    training.runtime.agreement.approvals.max_error = 1e-6  # in place of data that changes
+    training.blocks.append(zoo.BertBlock(WIDTH))  # has no policy yet, so all are planned for
+    assert training.step() == 0, "blocks hold everything exactly in a tracking step"
+    assert len(training.runtime.agreement.known_types) == 2
+    assert training.step() <= 1e-6
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
+    """A block may run another policy at this size, whose profile does not have all the codecs of the trial's."""
+    training = Training(**LOSSY, rectifier={"enabled": False})
+    training.step()
+    (known,), agreement = training.runtime.agreement.known_types.values(), training.runtime.agreement
+    assert training.runtime.controller.step.purpose is Purpose.TRY
+    planned, profile = known.agreed, replace(known.profile, codecs=((),) * len(known.profile.codecs))
+    policies = (planner.recompute_policy(profile),) * len(planned.policies)
+    known.agreed = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
+    agreement.approvals.max_error = 1e-6
+    training.gradients(training.runtime.checkpoint)
+    known.agreed = planned
+    results = training.runtime.controller.trials.results(training.runtime.controller.step)
+    assert [found.error > 1e-6 for _, _, found in results] == [True] * LAYERS
+
+
 def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error_is_named():
     """As with LayerDrop, which leaves out other layers on each rank."""
     policy, key = planner.Policy((planner.RETAIN,), ()), ("block type", 1)
@@ -142,9 +173,9 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
     )
     controller = SimpleNamespace(
         ranks=SimpleNamespace(gather=lambda own: [own, [others]]),
-        trials=SimpleNamespace(results=lambda blocks: [mine]),
+        trials=SimpleNamespace(results=lambda step: [mine]),
         agreement=SimpleNamespace(approvals=Approvals(BOUND), known_types={}),
-        blocks=None,
+        step=None,
     )
     everyone, names = _measured(controller)
     assert names == {key: "layers.1 (Block)"}
