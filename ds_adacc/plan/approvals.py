@@ -135,6 +135,12 @@ class Approvals:
         """Forget the blocks of these block types."""
         self.keep({digest for digest, _ in self.blocks}.difference(names))
 
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Withdraw what is approved of these block types: their codecs separate other channels than were measured."""
+        changed = set(names)
+        of_types = {key: known for key, known in self.blocks.items() if key[0] in changed}
+        self.blocks |= {key: replace(known, approved=()) for key, known in of_types.items()}
+
     def _of(self, key: BlockKey) -> BlockErrors:
         return self.blocks.get(key, BlockErrors())
 

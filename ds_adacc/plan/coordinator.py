@@ -57,7 +57,8 @@ class Coordinator:
         rank that has run no block yet; the memory of the other ranks then sets the budget.
 
         Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
-        planner.NoSolutionInTime. In that case nothing has changed. With `must_fit` false neither is raised: policies in
+        planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
+        index is forgotten. With `must_fit` false neither is raised: policies in
         force stay, block types without a policy are recomputed where possible, and a warning says so.
         """
         requests = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
@@ -84,6 +85,12 @@ class Coordinator:
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
         budget.limit = max(plan.budget, budget.limit or 0)
+        before = self.agreement.agreed_types
+        self.agreement.approvals.withdraw(
+            each.spec.name
+            for each in agreed
+            if each.spec.name in before and before[each.spec.name].capacity != each.capacity
+        )
         self.agreement.set_agreed(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan

@@ -5,7 +5,7 @@ All ranks call these functions at the end of the same steps, and decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -40,6 +40,8 @@ class Controller(Protocol):
 
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
 
+    def rebind(self, digests: Iterable[str]) -> None: ...
+
 
 def conclude_trials(controller: Controller) -> None:
     """After a step of trials, plan again for the blocks whose policies exceed the bound on the gradient error.
@@ -51,8 +53,7 @@ def conclude_trials(controller: Controller) -> None:
     if rejected:
         reason = why_rejected(rejected, names, controller.agreement.approvals.max_error)
         _replan(controller, {digest for digest, _ in rejected}, reason, {}, rejected)
-    else:
-        _repeat_trials(controller)
+    _repeat_trials(controller)
 
 
 def rectify(controller: Controller) -> Review:
@@ -142,6 +143,7 @@ def _replan(
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
         if rejected and isinstance(error, planner.InfeasibleBudget):
             raise
+        controller.rebind(names)  # blocks that have got another index await a trial there
         return _stay(step, reason, error, rejected)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"

@@ -18,6 +18,7 @@ from ds_adacc.observe.rectifier import Review, Verdict
 from ds_adacc.profile import codec_costs
 from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step_schedule import Purpose
 
 pytestmark = pytest.mark.usefixtures("slow_replays")
 CHANNEL = 5
@@ -28,7 +29,7 @@ class Training:
 
     def __init__(self, layers=3, others=SECTION, **rectifier):
         torch.manual_seed(0)
-        section = load({"adacc": {**others, "max_gradient_error": None, "rectifier": {"max_interval": 8, **rectifier}}})
+        section = load({"adacc": {"max_gradient_error": None, **others, "rectifier": {"max_interval": 8, **rectifier}}})
         self.runtime = Runtime(section, stepped=True)
         self.adacc = Adacc(section, self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
@@ -92,6 +93,20 @@ def test_injected_outliers_have_the_plan_made_anew():
     training.run(8)
     assert training.block_type.capacity[norm] == 0
     assert len(training.decisions) == 3
+
+
+def test_a_codec_that_separates_other_channels_is_measured_before_it_comes_into_force():
+    training = Training(others={**SECTION, "max_gradient_error": 0.9}, drift=0.05)
+    training.run(7)
+    assert not training.runtime.agreement.has_trials(training.runtime.controller.plan)
+    for factor in (40.0, 1.0):
+        training.inject(factor)
+        known = len(training.decisions)
+        while len(training.decisions) == known:
+            training.step()
+        assert training.runtime.controller.step.purpose is Purpose.TRY
+        training.step()
+        assert not training.runtime.agreement.has_trials(training.runtime.controller.plan)
 
 
 @pytest.mark.parametrize("budget", [0.6, 1.0])

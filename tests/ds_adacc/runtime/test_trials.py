@@ -148,6 +148,25 @@ def test_a_plan_made_in_a_tracking_step_loses_no_error_that_was_measured_in_it()
 
 
 @pytest.mark.usefixtures("slow_replays")
+def test_blocks_that_were_not_measured_are_tried_again_though_others_were_rejected_and_have_no_plan(monkeypatch):
+    training = Training(**LOSSY, rectifier={"enabled": False})
+    training.step()
+    controller = training.runtime.controller
+    assert controller.step.purpose is Purpose.TRY
+
+    def out_of_time(*_, **__):
+        raise planner.NoSolutionInTime(1.0)
+
+    monkeypatch.setattr(controller, "decide", out_of_time)
+    training.runtime.agreement.approvals.max_error = 1e-6
+    every, training.blocks = training.blocks, training.blocks[:2]  # LayerDrop: the last block is not called
+    training.step()
+    assert len(every) == 3
+    assert len([1 for known in training.runtime.agreement.approvals.blocks.values() if known.rejected]) == 2
+    assert controller.schedule.try_from is not None
+
+
+@pytest.mark.usefixtures("slow_replays")
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     """A block may run another policy at this size, whose profile does not have all the codecs of the trial's."""
     training = Training(**LOSSY, rectifier={"enabled": False})
