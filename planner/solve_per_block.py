@@ -88,7 +88,7 @@ class _Search:
         with contextlib.suppress(NoSolutionInTime):
             model = _model(self._problem, self._frontiers)
             optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=True)
-            return None if optimal is None else self._checked(model, optimal and self._are_whole)
+            return None if optimal is None else self._checked(model, optimal)
         return None
 
     def _with(self, single: Solution) -> Solution:
@@ -103,7 +103,8 @@ class _Search:
             return replace(single, proven_optimal=False)
         if optimal is None:
             return single
-        return replace(_quicker(single, self._checked(model, optimal)), proven_optimal=optimal)
+        found = self._checked(model, optimal)
+        return replace(_quicker(single, found), proven_optimal=found.proven_optimal)
 
     def _without(self, refusal: InfeasibleBudget) -> Solution:
         """Policies per block where no single one for all blocks of a type fits."""
@@ -147,13 +148,13 @@ class _Search:
         return refusal if refusal.smallest <= smallest else InfeasibleBudget(self._budget, smallest, proven=False)
 
     def _checked(self, model: PerBlockModel, optimal: bool) -> Solution:
-        """The model's solution."""
+        """The model's solution, which is `optimal` among the points of the frontiers."""
         solution = evaluate_per_block(self._problem, model.policies())
         if solution.peak > self._budget:
             raise RuntimeError(
                 f"the policies take {solution.peak} bytes of a budget of {self._budget}: a bug in the planner"
             )
-        return replace(solution, proven_optimal=optimal)
+        return replace(solution, proven_optimal=optimal and self._are_whole)
 
     @property
     def _may_differ(self) -> bool:

@@ -200,7 +200,8 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
             continue
         profile, policy = known_types[call.digest].agreed.spec.profile, call.policy
         forward, backward = profile.overlap_seconds
-        compression = sum(offer.compress_seconds for offer in planner.chosen_codecs(profile, policy).values())
+        offers = planner.chosen_codecs(profile, policy).values()
+        compression = sum(offer.compress_seconds for offer in offers if offer.codec != planner.OFFLOAD)
         if call.forward_seconds is not None:
             planned += forward + compression
             observed += call.forward_seconds

@@ -31,7 +31,9 @@ class Observer:
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
-        self._alive: dict[int, tuple[str, planner.Policy]] = {}
+        # Counts, in place of the tickets: autograd's thread or the garbage collector may close one at any time.
+        self._alive: Counter[tuple[str, planner.Policy]] = Counter()
+        self._alive_of: Counter[str] = Counter()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -88,7 +90,7 @@ class Observer:
     @property
     def is_any_alive(self) -> bool:
         """Whether autograd holds anything of a call."""
-        return bool(self._alive)
+        return any(self._alive_of.values())
 
     @property
     def has_backward(self) -> bool:
@@ -102,9 +104,9 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        self._alive[id(ticket)] = ticket.digest, ticket.policy
-        same = sum(digest == ticket.digest for digest, _ in self._alive.values())
-        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], same)
+        self._alive[ticket.digest, ticket.policy] += 1
+        self._alive_of[ticket.digest] += 1
+        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], self._alive_of[ticket.digest])
         if not self._backward:
             ticket.number = len(self._forward)
             self._forward.append((ticket.digest, ticket.block))
@@ -112,7 +114,8 @@ class Observer:
             self._interleaved = True
 
     def closed(self, ticket: Ticket) -> None:
-        del self._alive[id(ticket)]
+        self._alive[ticket.digest, ticket.policy] -= 1
+        self._alive_of[ticket.digest] -= 1
 
     def backward_begins(self, ticket: Ticket) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
@@ -127,7 +130,7 @@ class Observer:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
-            self.held_calls = Counter(self._alive.values())
+            self.held_calls = +self._alive.copy()  # the plus leaves out what is 0
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,17 @@ def test_packs_as_many_blocks_as_it_takes():
     assert sorted(solution.policies[0].count(policy) for policy in (KEEP, PACK)) == [2, 6]
     assert (microseconds(solution.added_seconds), solution.held, solution.peak) == (6, (28,), 36)
     assert solution.proven_optimal
+
+
+def test_nothing_is_proven_by_frontiers_that_were_cut_short(monkeypatch):
+    def late(*args, max_seconds, **options):
+        time.sleep(max_seconds)
+        return frontier(*args, max_seconds=60, **options)
+
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
+    solution = solve_per_block(Problem((packable("a", 8),)), 40, max_seconds=1.0)
+    assert microseconds(solution.added_seconds) == 6
+    assert not solution.proven_optimal
 
 
 def test_keeps_everything_where_that_fits():

@@ -3,6 +3,7 @@
 import re
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.observe import calibration
 from ds_adacc.observe.calibration import Pair, at_planned_sizes, observed_seconds
+from ds_adacc.observe.step_profiler import Measured
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.rank_reports import RankReport, merge_corrections
 from ds_adacc.profile import profiler
@@ -35,6 +37,17 @@ def test_a_correction_counts_in_forward_and_at_every_event_of_backward():
     more, less = (correction.of(profile).graph for correction in (Correction(2, 7), Correction(-9, -2)))
     assert (more.forward_overhead, [event.gradient_bytes for event in more.events]) == (5, [12, 7])
     assert (less.forward_overhead, [event.gradient_bytes for event in less.events]) == (0, [3, 0])
+
+
+def test_copies_to_the_host_run_beside_the_measured_passes():
+    x = planner.Value("x", "other", 8, None, True)
+    graph = planner.BlockGraph((x,), (), (planner.Event("only", (0,), 0),))
+    away = planner.CodecCost(planner.OFFLOAD, 0, 0.5, 0.25, 0.0, 0, lossless=True)
+    profile = planner.Profile(graph, (), ((away,),), overlap_seconds=(2.0, 1.0))
+    policy = planner.Policy((planner.OFFLOAD,), ())
+    known = SimpleNamespace(policies=(policy,), agreed=SimpleNamespace(spec=SimpleNamespace(profile=profile)))
+    call = Measured("block type", policy, 0, 0, forward_seconds=2.0, backward_seconds=None)
+    assert observed_seconds([call], {"block type": known}) == Pair(2.0, 2.0)
 
 
 def test_corrections_together():
