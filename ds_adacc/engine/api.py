@@ -206,13 +206,14 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     wrap_blocks(blocks, runtime)
     try:
         checkpointing.use(runtime, engine.module)
+        keep_replaced(engine.module, blocks)
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)
-        get_logger().info("%s", _summary(blocks))
-        keep_replaced(engine.module, blocks)
     except BaseException:
         unwrap_blocks(blocks)
+        vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
         raise
+    get_logger().info("%s", _summary(blocks))
 
 
 def _planning_ranks(engine: Any) -> Ranks:

@@ -29,8 +29,9 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
     hooks = PIPELINE_HOOKS if is_pipeline else HOOKS
     if engine.adacc.compact is not None:
         hooks = {**hooks, **COMPACT_HOOKS}
-    for name, hook in hooks.items():
-        setattr(engine, name, hook(engine, getattr(engine, name)))
+    replaced = {name: hook(engine, getattr(engine, name)) for name, hook in hooks.items()}
+    for name, method in replaced.items():  # once all are known to be there
+        setattr(engine, name, method)
     if not is_pipeline and hasattr(engine.optimizer, "step"):  # an engine that only evaluates has none
         patch_optimizer(engine)
 

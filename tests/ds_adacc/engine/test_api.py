@@ -288,3 +288,25 @@ def test_an_initialize_that_fails_leaves_the_model_to_the_engine_that_runs_it(mo
         ds_adacc.initialize(model=model, config={"adacc": {}, "zero_optimization": {"stage": stage}})
     assert len(blocks) == 5
     assert [(block.forward, len(block._forward_pre_hooks), z3_leaf_module(block)) for block in blocks] == before
+
+
+def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
+    class Engine:
+        """What of a DeepSpeed engine is asked for, but for the methods that are replaced."""
+
+        def __init__(self, model):
+            self.module, self.device, self.global_rank = model, torch.device("cpu"), 1
+            self.optimizer = None
+
+    served = Engine(Translator())
+    section = load({"adacc": {}})
+    blocks = find_blocks(served.module, "auto")
+    plain = [block.forward for block in blocks.values()]
+    with pytest.raises(AttributeError):
+        engine.serve(served, section, blocks)
+    assert not hasattr(served, "adacc")
+    assert [block.forward for block in blocks.values()] == plain
+    monkeypatch.setattr(engine, "patch_engine", lambda *_: None)
+    engine.serve(served, section, blocks)
+    assert served.adacc.config is section
+    assert all(hasattr(block.forward, "covered") for block in blocks.values())
