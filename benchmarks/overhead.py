@@ -153,7 +153,7 @@ def of_llama():
         return block(*given, **kwargs)
 
     print(
-        f"\nLLaMA block: {len(bound.instructions)} saved tensors, {len(bound.codecs)} values compressed, "
+        f"\nLLaMA block: {len(bound.course.instructions)} saved tensors, {len(bound.codecs)} values compressed, "
         f"{len(bound.replays)} operators replayed; microseconds of a call, above plain autograd"
     )
     ways = {"plain autograd": plain, "hooks that only detach": bare(plain), "ds_adacc": run}

@@ -1,89 +1,35 @@
-"""A policy bound to one block: what the pack hook does at each call, and how backward rebuilds what was dropped."""
+"""A policy bound to one block: its course, with the block's own codecs, parameters and replays."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ds_adacc.execute.copied import copied
+from ds_adacc.execute.course import Course, course_of, flat
 from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
-from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, Recording
+from ds_adacc.program.arguments import ParameterRef
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.replay import Rerun, Updates
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """What the pack hook expects at one position, and what it does with it.
-
-    `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
-    `size`, `stride`, `dtype`: what the tensor must look like (Rule E3).
-    `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
-    in bytes from the first byte there. `root`: the value's own geometry seen from the tensor, at its first position
-    only. `is_part`: at that position, the value reaches beyond the tensor.
-    `states`: the random generators whose states are noted here, each with the value that holds its state.
-    `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `taken`: the
-    geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
-    storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
-    `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
-    kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it (`copied.py`).
-    """
-
-    value: int | None = None
-    parameter: int | None = None
-    size: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    view: Geometry | None = None
-    root: Geometry | None = None
-    start: int = 0
-    is_part: bool = False
-    again: bool = False
-    fill: bool = False
-    taken: Geometry | None = None
-    keeps: bool = False
-    detaches: bool = False
-    hold: bool = False
-    release: tuple[int, ...] = ()
-    states: tuple[tuple[int, torch.Generator], ...] = ()
-    copy: bool = False
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
-        first = tensor.storage_offset() * tensor.element_size() - self.start
-        return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
 
 @dataclass(frozen=True)
 class BoundPolicy:
     """How to execute one block's calls under a policy.
 
-    `codecs`: by compressed value. `instructions`: by position of the pack hook.
-    `order`: the values with a holder, sources first (Rule E10). `inputs`: those of them that exist before the forward,
-    each with the geometry of what its holder is given; None: the tensor itself.
-    `replays`: by operator that backward replays. `uses`: how often backward asks for each value.
-    `first_states`: the random generators whose states are noted when the call begins, each with the value that holds
-    its state. `prefetcher`: None unless a value is offloaded.
+    `codecs`: by compressed value. `replays`: by operator that backward replays. `prefetcher`: None unless a value is
+    offloaded.
     """
 
     recording: Recording
     policy: Policy
+    course: Course
     codecs: Mapping[int, Codec]
-    instructions: tuple[Instruction, ...]
-    order: tuple[int, ...]
     replays: Mapping[int, Rerun]
-    uses: Mapping[int, int]
-    inputs: tuple[tuple[int, Geometry | None], ...]
-    first_states: tuple[tuple[int, torch.Generator], ...] = ()
     prefetcher: Prefetcher | None = None
 
     @functools.cached_property
@@ -94,14 +40,14 @@ class BoundPolicy:
             if choice == RETAIN:
                 found.append((index, Retained, value.name))
             elif is_codec(choice):
-                found.append((index, Compressed, compression(value, self.codecs[index], self.uses[index])))
+                found.append((index, Compressed, compression(value, self.codecs[index], self.course.uses[index])))
         return tuple(found)
 
     @functools.cached_property
     def offloaded(self) -> tuple[tuple[int, Facts], ...]:
         """The values that are offloaded: index, and what the holder knows of the value."""
         offloaded = ((index, value) for index, value, choice in self._choices() if choice == OFFLOAD)
-        return tuple((index, Facts(value.name, value.geometry, self.uses[index])) for index, value in offloaded)
+        return tuple((index, Facts(value.name, value.geometry, self.course.uses[index])) for index, value in offloaded)
 
     @functools.cached_property
     def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
@@ -110,40 +56,13 @@ class BoundPolicy:
         return tuple((index, value.name, value.producer, value.output) for index, value in rebuilt)
 
     def _choices(self) -> Iterator[tuple[int, RecordedValue, str | None]]:
-        """In the order of `order`, each value with what becomes of it."""
-        return ((index, self.recording.values[index], self.policy.stores[index]) for index in self.order)
+        """In the order of the course, each value with what becomes of it."""
+        return ((index, self.recording.values[index], self.policy.stores[index]) for index in self.course.order)
 
     @property
     def is_trivial(self) -> bool:
         """Whether everything is retained: plain autograd does the same without hooks (Rule E2)."""
         return not self.replays and not self.codecs and self.prefetcher is None
-
-
-@dataclass(frozen=True)
-class Course:
-    """What `BoundPolicy` says of every block that runs one program under one policy; see there.
-
-    `replays`: the operators that backward runs, by index.
-    """
-
-    instructions: tuple[Instruction, ...]
-    order: tuple[int, ...]
-    replays: tuple[int, ...]
-    uses: Mapping[int, int]
-    inputs: tuple[tuple[int, Geometry | None], ...]
-    first_states: tuple[tuple[int, torch.Generator], ...]
-
-
-def course_of(recording: Recording, policy: Policy) -> Course:
-    """How calls of the recorded program run under `policy`."""
-    replays = _needed_replays(recording, policy)
-    uses = _uses(recording, replays)
-    order = _order(recording, policy, replays, uses)
-    states = states_at([draw for op in replays for draw in recording.ops[op].draws])
-    instructions = _instructions(recording, policy, order, states, copied(recording, replays))
-    given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
-    inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
 
 
 def bind(
@@ -167,33 +86,11 @@ def bind(
     return BoundPolicy(
         recording,
         policy,
+        course,
         {index: codec for index, codec in codecs.items() if index in course.order},
-        course.instructions,
-        course.order,
         {op: _rerun(recording, recording.ops[op], policy, course.uses, updates) for op in course.replays},
-        course.uses,
-        course.inputs,
-        course.first_states,
         prefetcher if offloaded else None,
     )
-
-
-def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
-    """Which states of generators are noted at each call of the pack hook, and at the beginning of the block, -1.
-
-    For each of them, the generators by the values that hold their states.
-    """
-    states: dict[int, dict[int, torch.Generator]] = {}
-    for draw in draws:
-        states.setdefault(draw.position - 1, {})[draw.before.index] = draw.generator
-        states.setdefault(draw.position, {})[draw.after.index] = draw.generator
-    return states
-
-
-def flat(value: RecordedValue) -> Geometry:
-    """How codecs see the value's memory: the geometry of (rows, channels)."""
-    rows = value.geometry.numel // value.channels if value.channels else 0
-    return Geometry((rows, value.channels), (value.channels, 1), value.geometry.dtype, 0)
 
 
 def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
@@ -202,41 +99,6 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
     if value.geometry.is_contiguous and value.geometry.size[-1:] == seen.size[-1:]:
         seen = value.geometry  # the codec gives the value its own shape
     return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
-
-
-def _compresses(value: RecordedValue, policy: Policy) -> bool:
-    return is_codec(policy.stores[value.index])
-
-
-def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | None:
-    """The geometry, seen from a tensor, of what the value's holder is given; None if that is the tensor itself."""
-    held = flat(value) if _compresses(value, policy) else value.geometry
-    if seen == held:
-        return None
-    is_flat = seen.is_contiguous and seen.numel == held.numel and seen.dtype is held.dtype
-    if is_flat and seen.size[-1:] == held.size[-1:] and _compresses(value, policy):
-        return None
-    return held.seen_from(seen)
-
-
-def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
-    """The operators that backward runs: those with an output that is needed and not stored. A policy may allow more."""
-    needed: set[int] = set()
-    wanted = sorted(recording.saved)
-    while wanted:
-        index = wanted.pop()
-        producer = recording.values[index].producer
-        if policy.stores[index] is None and producer is not None and producer not in needed:
-            needed.add(producer)
-            wanted.extend(recording.ops[producer].needs)
-    return tuple(sorted(needed))
-
-
-def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
-    uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
-    for op in replays:
-        uses.update(recording.ops[op].needs)
-    return uses
 
 
 def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int], updates: Updates) -> Rerun:
@@ -250,95 +112,3 @@ def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[i
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
         updates,
     )
-
-
-def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
-    """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow in order."""
-    return tuple(
-        value.index
-        for value in recording.values
-        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in replays)
-    )
-
-
-def _instructions(
-    recording: Recording,
-    policy: Policy,
-    order: tuple[int, ...],
-    states: Mapping[int, Mapping[int, torch.Generator]],
-    copies: Collection[int],
-) -> tuple[Instruction, ...]:
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for number, position in enumerate(recording.positions):
-        if isinstance(position.ref, ValueRef):
-            first.setdefault(position.ref.index, number)
-            last[position.ref.index] = number
-    noted = {index: number for number, indices in states.items() for index in indices}
-    ready = _ready(recording, policy, order, {**first, **noted})
-    release: dict[int, list[int]] = {}
-    for index, number in ready.items():
-        if number > first.get(index, number):
-            release.setdefault(number, []).append(index)
-    instructions = (
-        _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
-        for number in range(len(recording.positions))
-    )
-    return tuple(
-        replace(instruction, states=tuple(states.get(number, {}).items()), copy=number in copies)
-        for number, instruction in enumerate(instructions)
-    )
-
-
-def _instruction(
-    recording: Recording,
-    policy: Policy,
-    number: int,
-    order: tuple[int, ...],
-    sightings: tuple[Mapping[int, int], Mapping[int, int]],
-    ready: Mapping[int, int],
-    release: tuple[int, ...],
-) -> Instruction:
-    ref = recording.positions[number].ref
-    if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
-        return Instruction(release=release)
-    seen = ref.geometry
-    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
-    if isinstance(ref, ParameterRef):
-        return Instruction(parameter=ref.index, **look, view=seen, release=release)
-    value = recording.values[ref.index]
-    first, last = sightings
-    is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
-    fill, hold = is_first and policy.stores[ref.index] is not None, is_first and ready.get(ref.index, -1) > number
-    root = value.geometry.seen_from(seen)
-    return Instruction(
-        value=ref.index,
-        **look,
-        view=None if seen == value.geometry else seen,
-        root=root if is_first else None,
-        is_part=is_first and (root.start < 0 or root.start + root.span > seen.span),
-        again=is_first and last[ref.index] > number,
-        fill=fill,
-        taken=_taken(value, policy, seen) if fill or hold else None,
-        keeps=fill and policy.stores[ref.index] == RETAIN,
-        detaches=hold or (fill and not _compresses(value, policy)),
-        hold=hold,
-        release=release,
-    )
-
-
-def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
-    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
-
-    `first`: the position at which each saved value is seen for the first time, and each generator's state is noted.
-    """
-    ready: dict[int, int] = {}
-    saved_at: dict[int, int] = {}
-    for index in order:
-        value = recording.values[index]
-        if policy.stores[index] is not None:
-            saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
-        else:
-            op: RecordedOp = recording.ops[value.producer or 0]
-            saved_at[index] = ready[index] = max((saved_at[i] for i in op.needs), default=-1)
-    return ready

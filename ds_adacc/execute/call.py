@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.execute.bound_policy import BoundPolicy, Instruction
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
@@ -77,7 +78,7 @@ class Call:
         self.diverged = False
         self.forward: Forward | None = None
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
-        for index, taken in bound.inputs:
+        for index, taken in bound.course.inputs:
             value = bound.recording.values[index]
             if value.origin == "input":
                 tensor = inputs[value.source]
@@ -89,7 +90,7 @@ class Call:
             self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             tensor = tensor.detach()
             self.holders[index].fill(tensor if taken is None else taken.view(tensor))
-        if not self._note(bound.first_states):
+        if not self._note(bound.course.first_states):
             self.diverge()
 
     def pack(self, tensor: torch.Tensor) -> Slot:
@@ -97,7 +98,7 @@ class Call:
         # This runs for every saved tensor (Rule E2), so what it looks up, it looks up once.
         number = self._position
         self._position = number + 1
-        instructions = self.bound.instructions
+        instructions = self.bound.course.instructions
         if self.diverged:
             return self._keep(tensor)
         if number >= len(instructions):
@@ -131,7 +132,7 @@ class Call:
     @property
     def next_instruction(self) -> Instruction | None:
         """What the plan expects next; None if the call has diverged, or the plan expects no more."""
-        instructions = self.bound.instructions
+        instructions = self.bound.course.instructions
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class OutlierTracker:
         self._variant = variant
         self._codecs = codecs
         self._values = frozenset(values)
-        for index, _ in call.bound.inputs:
+        for index, _ in call.bound.course.inputs:
             if index in self._values:
                 self._look(index, inputs[call.bound.recording.values[index].source])
 

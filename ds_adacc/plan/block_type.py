@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
-from ds_adacc.execute.bound_policy import Course, course_of
+from ds_adacc.execute.course import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.bound_policy import flat
+from ds_adacc.execute.course import flat
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.bound_policy import flat
+from ds_adacc.execute.course import flat
 from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.profile.operator_costs import others
 from ds_adacc.profile.timer import Timer

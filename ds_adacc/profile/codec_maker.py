@@ -8,7 +8,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, codecs_for
-from ds_adacc.execute.bound_policy import compression, flat
+from ds_adacc.execute.bound_policy import compression
+from ds_adacc.execute.course import flat
 from ds_adacc.execute.holders import Compressed
 from ds_adacc.execute.pinned_pool import pinned
 from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers

@@ -16,8 +16,9 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from ds_adacc.execute.bound_policy import BoundPolicy, states_at
+from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.course import states_at
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.program.arguments import tensors_in

@@ -8,7 +8,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Variant
-from ds_adacc.execute.bound_policy import BoundPolicy, Course, bind
+from ds_adacc.execute.bound_policy import BoundPolicy, bind
+from ds_adacc.execute.course import Course
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
@@ -56,7 +57,7 @@ class Binder:
             variant.bound.recording.values[index].nbytes
             for variant, calls in variants
             if variant.bound.prefetcher is not None
-            for index in variant.bound.order
+            for index in variant.bound.course.order
             if variant.bound.policy.stores[index] == planner.OFFLOAD
             for _ in range(calls)
         ]

@@ -105,7 +105,7 @@ class Warnings:
             "this; if memory runs out, lower adacc.memory_budget",
             name,
             position,
-            len(bound.instructions),
+            len(bound.course.instructions),
         )
 
     def mispredicted(self, bound: BoundPolicy, position: int) -> None:
@@ -117,7 +117,7 @@ class Warnings:
             "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
             name,
             position,
-            len(bound.instructions),
+            len(bound.course.instructions),
         )
 
     @torch._disable_dynamo

@@ -224,7 +224,7 @@ def test_blocks_of_one_program_share_what_is_found_out_about_it():
     records = [training.runtime.blocks.all()[layer].variants()[0] for layer in range(LAYERS)]
     assert all(variant.is_predicted for variant in records)
     assert len({id(variant.recording.ops) for variant in records}) == 1
-    assert len({id(variant.bound.instructions) for variant in records}) == 1
+    assert len({id(variant.bound.course) for variant in records}) == 1
     assert len({id(variant.recording.parameters) for variant in records}) == LAYERS
 
 

@@ -9,7 +9,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.config.presets import ROLES
-from ds_adacc.execute.bound_policy import flat
+from ds_adacc.execute.course import flat
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import CODECS, separates_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
