@@ -39,8 +39,9 @@ E8. A parameter is read where it lies when backward asks, and is never held: ZeR
 E9. Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has
     set does not hold there.
 E10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
-E11. A number that keeps changing is guarded for three values: guarding it longer would record the block at every step.
-    From then on nothing of the block is replayed, just as in a block that depends on what no guard can read.
+E11. A number that keeps changing is guarded for three values, a container whose items do for eight: guarding it longer
+    would record the block at every step. From then on nothing of the block is replayed, just as in a block that depends
+    on what no guard can read.
 E12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that
     fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
     one before it could be taken for that.

@@ -15,12 +15,13 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
-from ds_adacc.python_state.guards import Guards, moved
+from ds_adacc.python_state.changes import differing, is_number, moved
+from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.reading import Reading
 from ds_adacc.python_state.watch import Place
 
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
-_DISTINCT_NUMBERS = 3
+_DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 
@@ -49,7 +50,7 @@ class Variant:
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
-    `changes`: how often each number among the guards was found changed. `ignored`: the numbers that are guarded no
+    `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
@@ -166,18 +167,24 @@ class Variant:
         return bool(self.ignored) and (moved(self.guards, guards) or {""}) <= self.ignored
 
     def succeed(self, earlier: Variant) -> None:
-        """Learn from the earlier variant of the same signature, some of whose numbers may have changed (Rule E11).
+        """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
 
-        A number on a schedule would have the block recorded at every step. Once it has been seen with three values, it
-        is guarded no longer. Then nothing is replayed: its next value may change any constant or choose another branch.
+        A number on a schedule, or a list that grows, would have the block recorded at every step. Once a number has
+        been seen with three values, or a container with eight, it is guarded no longer. Then nothing is replayed: its
+        next value may change any constant or choose another branch. Anything else that changes is only counted, for a
+        warning.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
-        changed = None if earlier.guards is None or self.guards is None else moved(earlier.guards, self.guards)
-        if not changed:
+        if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
+            return
+        changed = moved(earlier.guards, self.guards)
+        if changed is None:
+            self.changes = earlier.changes + Counter(differing(earlier.guards, self.guards)[:1])
             return
         changed -= earlier.ignored
         self.changes = earlier.changes + Counter(changed)
-        if changed and all(self.changes[name] >= _DISTINCT_NUMBERS - 1 for name in changed):
+        most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
+        if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
             self.ignored = earlier.ignored | changed
             self.doubt = self.doubt or f"{_named(changed)}, which keeps changing"
 

@@ -6,6 +6,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `closure`: what a callable can reach: modules, parameters, buffers, tensors, Python values.
 * `reading`: the marks of all that, at one call. Other marks, another program.
 * `guards`: marks of Python values, of whatever kind.
+* `changes`: which marks differ from those of another call, and whether they are only numbers and containers.
 * `function_marks`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `content`: what one Python object holds, or why that cannot be read.

@@ -102,14 +102,6 @@ def snapshot(value: Any, tensors: list[torch.Tensor] | None = None) -> Hashable:
     return tuple(walk.guards.items())
 
 
-def moved(before: Guards, after: Guards) -> set[str] | None:
-    """The numbers that differ, by name; None if anything else does."""
-    if before.keys() != after.keys():
-        return None
-    names = {name for name, mark in after.items() if mark != before[name]}
-    return names if all(_is_number(before[name]) and _is_number(after[name]) for name in names) else None
-
-
 def holds(marks: Guards, value: Any) -> bool:
     """Whether one of the marks is that of this very object, which is one that is known by identity."""
     mark = token(value)
@@ -320,6 +312,11 @@ def without_identity(mark: Hashable) -> Hashable:
     return mark[1:] if type(mark) is tuple and mark and isinstance(mark[0], _Same | _Held) else mark
 
 
+def is_by_identity(mark: Hashable) -> bool:
+    """Whether the mark is that of an object which is compared by identity: a module, a parameter, a function."""
+    return isinstance(mark, _Same | _Held) or without_identity(mark) is not mark
+
+
 def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
     """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
     return token(parameter), parameter.requires_grad, parameter.dtype
@@ -329,7 +326,3 @@ def _look(tensor: torch.Tensor) -> Hashable:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
         return token(tensor)
     return Look(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-
-
-def _is_number(mark: Hashable) -> bool:
-    return isinstance(mark, tuple) and mark[0] in (int, float)

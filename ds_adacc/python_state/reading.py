@@ -21,7 +21,7 @@ from ds_adacc.python_state.content import SCALARS, mark_of_number
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, token
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
-_PARAMETERS, _MODULES, _DICTS = 1, 2, 8
+_PARAMETERS, _MODULES, _HOOKS, _DICTS = 1, 2, 4, 8
 _dicts_of = operator.attrgetter(
     "__dict__",
     "_parameters",
@@ -122,7 +122,10 @@ class Structure:
         """
         if isinstance(module, torch.jit.ScriptModule):  # its dicts are C++, and its code runs as it likes
             raise Unreadable(f"it has a module of TorchScript ({type(module).__name__}), whose code cannot be seen")
-        self.marks[name] = token(module), type(module), tuple(map(tuple, _dicts_of(module)[_PARAMETERS:]))
+        dicts = _dicts_of(module)
+        # The key of a hook is a number that no other hook has had: the same one, registered anew, has another.
+        keys, hooks = tuple(map(tuple, dicts[_PARAMETERS:_HOOKS])), tuple(map(len, dicts[_HOOKS:]))
+        self.marks[name] = token(module), type(module), keys, hooks
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark

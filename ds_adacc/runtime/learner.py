@@ -68,6 +68,7 @@ class Learner:
         earlier = block.latest(signature)
         if earlier is not None and earlier.recording is not None:
             variant.succeed(earlier)
+            self._warnings.changed_again(block, variant)
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))

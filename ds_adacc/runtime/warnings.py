@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
-from ds_adacc.execute.block import Block
+from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
 
-_MANY_VALUES = 8  # of a number among a block's arguments: fewer may be a choice between a few programs
+_MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
 
 
 class Warnings:
@@ -93,6 +93,20 @@ class Warnings:
                     block.name,
                     name,
                     count,
+                )
+
+    def changed_again(self, block: Block, variant: Variant) -> None:
+        """The block is recorded since what it depends on has changed, as it had many times before."""
+        for name, count in variant.changes.items():
+            if count >= _MANY_VALUES and name not in variant.ignored:
+                self._tell(
+                    (block.name.split(" ")[-1], name),
+                    "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes "
+                    "several times as long. If the block computes nothing with it, keep it outside of the block; if it "
+                    "does, make it a tensor",
+                    block.name,
+                    count,
+                    name,
                 )
 
     def diverged(self, bound: BoundPolicy, position: int) -> None:

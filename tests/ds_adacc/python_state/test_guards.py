@@ -101,6 +101,88 @@ def test_a_settled_number_may_begin_to_matter_later(use, caplog):
     assert "block.step" in warning
 
 
+class Remembering(zoo.HolderBlock):
+    """Notes something at every call, in this attribute."""
+
+    def __init__(self, note):
+        super().__init__()
+        self.note, self.seen, self.by, self.calls = note, [], {}, []
+
+    def forward(self, x):
+        self.note(self, x)
+        return super().forward(x)
+
+
+NOTES = {
+    "a list of numbers": lambda block, x: block.seen.append(0.5),
+    "a list of shapes": lambda block, x: block.seen.append(tuple(x.shape)),
+    "the keys of a dict": lambda block, x: block.by.update({len(block.by): "step"}),
+    "another dict": lambda block, x: setattr(
+        block, "by", {id(object()): 1, len(block.seen): 1, "n": block.seen.append(1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("note", NOTES.values(), ids=NOTES)
+def test_a_container_that_keeps_changing_is_not_recorded_for_ever(note, caplog):
+    work, block = recomputing(), Remembering(note)
+    for _ in range(20):
+        same_bits(work, block, batch())
+    assert work.recordings <= 9
+    assert caplog.text.count("which keeps changing") == 1
+
+
+def test_a_cache_that_fills_and_settles_costs_no_replays(caplog):
+    work, block = recomputing(), Remembering(lambda block, x: block.by.setdefault(len(block.by) % 5, x.detach()))
+    for _ in range(12):
+        same_bits(work, block, batch())
+    assert work.recordings <= 6
+    assert "keeps changing" not in caplog.text
+
+
+def test_a_settled_container_may_begin_to_matter_later():
+    work, block = recomputing(), zoo.HolderBlock()
+    block.seen = []
+    block.use = lambda h, step: h * max(1, len(block.seen) - 12)
+    for _ in range(20):
+        block.seen.append(1.0)
+        same_bits(work, block, batch())
+    assert work.recordings <= 9
+
+
+def test_modules_in_a_container_that_grows_are_looked_at_at_every_call(caplog):
+    class Deeper(zoo.HolderBlock):
+        def __init__(self):
+            super().__init__()
+            self.others = []
+
+        def forward(self, x):
+            for other in self.others:
+                x = other(x)
+            return super().forward(x)
+
+    work, block = recomputing(), Deeper()
+    for _ in range(12):
+        same_bits(work, block, batch())
+        block.others.append(nn.Tanh())
+    assert work.recordings == 12
+    assert "has been recorded anew 8 times, since block.others had changed each time" in caplog.text
+
+
+def test_a_hook_that_is_registered_anew_each_time_is_the_same_hook():
+    work, block, seen = recomputing(), zoo.HolderBlock(), {}
+
+    def keep(module, given, output):
+        seen["output"] = output
+
+    for _ in range(6):
+        hooks = [block.fc1.register_forward_hook(keep), block.fc2.register_full_backward_hook(lambda *_: None)]
+        same_bits(work, block, batch())
+        for hook in hooks:
+            hook.remove()
+    assert work.recordings <= 2
+
+
 @pytest.mark.parametrize("lengths", [(9,), (9, 12, 15, 11)])
 def test_a_number_among_the_arguments_that_keeps_changing_is_told_of(lengths, caplog):
     class Packed(zoo.HolderBlock):
