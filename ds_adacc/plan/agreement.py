@@ -225,6 +225,7 @@ class Agreement:
         return total
 
     def counted(self, known: KnownType) -> planner.Profile:
+        """The profile to plan with: its codecs have the errors measured so far, its inputs are held as they will be."""
         profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
         return with_held_inputs(profile, known.recording, self.inputs)
 

@@ -15,7 +15,7 @@ from ds_adacc.profile.gradient_error import PolicyError
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
 PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # what one rank has measured
 
-_MOST_REJECTIONS = 4  # in a row; then the block gets no lossy codecs: the planner does not come to know its errors
+_MOST_REJECTIONS = 4  # in a row; then the block gets no lossy codecs: the estimates of its errors do not converge
 _MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
 MARGIN = 0.9  # of the bound: the planner aims so far below it, since estimates scatter and each rejection costs a step
 _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with like errors share one

@@ -2,7 +2,7 @@
 
 Each live set has the whole budget, as no two are alive at once. Live sets that share a block type form a group. Each
 set of a group is solved alone; a shared block type then takes the policies that hold the fewest bytes, the same in all
-of them. What is said of several sets together is said of the one that takes the most.
+of them. The peak of a group is the peak of its largest live set.
 """
 
 from __future__ import annotations

@@ -211,9 +211,9 @@ class NewSizes:
     def make_lean(self, names: LiveSet) -> bool:
         """Have the adopted types among these recompute all that they can, if all of them then fit the budget.
 
-        For two sizes of one program that are alive at once. The first such live set is planned for, and larger ones
-        are. But a plan for each pair of sizes that comes would end only when all pairs have come. Returns whether
-        policies have changed.
+        For two sizes of one program that are alive at once. The first such live set is planned for, and so are larger
+        ones. If each new pair of sizes were, planning would not end until every pair had come. Returns whether policies
+        have changed.
         """
         if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False

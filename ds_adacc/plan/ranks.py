@@ -100,8 +100,11 @@ class Ballot:
         self._ranks = ranks
         self._begun: Callable[[], bool] | None = None
 
-    def passes(self, flag: bool, is_quiet: bool) -> bool:
-        """Whether the flag is or was true on any rank. Every rank must call, with the same `is_quiet`."""
+    def ask(self, flag: bool, is_quiet: bool) -> bool:
+        """Whether the flag is true on any rank, or was after the last quiet step.
+
+        Every rank must call, with the same `is_quiet`.
+        """
         begun, self._begun = self._begun, None
         if self._ranks.size == 1:
             return flag

@@ -11,6 +11,7 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.generators import default_generators, same_state
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue
+from ds_adacc.record.tensors import RecordedTensors
 
 
 class Draws:
@@ -22,12 +23,10 @@ class Draws:
     `strayed`: the operators, by index, that drew otherwise, each with the reason why it is never replayed.
     """
 
-    def __init__(
-        self, own: Iterable[torch.Generator], values: list[RecordedValue], tensors: list[torch.Tensor]
-    ) -> None:
+    def __init__(self, own: Iterable[torch.Generator], values: list[RecordedValue], tensors: RecordedTensors) -> None:
         """`own`: the generators that belong to the block. Of any other, the state at the beginning is not known.
 
-        `values` and `tensors` are the recorder's own lists; the states are appended to them.
+        `values` and `tensors` are the recorder's own; the states are appended to them.
         """
         self.strayed: dict[int, str] = {}
         # By address: each operator is given a new Python object for the same generator.

@@ -190,9 +190,9 @@ class StepController:
                 self._is_resumed = False
                 self._plan_log.restored(self.plan, self.observation, self.schedule.ended)
             self._corrections = self._conclude_observation() or self._corrections
-            for late in self.trials.late():
+            for late in self.trials.take_late():
                 self._waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
-            if self._ballot.passes(self.is_waiting, self._is_quiet):
+            if self._ballot.ask(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
             if not self.is_waiting:
                 self._corrections = {}
@@ -256,7 +256,7 @@ class StepController:
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget.
 
-        Those that are the same programs at other sizes adopt policies instead, or go on waiting if none fit.
+        A live set whose programs are planned for at another size adopts policies from that plan. If none fit, it waits.
         """
         is_first = self.plan is None
         waiting, reason = self._waiting.take()
@@ -359,7 +359,7 @@ class StepController:
         indices = [block["indices"] for block in blocks]
         self.agreement.restore(state.agreement, self.blocks.every(), indices)
         self.new_sizes = NewSizes(self.agreement)
-        self.trials.late()  # those of the blocks before
+        self.trials.take_late()  # those of the blocks before
         self.bindings = self._bindings()
         self._calibration = Calibration(state.corrected)
         self.plan, self.observation, self.review = state.plan, state.observation, None

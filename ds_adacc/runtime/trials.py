@@ -109,7 +109,7 @@ class Trials:
         is_exact = known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
         return is_exact and self.are_unknown(known)
 
-    def late(self) -> list[str]:
+    def take_late(self) -> list[str]:
         """The block types, since this was asked last, whose codecs were measured only after a plan was made."""
         late, self._late = sorted(self._late), set()
         return late
