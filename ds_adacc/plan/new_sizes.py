@@ -121,16 +121,20 @@ class NewSizes:
         """`adopt_all` from a live set of smaller sizes that no plan fits: no plan fits these either.
 
         To ask the solver would take its time at every such size. Its policies for the smaller sizes are the leanest
-        that it found; they are put in force for the block types that have none.
+        that it found; they are put in force for the block types that have none. If they fit after all, since a budget
+        that is a fraction has grown, the solver may find quicker ones: False.
         """
-        below = self._unfit_below(programs)
-        if not below or self._agreement.config.forces_compression:
+        mine, below = [name for name in sorted(names) if self._may_adopt(name)], self._unfit_below(programs)
+        if not (mine and below) or self._agreement.config.forces_compression:
             return False
-        types, mine = self._agreement.known_types, [name for name in sorted(names) if self._may_adopt(name)]
+        types = self._agreement.known_types
         for name in [name for name in mine if types[name].agreed is None] or mine:
             self._inherit(types[name], types[below[name]])
-        self._warn(names)
-        return True
+        peak = self._agreement.peak([types[name].agreed for name in names])
+        limit = self._agreement.budget.grown(self._peak_without(names))
+        if peak > limit:
+            self._warn(names, peak, limit)
+        return peak > limit
 
     def _unfit_below(self, programs: Mapping[str, SymbolicType]) -> dict[str, str]:
         """A live set of these programs that no plan fits, at sizes as small in every program: its block type for each.
@@ -278,16 +282,12 @@ class NewSizes:
             text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
-    def _warn(self, names: LiveSet) -> None:
+    def _warn(self, names: LiveSet, peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
-        types = [self._agreement.known_types[name] for name in sorted(names)]
-        peak = self._agreement.peak([known.agreed for known in types if known.agreed is not None])
-        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(names))
-        if peak <= limit:
-            return
         self._above += 1
         if _is_told(self._above):
-            blocks = ", ".join(dict.fromkeys(known.recording.name for known in types))
+            recordings = (self._agreement.known_types[name].recording for name in sorted(names))
+            blocks = ", ".join(dict.fromkeys(recording.name for recording in recordings))
             text = (
                 "%s: no plan is known that fits the budget at the new input sizes, as none fits at smaller ones. The "
                 "leanest policies found there are in force, with a peak of %s, above the budget of %s (%d such sizes "
