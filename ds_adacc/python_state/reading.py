@@ -122,10 +122,8 @@ class Structure:
         """
         if isinstance(module, torch.jit.ScriptModule):  # its dicts are C++, and its code runs as it likes
             raise Unreadable(f"it has a module of TorchScript ({type(module).__name__}), whose code cannot be seen")
-        dicts = _dicts_of(module)
-        # The key of a hook is a number that no other hook has had: the same one, registered anew, has another.
-        keys, hooks = tuple(map(tuple, dicts[_PARAMETERS:_HOOKS])), tuple(map(len, dicts[_HOOKS:]))
-        self.marks[name] = token(module), type(module), keys, hooks
+        keys = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS]))
+        self.marks[name] = token(module), type(module), keys, _hooks_of(module)
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark
@@ -175,6 +173,22 @@ class Structure:
         for name, place, held, key, depth in self._others:
             walk.value(name, getattr(modules[place], held)[key], depth)
         return walk
+
+
+def _hooks_of(module: nn.Module) -> tuple[tuple[tuple[bool, ...], ...], ...]:
+    """How each hook of the module is called, by kind and in order; what it does is read at every call.
+
+    Not its key, which is a number that no other hook has had: the same hook, registered anew, has another.
+    """
+    return tuple(
+        tuple(tuple(key in kind for kind in kinds) for key in held)
+        for held, *kinds in (
+            (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+            (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+            (module._backward_pre_hooks,),
+            (module._backward_hooks,),
+        )
+    )
 
 
 def _names_in(dicts: Sequence[dict[Any, Any]]) -> tuple[list[int], list[Any]]:

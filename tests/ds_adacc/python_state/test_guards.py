@@ -183,6 +183,18 @@ def test_a_hook_that_is_registered_anew_each_time_is_the_same_hook():
     assert work.recordings <= 2
 
 
+def test_a_hook_that_is_registered_in_another_way_is_another_program():
+    def tripled(module, *args):
+        return args[-1] * len(args)  # it is given the keyword arguments too, if it asks for them
+
+    work, block = recomputing(), zoo.HolderBlock()
+    for with_kwargs in (False, False, True, True):
+        hook = block.fc1.register_forward_hook(tripled, with_kwargs=with_kwargs)
+        same_bits(work, block, batch())
+        hook.remove()
+    assert work.recordings == 2
+
+
 @pytest.mark.parametrize("lengths", [(9,), (9, 12, 15, 11)])
 def test_a_number_among_the_arguments_that_keeps_changing_is_told_of(lengths, caplog):
     class Packed(zoo.HolderBlock):
