@@ -27,8 +27,9 @@ class Step:
     can, so that measuring policies fits where full checkpointing fits. `passes` holds the forward pass observed for
     each live set. `was_cut_short`: measuring was stopped before a backward had ended. `verified` are the block types
     whose recording was verified in this step, `probed` those of which a call measures the errors of the codecs.
-    `tried`: the trials that a call measures, each with its block and the block's type. They are kept here, since a plan
-    that is made in the step may put other policies on trial.
+    `tried`: the trials that a call measures, each with its block, and the block type that was planned for (the origin,
+    if the call is of an adopted type). They are kept here, since a plan that is made in the step may put other policies
+    on trial, and forget the adopted types.
 
     A pass is a forward and its backward. The engine tells when one has ended. Of a backward that it does not run,
     nobody tells: then the pass is over when autograd holds nothing of its calls any more.
@@ -71,10 +72,10 @@ class Step:
         self.probed.add(digest)
         self._probed_in_pass.add(digest)
 
-    def begin_trial(self, block: Block, digest: str, trial: Trial) -> None:
-        """Note that a call of this pass measures the policy on trial. `digest`: that of the block's type."""
+    def begin_trial(self, block: Block, origin: str, trial: Trial) -> None:
+        """Note that a call of this pass measures the policy on trial. `origin`: as of `Agreement.origin`."""
         trial.has_begun = True
-        self.tried.append((block, digest, trial))
+        self.tried.append((block, origin, trial))
         self._begun.append(trial)
 
     def forward(self) -> Forward:

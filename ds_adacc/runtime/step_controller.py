@@ -172,7 +172,7 @@ class StepController:
         self.step.drop_pass()
         self.step.close()
         step, self.step = self.step, Step(self.step.purpose, self.device, self.step.recomputes)
-        self.step.passes, self.step.verified = step.passes, step.verified
+        self.step.passes, self.step.verified, self.step.tried = step.passes, step.verified, step.tried
 
     # -- when a step ends
 

@@ -83,7 +83,7 @@ class Trials:
         if asks_for_codecs:
             step.begin_codecs(variant.digest)
         if trial is not None:
-            step.begin_trial(block, variant.digest, trial)
+            step.begin_trial(block, self._agreement.origin(variant.digest), trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
             return self._binder.measured(variant, known, policy, device)
@@ -126,8 +126,9 @@ class Trials:
 
     def results(self, step: Step) -> list[tuple[BlockKey, str, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block and this block's name."""
-        done = ((block, digest, trial.result) for block, digest, trial in step.tried if trial.result is not None)
-        return [(self._agreement.block_key(block, digest), block.name, found) for block, digest, found in done]
+        index = self._agreement.forward_order.index
+        done = ((b, (of, index(b, of)), trial.result) for b, of, trial in step.tried if trial.result is not None)
+        return [(key, block.name, found) for block, key, found in done if key[1] is not None]
 
 
 def _lossy(profile: planner.Profile) -> bool:

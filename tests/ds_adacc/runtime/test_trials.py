@@ -405,6 +405,45 @@ def test_after_a_backward_that_failed_the_next_one_of_the_step_measures():
 
 
 @pytest.mark.usefixtures("slow_replays")
+def test_what_was_measured_before_a_backward_failed_counts():
+    training = Training(**LOSSY, rectifier={"enabled": False})
+    training.step()
+
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    start = training.x.clone().requires_grad_()
+    start.register_hook(fail)  # after the backward of all blocks
+    hidden = start * 1.0
+    for block in training.blocks:
+        hidden = training.runtime.checkpoint(block, hidden)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        (hidden * training.weight).sum().backward()
+    training.runtime.controller.abandon()  # as `engine.backward` does
+    training.adacc.end_step()
+    assert len(training.runtime.agreement.approvals.blocks) == LAYERS
+
+
+@pytest.mark.usefixtures("slow_replays")
+@pytest.mark.parametrize("bound", [0.5, 1e-6])
+def test_what_was_measured_at_a_predicted_size_counts_though_a_plan_forgets_the_size(bound):
+    training = Training(**LOSSY, rectifier={"max_interval": 1})
+    for time in (TIME, TIME - 4, TIME - 8, TIME - 4, TIME - 8, TIME, TIME - 8, TIME - 12):
+        training.x, training.weight = torch.randn(2, 4, time, WIDTH).unbind()
+        training.step()
+    (origin,) = {*training.runtime.agreement.origins.values()}
+    assert training.runtime.controller.step.is_tracking
+    approvals = training.runtime.agreement.approvals
+    approvals.max_error = bound
+    training.blocks.append(zoo.BertBlock(WIDTH))  # has no policy yet, so a plan is made
+    training.step()
+    judged = [known for (name, index), known in approvals.blocks.items() if name == origin and index is not None]
+    assert len(judged) == LAYERS
+    assert any(known.rejected is not None for known in judged) == (bound < 0.5)
+    training.run(2)
+
+
+@pytest.mark.usefixtures("slow_replays")
 def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
     """The first steps in fp16 overflow: no gradient of theirs is training's."""
     training, steady = Training(**LOSSY), Training(**LOSSY)
