@@ -209,6 +209,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         keep_replaced(engine.module, blocks)
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)
+        # Not the model: torch.compile would compile the hook too.
+        runtime.agreement.budget.begin_with(engine)
     except BaseException:
         unwrap_blocks(blocks)
         vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached

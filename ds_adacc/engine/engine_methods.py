@@ -25,15 +25,15 @@ _ORIGINAL = "ds_adacc_original"
 
 
 def patch_engine(engine: Any, is_pipeline: bool) -> None:
-    """Replace the methods of the engine that the list names."""
+    """Replace the methods of the engine that the list names. If any is missing, none is replaced."""
     hooks = PIPELINE_HOOKS if is_pipeline else HOOKS
     if engine.adacc.compact is not None:
         hooks = {**hooks, **COMPACT_HOOKS}
     replaced = {name: hook(engine, getattr(engine, name)) for name, hook in hooks.items()}
-    for name, method in replaced.items():  # once all are known to be there
-        setattr(engine, name, method)
     if not is_pipeline and hasattr(engine.optimizer, "step"):  # an engine that only evaluates has none
         patch_optimizer(engine)
+    for name, method in replaced.items():
+        setattr(engine, name, method)
 
 
 def patch_optimizer(engine: Any) -> None:

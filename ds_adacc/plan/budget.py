@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from torch import nn
+
 from ds_adacc.config import AdaccConfig, MemoryBudget
 from ds_adacc.plan.step_peak import StepPeak
 
@@ -23,6 +25,11 @@ class Budget:
     def fraction(self) -> float | None:
         """The budget as a fraction of the peak without checkpointing, if the section gives it so."""
         return float(self._asked.amount) if self._asked.kind == "fraction" else None
+
+    def begin_with(self, module: nn.Module) -> None:
+        """The first step begins with the next call of this module, such as an engine."""
+        if self._asked.kind == "auto":
+            self.peak.begin_with(module)
 
     def aside(self) -> AbstractContextManager[None]:
         """What is allocated here does not count in the step's peak, on which a budget of "auto" depends."""

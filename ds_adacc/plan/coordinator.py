@@ -127,8 +127,9 @@ class Coordinator:
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""
         unfit = {names for group in plan.groups if group.shortfall for names in group.unfit(plan.budget)}
+        before = set(self.agreement.unfit).difference(*(group.live_sets for group in plan.groups))
         live = frozenset(self.agreement.agreed_types)
-        self.agreement.unfit = largest(names for names in (*self.agreement.unfit, *unfit) if names <= live)
+        self.agreement.unfit = largest(names for names in (*before, *unfit) if names <= live)
         self.agreement.live_sets = largest(names & live for names in set(live_sets) - unfit)
 
     def _report(

@@ -118,7 +118,7 @@ class NewSizes:
         return is_fit or self._make_lean(names, lacking) or self._make_lean(names, mine)
 
     def _exceed(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
-        """`adopt_all` from a live set of smaller sizes that no plan fits: no plan fits these either.
+        """`adopt_all` from a live set of smaller sizes for which no plan was found that fits: none is expected here.
 
         To ask the solver would take its time at every such size. Its policies for the smaller sizes are the leanest
         that it found; they are put in force for the block types that have none. If they fit after all, since a budget
@@ -137,22 +137,18 @@ class NewSizes:
         return peak > limit
 
     def _unfit_below(self, programs: Mapping[str, SymbolicType]) -> dict[str, str]:
-        """A live set of these programs that no plan fits, at sizes as small in every program: its block type for each.
+        """A live set of these programs for which no plan is known that fits, though no size in it is larger.
 
-        None at all if there is no such live set.
+        Returns its block type for each of these, by name; none at all if there is no such live set.
         """
         types = self._agreement.known_types
         for unfit in self._agreement.unfit:
             of_program = {id(program): name for name, program in self._programs(unfit).items()}
             pairs = {name: of_program[id(each)] for name, each in programs.items() if id(each) in of_program}
             is_same = len(pairs) == len(programs) == len(unfit) and all(types[name].agreed for name in unfit)
-            if is_same and all(self._alone(name) >= self._alone(below) for name, below in pairs.items()):
+            if is_same and all(programs[name].is_at_least(name, below) for name, below in pairs.items()):
                 return pairs
         return {}
-
-    def _alone(self, name: str) -> int:
-        """Peak bytes of this block type alone without checkpointing."""
-        return self._peak_without(frozenset((name,)))
 
     def adopt(self, known: KnownType, like: str) -> bool:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.

@@ -10,28 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 
 class StepPeak:
     """Counts from the first `aside` on. Resets torch's statistics of peaks, so it is for a budget of "auto" alone."""
 
     def __init__(self) -> None:
-        self._before: int | None = None
-        self._most = 0
+        self._before: dict[str, int] = {}  # bytes by type of device
+        self._most: int | None = None
+
+    def begin_with(self, module: nn.Module) -> None:
+        """Take what is there when the module is called next for what was there before the step.
+
+        Else it is what is there at the first `aside`: then layers before the first block have saved tensors already.
+        """
+
+        def begin(*_: Any) -> None:
+            handle.remove()
+            self._begin()
+
+        handle = module.register_forward_pre_hook(begin)
+
+    def _begin(self) -> None:
+        if not self._before:
+            self._before = {"cpu": resident()[0]}
+            if torch.cuda.is_initialized():
+                self._before["cuda"] = torch.cuda.memory_allocated()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is allocated here is not the step's."""
+        self._begin()
         if not torch.cuda.is_initialized():
-            self._before = resident()[0] if self._before is None else self._before
             yield
             return
-        if self._before is None:  # what has been allocated so far came before training
-            self._before = self._most = torch.cuda.memory_allocated()
-        else:
-            self._most = self.most()
+        # The first time, what has been allocated so far came before training.
+        self._most = torch.cuda.memory_allocated() if self._most is None else self.most()
         try:
             yield
         finally:
@@ -39,20 +57,19 @@ class StepPeak:
 
     def most(self, device: torch.device | None = None) -> int:
         """The most bytes allocated at once on the CUDA device so far."""
-        return max(self._most, torch.cuda.max_memory_allocated(device))
+        return max(self._most or 0, torch.cuda.max_memory_allocated(device))
 
     def beyond(self, device: torch.device) -> int:
         """How many bytes the next steps will need at their peak beside what is allocated now.
 
         An optimizer allocates its states at the end of the first step, after the peak. They are there at the peak of
-        the next steps. So the peak is compared with what was there when the first block ran, not with what is there
-        now.
+        the next steps. So the peak is compared with what was there before the step, not with what is there now.
         """
         if device.type == "cuda":
             now, most = torch.cuda.memory_allocated(device), self.most(device)
         else:
             now, most = resident()
-        return max(most - min(now, now if self._before is None else self._before), 0)
+        return max(most - min(now, self._before.get(device.type, now)), 0)
 
 
 def resident(status: Path = Path("/proc/self/status")) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,6 +38,14 @@ class SymbolicType:
     def at(self, sizes: Sizes) -> str | None:
         """The block type at these sizes, if it was recorded or predicted before."""
         return self.recorded.get(sizes) or self.predicted.get(sizes)
+
+    def is_at_least(self, digest: str, other: str) -> bool:
+        """Whether all sizes of this block type are known to be at least those of the other one."""
+        sizes = {name: each for known in (self.predicted, self.recorded) for each, name in known.items()}
+        if not {digest, other} <= sizes.keys():
+            return False
+        one, two = ((*sizes[name].lengths, *sizes[name].numbers) for name in (digest, other))
+        return len(one) == len(two) and all(map(operator.ge, one, two))
 
 
 class SymbolicTypes:

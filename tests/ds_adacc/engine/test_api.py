@@ -291,12 +291,16 @@ def test_an_initialize_that_fails_leaves_the_model_to_the_engine_that_runs_it(mo
 
 
 def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
-    class Engine:
-        """What of a DeepSpeed engine is asked for, but for the methods that are replaced."""
+    class Engine(nn.Module):
+        """What of a DeepSpeed engine is asked for, but for most of the methods that are replaced."""
 
         def __init__(self, model):
+            super().__init__()
             self.module, self.device, self.global_rank = model, torch.device("cpu"), 1
             self.optimizer = None
+
+        def backward(self):
+            pass
 
     served = Engine(Translator())
     section = load({"adacc": {}})
@@ -305,6 +309,7 @@ def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
     with pytest.raises(AttributeError):
         engine.serve(served, section, blocks)
     assert not hasattr(served, "adacc")
+    assert "backward" not in vars(served)
     assert [block.forward for block in blocks.values()] == plain
     monkeypatch.setattr(engine, "patch_engine", lambda *_: None)
     engine.serve(served, section, blocks)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import zoo
+from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.plan.step_peak import StepPeak, resident
@@ -77,6 +78,31 @@ def test_what_an_optimizer_allocates_after_the_peak_is_there_at_the_next_one(all
             assert peak.beyond(gpu) == 300
     assert peak.beyond(gpu) == 400, "what has been freed may be needed again"
     assert StepPeak().beyond(gpu) == 400, "no block has run"
+
+
+def test_what_layers_before_the_blocks_save_is_not_there_before_the_step(allocator):
+    peak, model = StepPeak(), nn.Identity()
+    with allocator.taking(100):  # weights
+        peak.begin_with(model)
+        model(torch.ones(1))
+        with allocator.taking(50):  # a vision tower, say
+            with peak.aside():
+                pass
+            with allocator.taking(300):
+                pass
+        with allocator.taking(200):  # states, from the end of the first step on
+            assert peak.beyond(torch.device("cuda")) == 350
+        model(torch.ones(1))
+        assert peak.beyond(torch.device("cuda")) == 350
+    assert not model._forward_pre_hooks
+
+
+def test_blocks_on_the_cpu_beside_a_gpu_that_is_in_use(allocator, monkeypatch):
+    monkeypatch.setattr("ds_adacc.plan.step_peak.resident", lambda: (500, 800))
+    peak = StepPeak()
+    with peak.aside():
+        pass
+    assert peak.beyond(torch.device("cpu")) == 300
 
 
 def test_on_the_cpu_resident_memory_counts(monkeypatch):

@@ -82,3 +82,16 @@ def test_of_two_programs_both_must_be_as_large(planned):
     assert len(planned) == count
     training.step((61, 80))
     assert len(planned) == count + 1
+
+
+def test_a_longer_batch_of_fewer_texts_is_planned_for(training, planned):
+    """It may fit: what attention takes while it runs grows with the length, and not so with the number of texts."""
+    training.compare(200, batch=1)
+    assert len(planned) == 3
+
+
+def test_sizes_that_a_later_plan_fits_are_not_too_large_any_more(training, planned):
+    (unfit,) = training.agreement.unfit
+    training.agreement.budget.limit = 4 << 20  # in place of inputs that are held elsewhere from now on
+    training.runtime.controller.decide([unfit], "block inputs are held in another way", must_fit=False)
+    assert not training.agreement.unfit
