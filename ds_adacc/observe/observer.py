@@ -31,9 +31,9 @@ class Observer:
         self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
-        # Counts, in place of the tickets: autograd's thread or the garbage collector may close one at any time.
-        self._alive: Counter[tuple[str, planner.Policy]] = Counter()
-        self._alive_of: Counter[str] = Counter()
+        # Autograd's thread or the garbage collector may close a ticket at any time, also while these are read.
+        self._alive: dict[tuple[str, planner.Policy], _Count] = {}
+        self._alive_of: dict[str, _Count] = {}
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -90,7 +90,7 @@ class Observer:
     @property
     def is_any_alive(self) -> bool:
         """Whether autograd holds anything of a call."""
-        return any(self._alive_of.values())
+        return any(count.alive for count in self._alive_of.values())
 
     @property
     def has_backward(self) -> bool:
@@ -104,18 +104,16 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        self._alive[ticket.digest, ticket.policy] += 1
-        self._alive_of[ticket.digest] += 1
-        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], self._alive_of[ticket.digest])
+        of_type = self._alive_of.setdefault(ticket.digest, _Count())
+        ticket.counts = (of_type, self._alive.setdefault((ticket.digest, ticket.policy), _Count()))
+        for count in ticket.counts:
+            count.alive += 1
+        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], of_type.alive)
         if not self._backward:
             ticket.number = len(self._forward)
             self._forward.append((ticket.digest, ticket.block))
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
-
-    def closed(self, ticket: Ticket) -> None:
-        self._alive[ticket.digest, ticket.policy] -= 1
-        self._alive_of[ticket.digest] -= 1
 
     def backward_begins(self, ticket: Ticket) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
@@ -130,7 +128,7 @@ class Observer:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
-            self.held_calls = +self._alive.copy()  # the plus leaves out what is 0
+            self.held_calls = Counter({key: count.alive for key, count in self._alive.items() if count.alive})
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""
@@ -143,13 +141,22 @@ class Observer:
         self._interleaved = False
 
 
+class _Count:
+    """How many calls are alive."""
+
+    __slots__ = ("alive",)
+
+    def __init__(self) -> None:
+        self.alive = 0
+
+
 class Ticket:
     """Lives as long as any slot of one call.
 
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("block", "digest", "has_begun", "moments", "number", "observer", "policy")
+    __slots__ = ("block", "counts", "digest", "has_begun", "moments", "number", "observer", "policy")
 
     def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block) -> None:
         self.observer = observer
@@ -159,6 +166,7 @@ class Ticket:
         self.number: int | None = None
         self.has_begun = False
         self.moments: CallMoments | None = None
+        self.counts: tuple[_Count, ...] = ()
         observer.opened(self)
 
     def begin_backward(self) -> None:
@@ -167,7 +175,8 @@ class Ticket:
             self.observer.backward_begins(self)
 
     def __del__(self) -> None:
-        self.observer.closed(self)
+        for count in self.counts:
+            count.alive -= 1
 
 
 class _WatchedSlot:

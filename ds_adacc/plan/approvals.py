@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
+from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.profile.gradient_error import PolicyError
 
@@ -135,11 +136,16 @@ class Approvals:
         """Forget the blocks of these block types."""
         self.keep({digest for digest, _ in self.blocks}.difference(names))
 
-    def withdraw(self, names: Iterable[str]) -> None:
-        """Withdraw what is approved of these block types: their codecs separate other channels than were measured."""
-        changed = set(names)
-        of_types = {key: known for key, known in self.blocks.items() if key[0] in changed}
-        self.blocks |= {key: replace(known, approved=()) for key, known in of_types.items()}
+    def withdraw(self, name: str, values: Collection[int]) -> None:
+        """Withdraw the approved policies of a block type that separate other channels of these values than before."""
+
+        def stays(policy: planner.Policy) -> bool:
+            return not any(separates_outliers(policy.stores[value] or "") for value in values)
+
+        for key, known in self.blocks.items():
+            if key[0] == name:
+                approved = tuple((policy, error) for policy, error in known.approved if stays(policy))
+                self.blocks[key] = replace(known, approved=approved)
 
     def _of(self, key: BlockKey) -> BlockErrors:
         return self.blocks.get(key, BlockErrors())

@@ -85,12 +85,11 @@ class Coordinator:
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
         budget.limit = max(plan.budget, budget.limit or 0)
-        before = self.agreement.agreed_types
-        self.agreement.approvals.withdraw(
-            each.spec.name
-            for each in agreed
-            if each.spec.name in before and before[each.spec.name].capacity != each.capacity
-        )
+        for each in agreed:
+            before = self.agreement.agreed_types.get(each.spec.name)
+            if before is not None:
+                old, new = before.capacity, each.capacity
+                self.agreement.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
         self.agreement.set_agreed(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ds_adacc.python_state.content import (
     SCALARS,
@@ -153,6 +154,8 @@ class Walk:
             mark = self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
             if type(mark) is Look:
                 self.tensors.append(value)
+        elif kind is RemovableHandle:
+            self.guards[name] = kind  # of a hook, which is read where it is registered; its number is always new
         elif not self._met(name, value):
             if isinstance(value, nn.Module):
                 self.guards[name] = token(value)

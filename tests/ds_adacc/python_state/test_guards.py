@@ -176,7 +176,10 @@ def test_a_hook_that_is_registered_anew_each_time_is_the_same_hook():
         seen["output"] = output
 
     for _ in range(6):
-        hooks = [block.fc1.register_forward_hook(keep), block.fc2.register_full_backward_hook(lambda *_: None)]
+        hooks = block.hooks = [
+            block.fc1.register_forward_hook(keep),
+            block.fc2.register_full_backward_hook(lambda *_: None),
+        ]
         same_bits(work, block, batch())
         for hook in hooks:
             hook.remove()
