@@ -286,8 +286,8 @@ class NewSizes:
             blocks = ", ".join(dict.fromkeys(recording.name for recording in recordings))
             text = (
                 "%s: no plan is known that fits the budget at the new input sizes, as none fits at smaller ones. The "
-                "leanest policies found there are in force, with a peak of %s, above the budget of %s (%d times so "
-                "far). A smaller micro-batch needs less"
+                "leanest policies found there are in force, with a peak of %s, above the budget of %s (so far: %d "
+                "times). A smaller micro-batch needs less"
             )
             get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
 
