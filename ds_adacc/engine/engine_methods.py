@@ -131,6 +131,7 @@ def ending_batch(engine: Any, original: Method) -> Method:
 
     @functools.wraps(original)
     def train_batch(*args: Any, **kwargs: Any) -> Any:
+        engine.adacc.runtime.agreement.budget.begin()  # a pipeline does not call the engine
         try:
             return stepped(*args, **kwargs)
         except BaseException:

@@ -164,7 +164,7 @@ class Variant:
         if self.guards == guards:
             self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        return bool(self.ignored) and (moved(self.guards, guards) or {""}) <= self.ignored
+        return bool(self.ignored) and (moved(self.guards, guards, self.ignored) or {""}) <= self.ignored
 
     def succeed(self, earlier: Variant) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
@@ -177,9 +177,11 @@ class Variant:
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
-        changed = moved(earlier.guards, self.guards)
+        changed = moved(earlier.guards, self.guards, earlier.ignored)
         if changed is None:
-            self.changes = earlier.changes + Counter(differing(earlier.guards, self.guards)[:1])
+            names = differing(earlier.guards, self.guards)
+            first = next((name for name in names if name in earlier.guards and name in self.guards), "what it holds")
+            self.changes = earlier.changes + Counter([first])
             return
         changed -= earlier.ignored
         self.changes = earlier.changes + Counter(changed)

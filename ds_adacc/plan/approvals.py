@@ -125,7 +125,8 @@ class Approvals:
         by half their size and more. So a comparison with the last one would find growth at every other look.
         """
         pairs = ((found.error, self.error(key, found.policy)) for key, found in worst(everyone))
-        return any(before and now > before and now * (now / before) > self.max_error for now, before in pairs)
+        grown = ((now, before) for now, before in pairs if before is not None and now > before)
+        return any(not before or now * (now / before) > self.max_error for now, before in grown)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

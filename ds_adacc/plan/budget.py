@@ -31,6 +31,11 @@ class Budget:
         if self._asked.kind == "auto":
             self.peak.begin_with(module)
 
+    def begin(self) -> None:
+        """A step begins."""
+        if self._asked.kind == "auto":
+            self.peak.begin()
+
     def aside(self) -> AbstractContextManager[None]:
         """What is allocated here does not count in the step's peak, on which a budget of "auto" depends."""
         is_asked_for = self.limit is None and self._asked.kind == "auto"

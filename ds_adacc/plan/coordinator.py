@@ -126,7 +126,8 @@ class Coordinator:
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""
         unfit = {names for group in plan.groups if group.shortfall for names in group.unfit(plan.budget)}
-        before = set(self.agreement.unfit).difference(*(group.live_sets for group in plan.groups))
+        fit = {names for group in plan.groups for names in group.live_sets} - unfit
+        before = (names for names in self.agreement.unfit if not any(names <= planned for planned in fit))
         live = frozenset(self.agreement.agreed_types)
         self.agreement.unfit = largest(names for names in (*before, *unfit) if names <= live)
         self.agreement.live_sets = largest(names & live for names in set(live_sets) - unfit)

@@ -121,20 +121,38 @@ class NewSizes:
         """`adopt_all` from a live set of smaller sizes for which no plan was found that fits: none is expected here.
 
         To ask the solver would take its time at every such size. Its policies for the smaller sizes are the leanest
-        that it found; they are put in force for the block types that have none. If they fit after all, since a budget
+        that it found, and are put in force for the block types that have none. If they fit after all, since a budget
         that is a fraction has grown, the solver may find quicker ones: False.
         """
         mine, below = [name for name in sorted(names) if self._may_adopt(name)], self._unfit_below(programs)
         if not (mine and below) or self._agreement.config.forces_compression:
             return False
         types = self._agreement.known_types
-        for name in [name for name in mine if types[name].agreed is None] or mine:
+        lacking = [name for name in mine if types[name].agreed is None] or mine
+        for name in lacking:
             self._inherit(types[name], types[below[name]])
-        peak = self._agreement.peak([types[name].agreed for name in names])
-        limit = self._agreement.budget.grown(self._peak_without(names))
+        peak = self._leaner(names, lacking, below)
+        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(names))
         if peak > limit:
             self._warn(names, peak, limit)
         return peak > limit
+
+    def _leaner(self, names: LiveSet, lacking: Collection[str], below: Mapping[str, str]) -> int:
+        """Have those of `lacking` recompute all that they can which take less so. Returns the peak of all `names`.
+
+        A plan above the budget may have left a block type the policies that it had: they fit beside other types.
+        """
+        agreement, types = self._agreement, self._agreement.known_types
+        peak = agreement.peak([types[name].agreed for name in names])
+        for name in lacking:
+            before = types[name].agreed
+            policies = (planner.recompute_policy(before.spec.profile),) * len(before.policies)
+            agreement.adopt(replace(before, policies=policies), below[name])
+            now = agreement.peak([types[name].agreed for name in names])
+            if now >= peak:
+                agreement.adopt(before, below[name])
+            peak = min(now, peak)
+        return peak
 
     def _unfit_below(self, programs: Mapping[str, SymbolicType]) -> dict[str, str]:
         """A live set of these programs for which no plan is known that fits, though no size in it is larger.

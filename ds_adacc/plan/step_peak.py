@@ -1,4 +1,4 @@
-"""The peak of memory in the first step, without what recording and measuring take of it, and what was there before.
+"""The peak of memory in the first step, without what recording and measuring take, and what is there before the step.
 
 Torch counts one peak of a CUDA device for the whole process: loading a model, recording its blocks and measuring codecs
 may all have raised it, and none of that comes again. So it is counted anew when the first block runs, and after each
@@ -24,18 +24,20 @@ class StepPeak:
         self._most: int | None = None
 
     def begin_with(self, module: nn.Module) -> None:
-        """Take what is there when the module is called next for what was there before the step.
-
-        Else it is what is there at the first `aside`: then layers before the first block have saved tensors already.
-        """
+        """Begin when the module is called next, with gradients."""
 
         def begin(*_: Any) -> None:
-            handle.remove()
-            self._begin()
+            if torch.is_grad_enabled():
+                handle.remove()
+                self.begin()
 
         handle = module.register_forward_pre_hook(begin)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Note what is there before the first step; later calls do nothing.
+
+        The first `aside` does so, too. By then, layers before the first block have saved tensors already.
+        """
         if not self._before:
             self._before = {"cpu": resident()[0]}
             if torch.cuda.is_initialized():
@@ -44,7 +46,7 @@ class StepPeak:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What is allocated here is not the step's."""
-        self._begin()
+        self.begin()
         if not torch.cuda.is_initialized():
             yield
             return

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
+from numbers import Number
 
-from ds_adacc.python_state.guards import Guards, is_by_identity
+from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.guards import Guards, Look
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
 
-def moved(before: Guards, after: Guards) -> set[str] | None:
+def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str] | None:
     """The numbers and the containers that differ, by name; None if anything else does.
 
-    A container differs if it has other items than before: a list that grows, a dict with other keys. Its name stands
-    for all that is in it, which must be plain: of another module or function, nobody knows what it does.
+    A container differs if it has other items than before, or items that are no numbers and have changed. Its name
+    stands for all that is in it, which must be plain: of a module or function, nobody knows what it does. Of the
+    `ignored` containers, all that is in them is named by them.
     """
-    names = set(differing(before, after))
-    pairs = {name: (before[name], after[name]) for name in names & before.keys() & after.keys()}
-    containers = {name for name, marks in pairs.items() if all(map(_is_of_container, marks))}
-    inside = {name for name in names if any(_is_inside(name, container) for container in containers)}
-    if any(is_by_identity(marks.get(name)) for name in inside for marks in (before, after)):
-        return None
-    outside = names - inside
-    others = outside - containers
-    return outside if all(name in pairs and all(map(is_number, pairs[name])) for name in others) else None
+    names: set[str] = set()
+    for name in differing(before, after):
+        marks = before.get(name), after.get(name)
+        if all(map(is_number, marks)) or all(map(_is_of_container, marks)):
+            names.add(name)
+            continue
+        owner = _owner(name, before, after)
+        if owner is None or not all(mark is None or _is_plain(mark) for mark in marks):
+            return None
+        names.add(owner)
+    owners = [each for each in (*names, *ignored) if _is_of_container(before.get(each)) and each in after]
+    return {next((each for each in owners if _is_inside(name, each)), name) for name in names}
+
+
+def _owner(name: str, before: Guards, after: Guards) -> str | None:
+    """The innermost container, there before and after, in which the object of this name is."""
+    cuts = (place for place in range(len(name) - 1, 0, -1) if name[place] in "[.")
+    outer = (name[:cut] for cut in cuts)
+    return next((each for each in outer if all(_is_of_container(marks.get(each)) for marks in (before, after))), None)
 
 
 def differing(before: Guards, after: Guards) -> list[str]:
@@ -40,6 +53,14 @@ def is_number(mark: Hashable) -> bool:
 
 def _is_of_container(mark: Hashable) -> bool:
     return isinstance(mark, tuple) and isinstance(mark[0], type) and issubclass(mark[0], _CONTAINERS)
+
+
+def _is_plain(mark: Hashable) -> bool:
+    """Whether the mark is that of a number, a string or the like, a tensor, or a container."""
+    if isinstance(mark, Look):
+        return True
+    kind = mark[0] if isinstance(mark, tuple) and mark else None
+    return isinstance(kind, type) and (kind in SCALARS or issubclass(kind, (Number, *_CONTAINERS)))
 
 
 def _is_inside(name: str, container: str) -> bool:

@@ -315,11 +315,6 @@ def without_identity(mark: Hashable) -> Hashable:
     return mark[1:] if type(mark) is tuple and mark and isinstance(mark[0], _Same | _Held) else mark
 
 
-def is_by_identity(mark: Hashable) -> bool:
-    """Whether the mark is that of an object which is compared by identity: a module, a parameter, a function."""
-    return isinstance(mark, _Same | _Held) or without_identity(mark) is not mark
-
-
 def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
     """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
     return token(parameter), parameter.requires_grad, parameter.dtype

@@ -157,6 +157,14 @@ def test_errors_rise_if_the_same_growth_once_more_would_break_the_bound():
     assert not approvals.are_rising([[(("a", 1), PolicyError(LOSSY, 0.2))]])
 
 
+def test_an_error_that_grows_from_nothing_is_rising():
+    """A gate that begins at zero opens: by what factor the error will grow, nobody knows."""
+    approvals, key = Approvals(0.1), ("a", 0)
+    approvals.judge([[(key, PolicyError(LOSSY, 0.0))]])
+    assert not approvals.are_rising([[(key, PolicyError(LOSSY, 0.0))]])
+    assert approvals.are_rising([[(key, PolicyError(LOSSY, 0.01))]])
+
+
 def test_the_largest_error_counts_not_the_last():
     approvals, key = Approvals(0.1), ("a", 0)
     for error in (0.05, 0.08, 0.04):

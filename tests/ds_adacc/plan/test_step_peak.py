@@ -84,6 +84,8 @@ def test_what_layers_before_the_blocks_save_is_not_there_before_the_step(allocat
     peak, model = StepPeak(), nn.Identity()
     with allocator.taking(100):  # weights
         peak.begin_with(model)
+        with torch.no_grad(), allocator.taking(30):  # an evaluation before training
+            model(torch.ones(1))
         model(torch.ones(1))
         with allocator.taking(50):  # a vision tower, say
             with peak.aside():

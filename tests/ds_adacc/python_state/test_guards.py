@@ -106,7 +106,7 @@ class Remembering(zoo.HolderBlock):
 
     def __init__(self, note):
         super().__init__()
-        self.note, self.seen, self.by, self.calls = note, [], {}, []
+        self.note, self.seen, self.by, self.calls = note, [], {}, collections.deque(maxlen=3)
 
     def forward(self, x):
         self.note(self, x)
@@ -121,6 +121,10 @@ NOTES = {
         block, "by", {id(object()): 1, len(block.seen): 1, "n": block.seen.append(1)}
     ),
 }
+
+
+NOTES["the last strings"] = lambda block, x: setattr(block, "seen", [*block.seen, str(object())][-3:])
+NOTES["the last strings in a deque"] = lambda block, x: block.calls.append(str(object()))
 
 
 @pytest.mark.parametrize("note", NOTES.values(), ids=NOTES)
@@ -167,6 +171,27 @@ def test_modules_in_a_container_that_grows_are_looked_at_at_every_call(caplog):
         block.others.append(nn.Tanh())
     assert work.recordings == 12
     assert "has been recorded anew 8 times, since block.others had changed each time" in caplog.text
+
+
+def test_layers_that_a_block_chooses_from_its_own_are_looked_at_at_every_call(caplog):
+    class Choosing(zoo.HolderBlock):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList((nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.SiLU(), nn.GELU()))
+            self.chosen = []
+
+        def forward(self, x):
+            for layer in self.chosen:
+                x = layer(x)
+            return super().forward(x)
+
+    work, block = recomputing(), Choosing()
+    orders = [order for count in (1, 2, 3) for order in itertools.permutations(block.layers, count)][:24]
+    for order in orders:
+        block.chosen = list(order)
+        same_bits(work, block, batch())
+    assert work.recordings == len(orders)
+    assert "keeps changing" not in caplog.text
 
 
 def test_a_hook_that_is_registered_anew_each_time_is_the_same_hook():

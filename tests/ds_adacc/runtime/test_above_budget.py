@@ -1,10 +1,13 @@
 """Input sizes at which no plan fits the budget: the solver is asked once, not at each size that is larger still."""
 
+from dataclasses import replace
+
 import pytest
 import zoo
 from any_size import Training
 from two_programs import TwoPrograms
 
+from ds_adacc import planner
 from ds_adacc.plan import coordinator
 
 pytestmark = pytest.mark.usefixtures("equal_times")
@@ -95,3 +98,19 @@ def test_sizes_that_a_later_plan_fits_are_not_too_large_any_more(training, plann
     training.agreement.budget.limit = 4 << 20  # in place of inputs that are held elsewhere from now on
     training.runtime.controller.decide([unfit], "block inputs are held in another way", must_fit=False)
     assert not training.agreement.unfit
+
+
+def test_a_type_that_kept_its_policies_above_the_budget_hands_on_none_that_take_more():
+    """It retains everything, as that fits beside short inputs of the other program."""
+    training = TwoPrograms(memory_budget="320KiB", enabled=False)
+    for pair in ((24, 8), (26, 8), (24, 300), (28, 320)):
+        training.step(pair)
+    agreement = training.runtime.agreement
+    names = {block.variants()[0].digest for block in training.runtime.controller.blocks.all()}
+    agreed = [agreement.agreed_types[name] for name in names]
+    assert names & agreement.origins.keys()
+    for each in agreed:
+        recomputes = planner.recompute_policy(each.spec.profile)
+        lean = [replace(e, policies=(recomputes,) * len(e.policies)) if e is each else e for e in agreed]
+        if each.spec.name in agreement.origins:
+            assert agreement.peak(agreed) <= agreement.peak(lean)
