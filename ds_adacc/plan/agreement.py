@@ -47,12 +47,13 @@ class Agreement:
 
     By their digests, `known_types` are those that this rank has run, and `agreed_types` those that the ranks have
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
-    planned for; `unfit`: those for which no plan is known that fits. `inputs` says how the block inputs that a policy retains are held.
-    `origins`: of each block type whose policies were adopted from another size of its program, that other block type;
-    the one used last comes last. `unpriced`: those of them whose policies were not priced beside the largest sizes of
-    other programs: of each live set it is asked whether they fit there. `moved`: the types of which a block has got
-    another index on this rank since the ranks planned: by its index, what was measured of another block would be taken
-    for its own. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types on its rank.
+    planned for; `unfit`: those for which no plan is known that fits. `inputs` says how the block inputs that a policy
+    retains are held. `origins`: of each block type whose policies were adopted from another size of its program, that
+    other block type; the one used last comes last. `unpriced`: those of them whose policies were not priced beside the
+    largest sizes of other programs: of each live set it is asked whether they fit there. `moved`: the types of which a
+    block has got another index on this rank since the ranks planned: by its index, what was measured of another block
+    would be taken for its own. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types
+    on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
