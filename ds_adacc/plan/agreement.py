@@ -237,9 +237,14 @@ class Agreement:
         return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:
-        """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank."""
+        """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank.
+
+        What was approved with other outlier channels is approved no longer.
+        """
         for each in agreed:
-            self.agreed_types.pop(each.spec.name, None)  # the types planned last are kept longest
+            before = self.agreed_types.pop(each.spec.name, each)  # the types planned last are kept longest
+            old, new = before.capacity, each.capacity
+            self.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
             self.origins.pop(each.spec.name, None)
             self.unpriced.discard(each.spec.name)
             self._agree(each)

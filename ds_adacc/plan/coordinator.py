@@ -58,8 +58,8 @@ class Coordinator:
 
         Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
         planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
-        index is forgotten. With `must_fit` false neither is raised: policies in
-        force stay, block types without a policy are recomputed where possible, and a warning says so.
+        index is forgotten. With `must_fit` false neither is raised: policies in force stay, block types without a
+        policy are recomputed where possible, and a warning says so.
         """
         requests = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
         asked, moved, reasons = zip(*requests, strict=True)
@@ -85,11 +85,6 @@ class Coordinator:
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
         budget.limit = max(plan.budget, budget.limit or 0)
-        for each in agreed:
-            before = self.agreement.agreed_types.get(each.spec.name)
-            if before is not None:
-                old, new = before.capacity, each.capacity
-                self.agreement.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
         self.agreement.set_agreed(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
