@@ -120,9 +120,9 @@ class NewSizes:
     def _exceed(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
         """`adopt_all` from a live set of smaller sizes for which no plan was found that fits: none is expected here.
 
-        To ask the solver would take its time at every such size. Its policies for the smaller sizes are the leanest
-        that it found, and are put in force for the block types that have none. If they fit after all, since a budget
-        that is a fraction has grown, the solver may find quicker ones: False.
+        To ask the solver would take its time at every such size. Block types without policies take those of the smaller
+        sizes, which are the leanest that the solver found. If they fit after all, since a budget that is a fraction has
+        grown, the solver may find quicker ones: False.
         """
         mine, below = [name for name in sorted(names) if self._may_adopt(name)], self._unfit_below(programs)
         if not (mine and below) or self._agreement.config.forces_compression:
@@ -143,12 +143,15 @@ class NewSizes:
         A plan above the budget may have left a block type the policies that it had: they fit beside other types.
         """
         agreement, types = self._agreement, self._agreement.known_types
-        peak = agreement.peak([types[name].agreed for name in names])
+
+        def peak_now() -> int:
+            return agreement.peak([types[name].agreed for name in names])
+
+        peak = peak_now()
         for name in lacking:
             before = types[name].agreed
-            policies = (planner.recompute_policy(before.spec.profile),) * len(before.policies)
-            agreement.adopt(replace(before, policies=policies), below[name])
-            now = agreement.peak([types[name].agreed for name in names])
+            agreement.adopt(_recomputing(before), below[name])
+            now = peak_now()
             if now >= peak:
                 agreement.adopt(before, below[name])
             peak = min(now, peak)
@@ -189,9 +192,12 @@ class NewSizes:
     def _adopt(self, known: KnownType, like: str) -> bool:
         agreement, origin = self._agreement, self._origin(like)
         relative = agreement.known_types.get(origin)
-        if agreement.budget.limit is None or relative is None or relative is known or relative.agreed is None:
+        if agreement.budget.limit is None or relative is None or relative is known:
             return False
-        adoption = self._adoption(known, relative, relative.agreed)
+        self._learn_from(known, relative)
+        if relative.agreed is None:
+            return False
+        adoption = self._adoption(known, relative.agreed)
         limit = agreement.budget.grown(adoption.without)
         if agreement.config.forces_compression:
             policies = adoption.compressed(limit)
@@ -206,12 +212,17 @@ class NewSizes:
     def _inherit(self, known: KnownType, relative: KnownType) -> None:
         """Put the policies of another size of its program in force for this block type, whatever they take."""
         assert relative.agreed is not None
-        adoption = self._adoption(known, relative, relative.agreed)
+        self._learn_from(known, relative)
+        adoption = self._adoption(known, relative.agreed)
         self._put_in_force(known, relative.agreed, adoption, adoption.inherited(self._permit(relative.agreed)))
 
-    def _adoption(self, known: KnownType, relative: KnownType, agreed: AgreedType) -> Adoption:
+    def _learn_from(self, known: KnownType, relative: KnownType) -> None:
+        """Take over what was measured of another size of its program."""
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
         known.outlier_channels = dict(relative.outlier_channels)
+
+    def _adoption(self, known: KnownType, agreed: AgreedType) -> Adoption:
+        """The policies of `agreed`, another size of its program, priced for this block type, which gets its counts."""
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets, orders = (*self._agreement.live_sets, *self._agreement.unfit), self._agreement.forward_order.orders
@@ -278,9 +289,8 @@ class NewSizes:
         relative = self._agreement.agreed_types.get(self._origin(name), known.agreed)
         if relative is None:
             return None
-        profile = self._priced(known, relative)
-        policies = (planner.recompute_policy(profile),) * len(relative.policies)
-        return replace(relative, spec=replace(relative.spec, name=name, profile=profile), policies=policies)
+        spec = replace(relative.spec, name=name, profile=self._priced(known, relative))
+        return _recomputing(replace(relative, spec=spec))
 
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
@@ -316,6 +326,12 @@ class NewSizes:
         self._agreement.drop_adopted(dropped)
         self.symbolic_types.forget(dropped)
         return dropped
+
+
+def _recomputing(agreed: AgreedType) -> AgreedType:
+    """The block type if all its blocks recompute all that they can."""
+    policies = (planner.recompute_policy(agreed.spec.profile),) * len(agreed.policies)
+    return replace(agreed, policies=policies)
 
 
 def _is_told(count: int) -> bool:
