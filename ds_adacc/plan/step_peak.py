@@ -76,8 +76,7 @@ class StepPeak:
 
 def resident(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
     """Resident bytes of this process, now and at most so far. Both are 0 if the system does not report them."""
-    fields = (
-        dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line) if status.exists() else {}
-    )
+    lines = status.read_text().splitlines() if status.exists() else []
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     now, most = (int(fields.get(name, "0").split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return now, max(now, most)

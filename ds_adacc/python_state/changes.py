@@ -16,8 +16,8 @@ def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[s
     """The numbers and the containers that differ, by name; None if anything else does.
 
     A container differs if it has other items than before, or items that are no numbers and have changed. Its name
-    stands for all that is in it, which must be plain: of a module or function, nobody knows what it does. Of the
-    `ignored` containers, all that is in them is named by them.
+    stands for all that is in it, which must be plain: of a module or function, nobody knows what it does. The
+    name of an `ignored` container stands for what is in it even where the container itself is the same.
     """
     names: set[str] = set()
     for name in differing(before, after):

@@ -119,9 +119,9 @@ class Trials:
 
         The blocks were not called, say, or their gradients were not finite.
         """
-        approvals, key = self._agreement.approvals, self._agreement.block_key
+        approvals, key_of = self._agreement.approvals, self._agreement.block_key
         waiting = [(b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is None]
-        keys = [(block, key(block, variant.digest), variant.trial) for block, variant in waiting]
+        keys = [(block, key_of(block, variant.digest), variant.trial) for block, variant in waiting]
         return [(block, trial) for block, key, trial in keys if not approvals.knows(key, trial.policy)]
 
     def results(self, step: Step) -> list[tuple[BlockKey, str, PolicyError]]:

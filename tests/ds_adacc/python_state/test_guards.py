@@ -120,11 +120,9 @@ NOTES = {
     "another dict": lambda block, x: setattr(
         block, "by", {id(object()): 1, len(block.seen): 1, "n": block.seen.append(1)}
     ),
+    "the last strings": lambda block, x: setattr(block, "seen", [*block.seen, str(object())][-3:]),
+    "the last strings in a deque": lambda block, x: block.calls.append(str(object())),
 }
-
-
-NOTES["the last strings"] = lambda block, x: setattr(block, "seen", [*block.seen, str(object())][-3:])
-NOTES["the last strings in a deque"] = lambda block, x: block.calls.append(str(object()))
 
 
 @pytest.mark.parametrize("note", NOTES.values(), ids=NOTES)
@@ -154,18 +152,22 @@ def test_a_settled_container_may_begin_to_matter_later():
     assert work.recordings <= 9
 
 
+class Through(zoo.HolderBlock):
+    """Computes with the modules in a list, which may be layers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList((nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.SiLU(), nn.GELU()))
+        self.others = []
+
+    def forward(self, x):
+        for other in self.others:
+            x = other(x)
+        return super().forward(x)
+
+
 def test_modules_in_a_container_that_grows_are_looked_at_at_every_call(caplog):
-    class Deeper(zoo.HolderBlock):
-        def __init__(self):
-            super().__init__()
-            self.others = []
-
-        def forward(self, x):
-            for other in self.others:
-                x = other(x)
-            return super().forward(x)
-
-    work, block = recomputing(), Deeper()
+    work, block = recomputing(), Through()
     for _ in range(12):
         same_bits(work, block, batch())
         block.others.append(nn.Tanh())
@@ -174,21 +176,10 @@ def test_modules_in_a_container_that_grows_are_looked_at_at_every_call(caplog):
 
 
 def test_layers_that_a_block_chooses_from_its_own_are_looked_at_at_every_call(caplog):
-    class Choosing(zoo.HolderBlock):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList((nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.SiLU(), nn.GELU()))
-            self.chosen = []
-
-        def forward(self, x):
-            for layer in self.chosen:
-                x = layer(x)
-            return super().forward(x)
-
-    work, block = recomputing(), Choosing()
+    work, block = recomputing(), Through()
     orders = [order for count in (1, 2, 3) for order in itertools.permutations(block.layers, count)][:24]
     for order in orders:
-        block.chosen = list(order)
+        block.others = list(order)
         same_bits(work, block, batch())
     assert work.recordings == len(orders)
     assert "keeps changing" not in caplog.text
