@@ -118,11 +118,11 @@ class NewSizes:
         return is_fit or self._make_lean(names, lacking) or self._make_lean(names, mine)
 
     def _exceed(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
-        """`adopt_all` from a live set of smaller sizes for which no plan was found that fits: none is expected here.
+        """`adopt_all` from a live set of smaller sizes that is above the budget itself.
 
-        To ask the solver would take its time at every such size. Block types without policies take those of the smaller
-        sizes, which are the leanest that the solver found. If they fit after all, since a budget that is a fraction has
-        grown, the solver may find quicker ones: False.
+        These are above it, too. To ask the solver would take its time at every such size. So block types without
+        policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
+        fit after all, since a budget that is a fraction has grown: then the solver may find quicker ones.
         """
         mine, below = [name for name in sorted(names) if self._may_adopt(name)], self._unfit_below(programs)
         if not (mine and below) or self._agreement.config.forces_compression:
@@ -138,9 +138,9 @@ class NewSizes:
         return peak > limit
 
     def _leaner(self, names: LiveSet, lacking: Collection[str], below: Mapping[str, str]) -> int:
-        """Have those of `lacking` recompute all that they can which take less so. Returns the peak of all `names`.
+        """Have each block type of `lacking` recompute all that it can, if that lowers the peak of all `names`.
 
-        A plan above the budget may have left a block type the policies that it had: they fit beside other types.
+        Returns the peak. A plan above the budget may have left a block type the policies that it had.
         """
         agreement, types = self._agreement, self._agreement.known_types
 

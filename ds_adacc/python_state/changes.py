@@ -15,9 +15,9 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str] | None:
     """The numbers and the containers that differ, by name; None if anything else does.
 
-    A container differs if it has other items than before, or items that are no numbers and have changed. Its name
-    stands for all that is in it, which must be plain: of a module or function, nobody knows what it does. The
-    name of an `ignored` container stands for what is in it even where the container itself is the same.
+    A number that has changed has its own name here. If another plain item of a container has changed, has come or has
+    gone, the name of the container stands for all that is in it. Modules and functions are not plain, since nobody
+    knows what a change of them does. The name of an `ignored` container stands for all that is in it, too.
     """
     names: set[str] = set()
     for name in differing(before, after):
