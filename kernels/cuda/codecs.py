@@ -15,10 +15,11 @@ from torch import Tensor
 from .. import reference
 from ..codec import Payload, draw_seed, rows_and_channels
 from ..reference.bits import tile_count
-from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two
+from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two, wide_reciprocal
 
 BLOCK = 256  # threads
 TEAM_BYTES = 128  # of a group, held by a thread of groups.cu
+WINDOW_BYTES = 8 * UNIT_BYTES * BLOCK  # of a block that decompresses; UNITS in groups.cu: units of a thread
 LARGEST_GROUP = 1 << 28  # elements; their places are 32-bit numbers in groups.cu
 CHANNEL_ROWS = 8  # HELD in channel.cu: rows that a thread holds
 
@@ -74,16 +75,16 @@ class _Quantized(Planned):
             )
         size = min(size, max(numel, 2))
         team = power_of_two(ceil_div(size * dtype.itemsize, TEAM_BYTES), 1, BLOCK)
-        blocks, get = ceil_div(groups, BLOCK // team), self.kernels(device).get
+        blocks, windows = ceil_div(groups, BLOCK // team), ceil_div(numel * dtype.itemsize, WINDOW_BYTES)
+        get = self.kernels(device).get
         compress = get("groups.cu", f"{kind}{self.width.suffix}_compress{self.suffix(dtype)}")
         decompress = get("groups.cu", f"{kind}{self.width.suffix}_decompress_{SUFFIX[dtype]}")
-        common = (numel, size, team)
         paper = () if kind == "asymmetric" else (int(self.scale == "paper"),)
         return Plan(
             self.width.code_bytes(numel),
             groups,
-            Launch(compress, blocks, BLOCK, (*common, *paper, *numbers)),
-            Launch(decompress, blocks, BLOCK, (*common, *numbers)),
+            Launch(compress, blocks, BLOCK, (numel, size, team, *paper, *numbers)),
+            Launch(decompress, windows, BLOCK, (numel, size, wide_reciprocal(size), *numbers)),
         )
 
     def unaligned(
@@ -196,9 +197,7 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
         width, capacity = rows_and_channels(shape)[1], self.channels.numel()
         if not capacity:
             return self.grouped("group", self.group_size, shape, dtype, device)
-        reciprocal = ((1 << 64) - 1) // max(1, width)
-        signed = reciprocal - (1 << 64) if reciprocal >> 63 else reciprocal
-        numbers = width, capacity, power_of_two(capacity, 1, 1 << 30), signed
+        numbers = width, capacity, power_of_two(capacity, 1, 1 << 30), wide_reciprocal(width)
         return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
 
     def _mask(self, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -64,3 +64,12 @@ def ceil_div(a: int, b: int) -> int:
 def power_of_two(n: int, least: int, most: int) -> int:
     """Return the smallest power of two that is at least `n`, kept between two powers of two."""
     return min(most, max(least, 1 << max(0, n - 1).bit_length()))
+
+
+def wide_reciprocal(divisor: int) -> int:
+    """Return (2^64 - 1) / divisor, rounded down, for `divide` in common.cuh: an argument, so a signed number.
+
+    Of an empty tensor, whose kernels are not launched, the divisor may be 0.
+    """
+    quotient = ((1 << 64) - 1) // max(1, divisor)
+    return quotient - (1 << 64) if quotient >> 63 else quotient

@@ -1,17 +1,25 @@
 // Groups of neighbours in memory: group-wise, token-wise, asymmetric and outlier-separated INT4 and INT8.
 //
-// A team of threads (a power of two, 256 at most) has a group; a block has 256 / team groups, one after the other in
-// memory. A tile is what a team holds in registers: 128 bytes a thread, which are HELD chunks. The tensor is read once
-// if a group fits in a tile; of a longer one the tiles are read again, from the cache, after the extremes are known.
+// To compress, a team of threads (a power of two, 256 at most) has a group; a block has 256 / team groups, one after
+// the other in memory. A tile is what a team holds in registers: 128 bytes a thread, which are HELD chunks. The tensor
+// is read once if a group fits in a tile; of a longer one the tiles are read again, from the cache, after the extremes
+// are known. A block takes whole chunks if all its groups consist of such at aligned addresses; otherwise it goes
+// element by element, and reads twice.
 //
-// A block takes whole chunks if all its groups consist of such at aligned addresses; otherwise it goes element by
-// element, and reads twice.
+// To decompress, a block has a window of 32 KiB, wherever groups begin. Its threads take 16-byte units in turns, so
+// that what a warp stores at once is one piece of memory: the first-level cache, which puts together small pieces for
+// loads, passes on each that is stored. They take whole units if no unit has numbers of two groups; otherwise they go
+// element by element.
 #include "common.cuh"
 
 constexpr int BLOCK = 256;
 constexpr int CHUNK = 16;  // neighbours
 template <class T>
 constexpr int HELD = 128 / (CHUNK * sizeof(T));
+
+template <class T>
+constexpr int UNIT = 16 / sizeof(T);
+constexpr int UNITS = 8;  // of a thread that decompresses
 
 // Where this thread's block, its team and its group are. Places in a block are counted from its first element on.
 template <class T>
@@ -64,27 +72,40 @@ struct Everything {
     __device__ __forceinline__ void mask(Chunk<T, CHUNK>&, int) const {}
 };
 
-// The outlier channels of a (rows, width) tensor, as a block sees them.
+// A tensor's parts of `size` neighbours, rows or groups, as a block sees them whose first element is `window`.
+// `reciprocal`: of the size, see `divide`.
+struct Parts {
+    int size;
+    unsigned reciprocal;
+    int skipped;  // elements of the block's first part that are before the block
+    long long first;
+
+    __device__ __forceinline__ Parts(long long part_size, long long part_reciprocal, long long window)
+        : size((int)part_size), reciprocal((unsigned)((unsigned long long)part_reciprocal >> 32)) {
+        using Unsigned = unsigned long long;
+        first = (long long)divide((Unsigned)window, (Unsigned)part_size, (Unsigned)part_reciprocal);
+        skipped = (int)(window - first * part_size);
+    }
+
+    // The part of an element of the block, counted from the first one on.
+    __device__ __forceinline__ unsigned part(int at) const {
+        return divide((unsigned)skipped + (unsigned)at, (unsigned)size, reciprocal);
+    }
+
+    // The place of an element of the block in its part.
+    __device__ __forceinline__ unsigned place(int at) const {
+        return (unsigned)skipped + (unsigned)at - part(at) * (unsigned)size;
+    }
+};
+
+// The outlier channels of a tensor's rows.
 struct Outliers {
-    int width, capacity, lanes;  // lanes: the least power of two that is not less than the capacity
-    int skipped;                 // elements of the block's first row that are before the block
-    long long first_row;
-    unsigned reciprocal;  // of the width
+    Parts rows;
+    int capacity, lanes;  // lanes: the least power of two that is not less than the capacity
 
     __device__ __forceinline__ Outliers(
         long long width, long long capacity, long long lanes, long long reciprocal, long long window)
-        : width((int)width), capacity((int)capacity), lanes((int)lanes),
-          reciprocal((unsigned)((unsigned long long)reciprocal >> 32)) {
-        using Unsigned = unsigned long long;
-        first_row = (long long)divide((Unsigned)window, (Unsigned)width, (Unsigned)reciprocal);
-        skipped = (int)(window - first_row * width);
-    }
-
-    // The channel of an element of the block.
-    __device__ __forceinline__ unsigned channel(int at) const {
-        const unsigned place = (unsigned)skipped + (unsigned)at;
-        return place - divide(place, width, reciprocal) * width;
-    }
+        : rows(width, reciprocal, window), capacity((int)capacity), lanes((int)lanes) {}
 
     // Call visit(element of the block, raw index less that of the first row) for each outlier; the threads share them.
     template <class Index, class Visit>
@@ -93,7 +114,7 @@ struct Outliers {
 #pragma unroll 1
         for (int i = threadIdx.x;; i += BLOCK) {
             const int row = i >> shift, column = i & (lanes - 1);
-            const long long start = (long long)row * width - skipped;
+            const long long start = (long long)row * rows.size - rows.skipped;
             if (start >= window_count) break;
             if (column >= capacity) continue;
             const long long at = start + channels[column];
@@ -110,14 +131,14 @@ struct Normals {
 
     __device__ __forceinline__ T element(int at) const {
         T one = x[at];
-        one.bits &= kept[outliers.channel(at)].bits;
+        one.bits &= kept[outliers.rows.place(at)].bits;
         return one;
     }
 
     // Clear the outliers of a chunk. Its channels are of one row.
     __device__ __forceinline__ void mask(Chunk<T, CHUNK>& chunk, int at) const {
         Chunk<T, CHUNK> masks;
-        masks.load(kept + outliers.channel(at));
+        masks.load(kept + outliers.rows.place(at));
 #pragma unroll
         for (int w = 0; w < chunk.WORDS; ++w) chunk.words[w] &= masks.words[w];
     }
@@ -200,30 +221,56 @@ __device__ __forceinline__ void compress(
         }
 }
 
+// Where a block that decompresses is.
+template <class T>
+struct Window {
+    long long first;  // element
+    int count;        // of its elements
+    Parts groups;
+
+    __device__ __forceinline__ Window(long long numel, long long size, long long reciprocal)
+        : first((long long)blockIdx.x * (UNITS * BLOCK * UNIT<T>)),
+          count((int)min((long long)(UNITS * BLOCK * UNIT<T>), numel - first)), groups(size, reciprocal, first) {}
+
+    // Where the thread's k-th unit begins, counted from the block's first element on.
+    __device__ __forceinline__ int unit(int k) const { return (k * BLOCK + (int)threadIdx.x) * UNIT<T>; }
+
+    // The same, or else the block's last unit: to read that twice changes nothing.
+    __device__ __forceinline__ int some_unit(int k) const { return min(unit(k), count - UNIT<T>); }
+
+    // Whether the block takes whole units, each of one group.
+    __device__ __forceinline__ bool whole(const T* x, const unsigned char* codes) const {
+        return (groups.size | count) % UNIT<T> == 0 && aligned(x) && aligned(codes);
+    }
+};
+
 template <class Q, class T>
 __device__ __forceinline__ void decompress(
-    const unsigned char* codes, const float* scales, const float* offsets, T* x, const Place<T>& place) {
-    const bool whole = place.whole(x, codes);
-    codes += (unsigned long long)place.window / PER_BYTE<Q::BITS>;
-    x += place.window;
-    const long long group = place.first_group + place.group;
-    if (!place.there) return;
-    const Parameters p = {scales[group], Q::OFFSET ? offsets[group] : 0.0f, 0.0f};
-    if (whole)
-        for (int tile = 0; tile < place.size; tile += place.step()) {
-            Codes<Q::BITS, CHUNK> held[HELD<T>];
+    const unsigned char* codes, const float* scales, const float* offsets, T* x, const Window<T>& window) {
+    const bool whole = window.whole(x, codes);
+    codes += (unsigned long long)window.first / PER_BYTE<Q::BITS>;
+    x += window.first;
+    scales += window.groups.first;
+    if (Q::OFFSET) offsets += window.groups.first;
+    const auto parameters = [&](int at) {
+        const unsigned group = window.groups.part(at);
+        return Parameters{scales[group], Q::OFFSET ? offsets[group] : 0.0f, 0.0f};
+    };
+    if (whole) {
+        Codes<Q::BITS, UNIT<T>> held[UNITS];
+        Parameters p[UNITS];
 #pragma unroll
-            for (int k = 0; k < HELD<T>; ++k)
-                held[k].load(codes + (unsigned)place.some_chunk(tile, k) / PER_BYTE<Q::BITS>);
-#pragma unroll
-            for (int k = 0; k < HELD<T>; ++k) {
-                const int at = place.chunk(tile, k);
-                if (at < place.count) decode<Q, T>(held[k], [&](int) { return p; }).store(x + place.begin + at);
-            }
+        for (int k = 0; k < UNITS; ++k) {
+            held[k].load(codes + (unsigned)window.some_unit(k) / PER_BYTE<Q::BITS>);
+            p[k] = parameters(window.some_unit(k));
         }
-    else
-        for (int k = place.lane; k < place.count; k += place.team)
-            from_float(restore<Q>(codes, place.begin + k, p), x[place.begin + k]);
+#pragma unroll
+        for (int k = 0; k < UNITS; ++k)
+            if (window.unit(k) < window.count)
+                decode<Q, T>(held[k], [&](int) { return p[k]; }).store(x + window.unit(k));
+    } else
+        for (int at = threadIdx.x; at < window.count; at += BLOCK)
+            from_float(restore<Q>(codes, at, parameters(at)), x[at]);
 }
 
 // Names of kernels have the WIDTH in them unless codes have 4 BITS.
@@ -253,7 +300,7 @@ __device__ __forceinline__ void decompress(
         const Normals<T> source = {x + place.window, kept, outliers};                                                  \
         compress<Symmetric<BITS>, STOCHASTIC>(                                                                         \
             source, codes, scales, nullptr, place, place.whole(x, codes) && width % CHUNK == 0, paper, SEED);          \
-        raw += outliers.first_row * capacity;                                                                          \
+        raw += outliers.rows.first * capacity;                                                                         \
         outliers.each(channels, place.window_count, [&](int at, int index) { raw[index] = source.x[at]; });            \
         if (blockIdx.x == 0)                                                                                           \
             for (int i = threadIdx.x; i < capacity; i += BLOCK) indices[i] = (int)channels[i];                         \
@@ -261,24 +308,26 @@ __device__ __forceinline__ void decompress(
 
 #define DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)                                                                          \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) group##WIDTH##_decompress##SUFFIX(                          \
-        const unsigned char* codes, const float* scales, T* x, long long numel, long long size, long long team) {      \
-        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, Place<T>(numel, size, team));                           \
+        const unsigned char* codes, const float* scales, T* x, long long numel, long long size,                        \
+        long long size_reciprocal) {                                                                                   \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, Window<T>(numel, size, size_reciprocal));               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) asymmetric##WIDTH##_decompress##SUFFIX(                     \
         const unsigned char* codes, const float* scales, const float* offsets, T* x, long long numel, long long size,  \
-        long long team) {                                                                                              \
-        decompress<Asymmetric<BITS>>(codes, scales, offsets, x, Place<T>(numel, size, team));                          \
+        long long size_reciprocal) {                                                                                   \
+        decompress<Asymmetric<BITS>>(codes, scales, offsets, x, Window<T>(numel, size, size_reciprocal));              \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK, 4) outlier##WIDTH##_decompress##SUFFIX(                        \
         const unsigned char* codes, const float* scales, const T* raw, const int* indices, T* x, long long numel,      \
-        long long size, long long team, long long width, long long capacity, long long lanes, long long reciprocal) {  \
-        const Place<T> place(numel, size, team);                                                                       \
-        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, place);                                                 \
-        const Outliers outliers(width, capacity, lanes, reciprocal, place.window);                                     \
-        raw += outliers.first_row * capacity;                                                                          \
-        x += place.window;                                                                                             \
+        long long size, long long size_reciprocal, long long width, long long capacity, long long lanes,               \
+        long long reciprocal) {                                                                                        \
+        const Window<T> window(numel, size, size_reciprocal);                                                          \
+        decompress<Symmetric<BITS>>(codes, scales, nullptr, x, window);                                                \
+        const Outliers outliers(width, capacity, lanes, reciprocal, window.first);                                     \
+        raw += outliers.rows.first * capacity;                                                                         \
+        x += window.first;                                                                                             \
         __syncthreads();  /* the block's own stores come first */                                                      \
-        outliers.each(indices, place.window_count, [&](int at, int index) { x[at] = raw[index]; });                    \
+        outliers.each(indices, window.count, [&](int at, int index) { x[at] = raw[index]; });                          \
     }
 
 #define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \

@@ -282,6 +282,16 @@ def test_bits_of_several_tiles_with_values_of_their_own(cases, dtype, reversed):
         cases["bits"] += 1
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", [name for name in CODECS if name.startswith(("group", "token", "asym", "outlier"))])
+def test_blocks_restore_windows_that_begin_within_groups(cases, name, dtype):
+    """Each of 8192 or 16384 elements. The last one has a part of its units; or units have numbers of two groups."""
+    for size, group_size in (((3, 5608), 1000), ((2, 8242), 30)):
+        channels = outliers(size, 0.02, 0) if separates_outliers(name) else None
+        Trial(name, tensor(name, normal, size, dtype, 0), group_size, channels).run(offset=0, reversed=False)
+        cases[name] += 1
+
+
 @pytest.mark.parametrize("name", CODECS)
 def test_strided_tensors_are_refused_and_views_are_not(cases, name):
     whole = tensor(name, normal, (6, 10, 12), torch.float32, 0)

@@ -41,9 +41,10 @@ def test_arguments_are_pointers_then_numbers(name):
     (mask,) = codec._masks.values()
     inputs = (x.data_ptr(), *pointers(payload), codec.channels.data_ptr(), mask.data_ptr())
     outliers = (256, 2, 2, (1 << 56) - 1)  # channels, capacity, lanes, reciprocal
+    groups = (64 * 256, 128, (1 << 57) - 1)  # elements, of a group, reciprocal
     assert recorder.launched == [
         (f"{name}_compress_bf16", 1, 256, (*inputs, 64 * 256, 128, 2, 1, *outliers)),
-        (f"{name}_decompress_bf16", 1, 256, (*pointers(payload), y.data_ptr(), 64 * 256, 128, 2, *outliers)),
+        (f"{name}_decompress_bf16", 1, 256, (*pointers(payload), y.data_ptr(), *groups, *outliers)),
     ]
 
 
