@@ -101,43 +101,61 @@ __device__ __forceinline__ Bits find_other(Bits other, Bits first) {
     return first;
 }
 
+// Units of a thread in a tile.
+template <class T>
+constexpr int UNITS = TILE / (BLOCK * Unit<T>::SIZE);
+
+// A bit for each element of a thread.
+template <class T>
+using Marks = unsigned[UNITS<T> * Unit<T>::SIZE / 32];
+
+// Mark a thread's elements of a tile that differ from `first`. Returns one of them, or `first`. WHOLE: the tile has all
+// its elements, at an aligned address. Its loads depend on nothing, so that many are on their way at a time.
+template <bool WHOLE, class T, class Bits>
+__device__ __forceinline__ Bits mark(const T* x, int count, Bits first, Marks<T>& differ) {
+    constexpr int SIZE = Unit<T>::SIZE, BATCH = WHOLE ? HELD : 1;
+    const bool wide = WHOLE || aligned(x);
+    Bits other = first;
+#pragma unroll
+    for (int batch = 0; batch < UNITS<T>; batch += BATCH) {
+        Unit<T> held[BATCH];
+        int exist[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            const int element = ((batch + k) * BLOCK + (int)threadIdx.x) * SIZE;
+            exist[k] = WHOLE ? SIZE : filled<T>(count - element);
+            held[k] = load_unit(x + element, exist[k], wide);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k)
+#pragma unroll
+            for (int e = 0; e < SIZE; ++e)
+                if (held[k].at(e).bits != first && e < exist[k]) {
+                    differ[(batch + k) * SIZE / 32] |= 1u << ((batch + k) * SIZE + e) % 32;
+                    other = held[k].at(e).bits;
+                }
+    }
+    return other;
+}
+
 // Signed patterns are compared, but for bytes. `values`: the lesser and the greater pattern of each tile.
 template <class T>
 __device__ __forceinline__ void compress(const T* x, unsigned char* bits, T* values, long long numel) {
-    constexpr int SIZE = Unit<T>::SIZE, LANES = 32 / SIZE, UNITS = TILE / (BLOCK * SIZE);
+    constexpr int SIZE = Unit<T>::SIZE, LANES = 32 / SIZE;
     const long long start = (long long)blockIdx.x * TILE;
     const int count = (int)min((long long)TILE, numel - start);
     x += start;
     const auto first = x[0].bits;
-    const bool wide = aligned(x);
-    unsigned differ[UNITS * SIZE / 32] = {};
-    auto other = first;
-#pragma unroll
-    for (int batch = 0; batch < UNITS; batch += HELD) {
-        Unit<T> held[HELD];
-#pragma unroll
-        for (int k = 0; k < HELD; ++k) {
-            const int element = ((batch + k) * BLOCK + threadIdx.x) * SIZE;
-            held[k] = load_unit(x + element, filled<T>(count - element), wide);
-        }
-#pragma unroll
-        for (int k = 0; k < HELD; ++k) {
-            const int exist = filled<T>(count - ((batch + k) * BLOCK + (int)threadIdx.x) * SIZE);
-#pragma unroll
-            for (int e = 0; e < SIZE; ++e)
-                if (held[k].at(e).bits != first && e < exist) {
-                    differ[(batch + k) * SIZE / 32] |= 1u << ((batch + k) * SIZE + e) % 32;
-                    other = held[k].at(e).bits;
-                }
-        }
-    }
+    const bool whole = count == TILE && aligned(x);
+    Marks<T> differ = {};
+    auto other = whole ? mark<true>(x, count, first, differ) : mark<false>(x, count, first, differ);
     other = find_other(other, first);
     if (threadIdx.x == 0) {
         values[2 * blockIdx.x].bits = first < other ? first : other;
         values[2 * blockIdx.x + 1].bits = first < other ? other : first;
     }
 #pragma unroll
-    for (int k = 0; k < UNITS; ++k) {
+    for (int k = 0; k < UNITS<T>; ++k) {
         const int left = count - (k * BLOCK + (int)threadIdx.x) * SIZE;
         const unsigned word = gather<SIZE>(differ[k * SIZE / 32] >> k * SIZE % 32 & ALL_LANES >> (32 - SIZE));
         if (threadIdx.x % LANES == 0 && left > 0) {
@@ -172,8 +190,9 @@ __device__ __forceinline__ void decompress(const unsigned char* bits, const T* v
     }
 }
 
+// Four blocks share a multiprocessor, so that some load while others store.
 #define KERNELS(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(BLOCK, 1) bits_compress##SUFFIX(                                      \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 4) bits_compress##SUFFIX(                                      \
         const T* x, unsigned char* bits, T* values, long long numel) {                                                 \
         compress(x, bits, values, numel);                                                                              \
     }                                                                                                                  \
