@@ -23,7 +23,7 @@ from cupy.cuda import nvrtc
 from emulator_build import list_kernels
 from sass import disassemble, disassembler
 from sass_state import WARP
-from sass_walk import count_warps
+from sass_walk import count_warps, list_stores
 
 from ds_adacc.kernels import cuda, separates_outliers
 from ds_adacc.kernels.codec import make
@@ -35,6 +35,7 @@ SHAPE, GROUP_SIZE, CAPACITY = (512, 4096), 128, 41
 NAMES = ("group", "token", "channel", "asymmetric", "outlier")
 MOST = {torch.bfloat16: 15, torch.float16: 15, torch.float32: 28}
 BLOCKS = 4  # of a launch are walked through, in its middle
+UNIT, LINE = 16, 128  # bytes: what a thread stores at once, what the caches keep together
 
 needs_disassembler = pytest.mark.skipif(
     disassembler() is None, reason="needs cuobjdump: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
@@ -133,7 +134,7 @@ def kernels(builds):
     """The instructions of each kernel, by name."""
     return {
         name: instructions
-        for source in ("groups.cu", "channel.cu")
+        for source in ("bits.cu", "channel.cu", "groups.cu")
         for name, instructions in disassemble(builds[source, H200].result()[0]).items()
     }
 
@@ -163,6 +164,31 @@ def test_instructions_leave_the_memory_its_time(kernels, name, dtype):
     # Every element is multiplied and rounded, or masked and multiplied.
     assert 4 < compress <= MOST[dtype]
     assert 3 < decompress <= MOST[dtype]
+
+
+@needs_disassembler
+@pytest.mark.parametrize("dtype", MOST, ids=str)
+@pytest.mark.parametrize("name", (*NAMES, "bits"))
+def test_a_warp_restores_whole_lines_at_once(kernels, name, dtype):
+    """Each store is passed on to the second-level cache as it is: half a line now and half a line later are two."""
+    launches = Launches()
+    channels = torch.randperm(SHAPE[1])[:CAPACITY] if separates_outliers(name) else None
+    codec = make(cuda.CLASSES, name, GROUP_SIZE, channels, "extreme", "nearest", kernels=launches)
+    payload = codec.compress(torch.empty(SHAPE, dtype=dtype))
+    launches.taken()
+    begin = codec.decompress(payload, SHAPE, dtype).data_ptr()
+    ((_, kernel, blocks, threads, arguments),) = launches.taken()
+
+    def unit_places(thread):
+        stores = list_stores(kernels[kernel], threads, blocks // 2, arguments, thread)
+        return [address - begin for address, width in stores if width == UNIT]
+
+    for first in range(0, threads, WARP):
+        lanes = [unit_places(first + lane) for lane in range(WARP)]
+        assert lanes[0]
+        for places in zip(*lanes, strict=True):
+            assert len(set(places)) == WARP
+            assert len({place // LINE for place in places}) == WARP * UNIT // LINE
 
 
 LOOP = """

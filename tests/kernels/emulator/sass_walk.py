@@ -9,6 +9,7 @@ subnormal or have a subnormal reciprocal. Where nothing is called, a forward bra
 might skip is counted; a backward one is an error.
 """
 
+import re
 from collections.abc import Sequence
 
 from sass import Instruction
@@ -29,6 +30,15 @@ def count_warps(
     return [_Thread(instructions, thread, threads, block, arguments).walk() for thread in range(0, threads, WARP)]
 
 
+def list_stores(
+    instructions: Sequence[Instruction], threads: int, block: int, arguments: Sequence[int], thread: int
+) -> list[tuple[int | None, int]]:
+    """Return the (address, bytes) of what a thread of a block stores to global memory, in order."""
+    walker = _Thread(instructions, thread, threads, block, arguments)
+    walker.walk()
+    return walker.stores
+
+
 class _Thread(Arithmetic):
     """One thread, and where it is in the program."""
 
@@ -37,6 +47,7 @@ class _Thread(Arithmetic):
         self._instructions = instructions
         self._at = {each.address: position for position, each in enumerate(instructions)}
         self._position = 0
+        self.stores: list[tuple[int | None, int]] = []
 
     def walk(self) -> list[Instruction]:
         """Return the instructions that the thread executes, from the first to EXIT."""
@@ -93,6 +104,8 @@ class _Thread(Arithmetic):
     def _execute(self, instruction: Instruction, known: bool) -> None:
         name, *modifiers = instruction.opcode
         method = "_" + name.lower()
+        if name == "STG":
+            self._store(instruction)
         if name in _WITHOUT_RESULT:
             return
         if name in _UNKNOWN:
@@ -102,6 +115,12 @@ class _Thread(Arithmetic):
             getattr(self, method)(modifiers, instruction.operands, known)
         else:
             raise SassError(f"unknown instruction: {instruction}")
+
+    def _store(self, instruction: Instruction) -> None:
+        base, offset = re.fullmatch(r"desc\[UR\d+\]\[(R\d+)\.64(?:\+(-?0x\w+))?\]", instruction.operands[0]).groups()
+        address = self.wide(base)
+        known = None if address is None else address + int(offset or "0", 16)
+        self.stores.append((known, next((_BYTES[each] for each in instruction.opcode if each in _BYTES), 4)))
 
     def _forget(self, instruction: Instruction, known: bool) -> None:
         """Make unknown what the instruction sets: predicates, and one register or several."""
@@ -116,6 +135,7 @@ class _Thread(Arithmetic):
             operand = next_of(operand)
 
 
+_BYTES = {"U8": 1, "U16": 2, "64": 8, "128": 16}
 _COMPUTED = {name for name in vars(Arithmetic) if name.startswith("_") and not name.startswith("__")}
 _WITHOUT_RESULT = {
     *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "BAR", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL"),
