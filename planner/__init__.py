@@ -9,7 +9,8 @@ Read the files in this order:
 
 * the question: `graph` (one block: values, operators, steps of backward), `profile` (what was measured), `problem`;
 * the answer: `policy`, and `solution` with the errors;
-* what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `error_estimate` (of a gradient error);
+* what a policy costs: `simulate` (one call of a block), `passing` (values that a replay makes only for itself), `peak`
+  (a whole step), `error_estimate` (of a gradient error);
 * planners without a solver: `baselines`, `greedy`;
 * the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `milp_choices` (choices and replays),
   `milp_memory` (bytes), `milp` (what all searches share, and the call of CBC);
@@ -40,6 +41,7 @@ from ds_adacc.planner.error_estimate import (
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
+from ds_adacc.planner.passing import Replay, passing
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem

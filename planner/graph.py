@@ -7,8 +7,10 @@ separate, because an operator may have several outputs and several steps of back
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+from ds_adacc.planner.passing import Replay, passing, rebuildable
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,14 @@ class Op:
 class Event:
     """One step of backward: the values it unpacks (distinct).
 
-    `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself.
+    `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself. `made_bytes`: as much
+    of them as the step allocates after it has its values. While these are rebuilt, it is not there yet.
     """
 
     name: str
     values: tuple[int, ...]
     gradient_bytes: int
+    made_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,62 @@ class BlockGraph:
     @functools.cached_property
     def rebuildable_ops(self) -> frozenset[int]:
         """Ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
-        usable: set[int] = set()
+        return rebuildable(self._replays, self._storable)
+
+    @functools.cached_property
+    def passing(self) -> Mapping[int, int]:
+        """By value that only passes through a replay, the op at the end of that replay."""
+        return passing(self._replays, self._storable, self.saved)
+
+    @functools.cached_property
+    def replay_bytes(self) -> tuple[int, ...]:
+        """Per op, what its replay takes at its peak besides its outputs, with what passes through it.
+
+        0 for an op that is part of another's replay, which has its bytes. Outputs are counted as soon as the replay
+        begins. If there is one alone, it leaves its room to what comes before it.
+        """
+        parts: dict[int, list[int]] = {}
         for index, op in enumerate(self.ops):
-            if op.replayable and all(self._obtainable(value, usable) for value in op.inputs):
-                usable.add(index)
-        return frozenset(usable)
+            end = next((self.passing[value] for value in op.outputs if value in self.passing), index)
+            parts.setdefault(end, []).append(index)
+        return tuple(self._replay_bytes(parts.get(index, [])) for index in range(len(self.ops)))
+
+    def _replay_bytes(self, parts: list[int]) -> int:
+        last = {value: part for part in parts for value in self.ops[part].inputs if value in self.passing}
+        results = self.ops[parts[-1]].outputs if parts else ()
+        room = self.values[results[0]].nbytes if len(results) == 1 else 0
+        alive = most = 0
+        for part in parts:
+            op = self.ops[part]
+            made = 0 if part == parts[-1] else sum(self.values[value].nbytes for value in op.outputs) - room
+            most = max(most, alive + made + op.workspace_bytes)
+            alive += sum(self.values[value].nbytes for value in op.outputs if value in last)
+            alive -= sum(self.values[value].nbytes for value, end in last.items() if end == part)
+        return most
+
+    @property
+    def _replays(self) -> list[Replay]:
+        return [Replay(op.inputs, op.outputs, op.replayable) for op in self.ops]
+
+    @property
+    def _storable(self) -> frozenset[int]:
+        return frozenset(index for index, value in enumerate(self.values) if value.storable)
+
+    @functools.cached_property
+    def kept_until(self) -> tuple[int, ...]:
+        """Per value, the last event that asks for it or for what may be rebuilt from it; -1 if none does.
+
+        Until then what is stored of it stays: someone may run backward again, or in parts.
+        """
+        until = [-1] * len(self.values)
+        for time, event in enumerate(self.events):
+            for value in event.values:
+                until[value] = time
+        for index in sorted(self.rebuildable_ops, reverse=True):
+            latest = max((until[value] for value in self.ops[index].outputs), default=-1)
+            for value in self.ops[index].inputs:
+                until[value] = max(until[value], latest)
+        return tuple(until)
 
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:
@@ -147,6 +202,7 @@ class BlockGraph:
 
     def _check_event(self, event: Event, usable: Collection[int]) -> None:
         check_count(f"gradient_bytes of event {event.name!r}", event.gradient_bytes)
+        check_count(f"made_bytes of event {event.name!r}", event.made_bytes)
         self._check_indices(f"event {event.name!r}", event.values)
         if len(set(event.values)) != len(event.values):
             raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")

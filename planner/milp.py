@@ -68,7 +68,11 @@ def in_granules(profile: Profile, granule: int) -> Profile:
     graph = BlockGraph(
         tuple(replace(value, nbytes=up(value.nbytes)) for value in profile.graph.values),
         tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
-        tuple(replace(event, gradient_bytes=up(event.gradient_bytes)) for event in profile.graph.events),
+        tuple(
+            # What is subtracted is rounded down.
+            replace(event, gradient_bytes=up(event.gradient_bytes), made_bytes=event.made_bytes // granule)
+            for event in profile.graph.events
+        ),
         up(profile.graph.forward_overhead),
     )
     codecs = tuple(
@@ -82,7 +86,7 @@ def _sizes(profile: Profile) -> Iterator[int]:
     yield profile.graph.forward_overhead
     yield from (value.nbytes for value in profile.graph.values)
     yield from (op.workspace_bytes for op in profile.graph.ops)
-    yield from (event.gradient_bytes for event in profile.graph.events)
+    yield from (size for event in profile.graph.events for size in (event.gradient_bytes, event.made_bytes))
     for offer in itertools.chain.from_iterable(profile.codecs):
         yield from (offer.nbytes, offer.workspace_bytes)
 

@@ -1,7 +1,7 @@
 """The bytes of one block type in the MILP: what is held, and what is alive at each event of its backward.
 
-A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. Both are freed
-after the last use. From the first event that lists a value, its copy is alive whatever the policy. Before that event it
+A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. A copy is freed
+after its last use; a payload, and what is retained, when no event is left that may need it. From the first event that lists a value, its copy is alive whatever the policy. Before that event it
 is alive only if something else needed it. So memory rarely depends on a product of choices. Where it does, the product
 is a variable that is bounded from below only: the objective never gains from more memory.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import mip
 
 from ds_adacc.planner.milp_choices import BlockVariables, Expr
-from ds_adacc.planner.profile import CodecCost
 
 
 class BlockMemory:
@@ -22,7 +21,8 @@ class BlockMemory:
         self._schedule = program.schedule
         self._graph = program.profile.graph
         self._anys: dict[frozenset, mip.Var] = {}
-        self._used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
+        lasting = (value for value in range(len(self._graph.values)) if value not in self._graph.passing)
+        self._used = [value for value in lasting if self._schedule.used(value)]
 
     def held(self) -> mip.LinExpr:
         """Bytes that one call holds between forward and backward (paper, equation 8)."""
@@ -64,9 +64,10 @@ class BlockMemory:
             if offer.workspace_bytes
         ]
         for op, times in self._schedule.times.items():
-            if self._graph.ops[op].workspace_bytes and time in times:
+            beyond = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes
+            if beyond > 0 and time in times:
                 now = self._program.ran_by(op, time) - self._program.ran_by(op, time - 1)
-                needs.append(self._graph.ops[op].workspace_bytes * now)
+                needs.append(beyond * now)
         return self._most(needs)
 
     def _most(self, needs: list[Expr]) -> Expr:
@@ -92,7 +93,8 @@ class BlockMemory:
             return self._copy_before_first_event(value, time)
         if time <= self._schedule.last[value]:
             return 1
-        return self._any([self._runs_from(op, time) for op in self._schedule.late_readers(value, time)])
+        runs = [self._runs_from(op, time) for op in self._schedule.late_readers(value, time)]
+        return self._any([*runs, *self._retained(value, time)])
 
     def _copy_before_first_event(self, value: int, time: int) -> Expr:
         """The first event that lists it is yet to come.
@@ -122,32 +124,17 @@ class BlockMemory:
         for late in self._schedule.late_readers(value, time):
             others = [program.ran_by(op, time) for op in early if op != late]
             reasons += [was + self._runs_from(late, time) - 1 for was in had + others]
-        return self._any(reasons)
+        return self._any([*reasons, *self._retained(value, time)])
 
     def _payload(self, value: int, time: int) -> Expr:
         """Bytes of the payload, if it is still held."""
-        late = self._schedule.late_readers(value, time)
-        if value in self._schedule.first:
-            certain = time <= self._schedule.last[value]
-        else:
-            certain = not self._schedule.early_readers(value, time - 1)
-        if certain:
-            waiting = self._program.compressions(value)
-        else:
-            waiting = self._compressions_for(late, value, time) if late else []
-        return mip.xsum(offer.nbytes * waits for offer, waits in waiting)
+        if time > self._graph.kept_until[value]:
+            return 0
+        return mip.xsum(offer.nbytes * chosen for offer, chosen in self._program.compressions(value))
 
-    def _compressions_for(self, readers: list[int], value: int, time: int) -> list[tuple[CodecCost, mip.Var]]:
-        """Per codec, its cost and whether its payload is kept for one of `readers` that is yet to run."""
-        waiting = []
-        for offer, chosen in self._program.compressions(value):
-            waits = self._program.model.add_var(ub=1)
-            self._program.model += waits <= chosen
-            waiting.append((offer, waits))
-        total = mip.xsum(waits for _, waits in waiting)
-        for op in readers if waiting else []:
-            self._program.model += total >= self._program.compressed(value) + self._runs_from(op, time) - 1
-        return waiting
+    def _retained(self, value: int, time: int) -> list[Expr]:
+        """Whether the value is retained, and still held."""
+        return [self._program.retained(value)] if time <= self._graph.kept_until[value] else []
 
     def _runs_from(self, op: int, time: int) -> mip.LinExpr:
         """Whether an op is replayed at this event or a later one."""

@@ -6,8 +6,10 @@ value. An offloaded value is alive to the end, and beside the forward of the nex
 
 In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
-other outputs that are not stored. Payloads and rebuilt copies are freed at the end of the event that uses them last. An
-offloaded value comes back before the call's backward begins.
+other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
+passes through a replay (`passing.py`). What is retained or compressed is held until no event is left that may need it.
+Replays and codecs run before the event's own step, which then allocates. An offloaded value comes back before the
+call's backward begins.
 """
 
 from __future__ import annotations
@@ -98,25 +100,30 @@ class _Backward:
         """First event, last event and bytes of each copy and payload."""
         end = len(self.profile.graph.events) - 1
         for value, first in self.rebuilt.items():
-            if value in self.last_use:
+            if value in self.last_use and value not in self.profile.graph.passing:
                 yield first, self.last_use[value], self.profile.graph.values[value].nbytes
         for value, store in enumerate(self.policy.stores):
             # a value that nothing uses is held to the end
-            last = self.last_use.get(value, end)
             if store == OFFLOAD:
-                yield 0, last, self.profile.graph.values[value].nbytes
+                yield 0, self.last_use.get(value, end), self.profile.graph.values[value].nbytes
             elif store is not None:
+                last = self.profile.graph.kept_until[value] if value in self.last_use else end
                 yield 0, last, self.policy.stored_bytes(self.profile, value)
 
     def _workspace(self) -> list[int]:
-        """The largest workspace at each event. A codec's counts as long as the value it decompressed is alive."""
+        """The largest workspace at each event, beside its gradients.
+
+        A codec's counts as long as the value it decompressed is alive. Of a replay's, that of `made_bytes` does not
+        count: the replay is over when the event's step takes them.
+        """
         most = [0] * len(self.profile.graph.events)
         for value, offer in chosen_codecs(self.profile, self.policy).items():
             if value in self.rebuilt:
                 for time in range(self.rebuilt[value], self.last_use[value] + 1):
                     most[time] = max(most[time], offer.workspace_bytes)
         for op, time in self.replayed.items():
-            most[time] = max(most[time], self.profile.graph.ops[op].workspace_bytes)
+            over = self.profile.graph.events[time].made_bytes
+            most[time] = max(most[time], self.profile.graph.replay_bytes[op] - over)
         return most
 
     def seconds(self) -> float:

@@ -72,7 +72,9 @@ def _lean(profile: Profile, bound: float | None) -> Policy:
     policy = _holding(profile, least_held(profile, bound)[1])
     if bound is None or gradient_error(profile, policy) <= bound:
         return policy
-    return _holding(profile, least_held(profile, 0.0)[1])
+    # A lossy codec without an error of its own would not do: an op that reads its value may still be stale.
+    lossless = tuple(tuple(offer for offer in offers if offer.lossless) for offers in profile.codecs)
+    return _holding(profile, least_held(replace(profile, codecs=lossless))[1])
 
 
 def _holding(profile: Profile, stores: dict[int, str]) -> Policy:

@@ -72,7 +72,10 @@ class BatchLine:
                 replace(self._moved(batch, o, p, "workspace_bytes"), replayable=o.replayable and p.replayable)
                 for o, p in zip(a.ops, b.ops, strict=True)
             ),
-            tuple(self._moved(batch, e, f, "gradient_bytes") for e, f in zip(a.events, b.events, strict=True)),
+            tuple(
+                self._moved(batch, e, f, "gradient_bytes", "made_bytes")
+                for e, f in zip(a.events, b.events, strict=True)
+            ),
             self._bytes(batch, a.forward_overhead, b.forward_overhead),
         )
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ds_adacc.execute.course import Course, course_of, flat
+from ds_adacc.execute.course import Course, course_of, flat, needs_of
 from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
 from ds_adacc.program.arguments import ParameterRef
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.replay import Rerun, Updates
 
 
@@ -88,7 +88,7 @@ def bind(
         policy,
         course,
         {index: codec for index, codec in codecs.items() if index in course.order},
-        {op: _rerun(recording, recording.ops[op], policy, course.uses, updates) for op in course.replays},
+        {op: _rerun(recording, op, before, policy, course.uses, updates) for op, before in course.replays.items()},
         prefetcher if offloaded else None,
     )
 
@@ -101,12 +101,23 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
     return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
 
 
-def _rerun(recording: Recording, op: RecordedOp, policy: Policy, uses: Mapping[int, int], updates: Updates) -> Rerun:
-    """The replay of `op`. An output that is stored is never asked of it."""
-    read = dict.fromkeys(ref.index for ref in op.sources if isinstance(ref, ParameterRef))
+def _rerun(
+    recording: Recording,
+    index: int,
+    before: Sequence[int],
+    policy: Policy,
+    uses: Mapping[int, int],
+    updates: Updates,
+) -> Rerun:
+    """The replay of an operator with those `before` it. An output that is stored is never asked of it."""
+    op, parts = recording.ops[index], [recording.ops[part] for part in before]
+    sources = (source for part in (*parts, op) for source in part.sources)
+    read = dict.fromkeys(ref.index for ref in sources if isinstance(ref, ParameterRef))
+    last = {need: part.index for part in (*parts, op) for need in part.needs if recording.passing.get(need) == index}
     return Rerun(
         op,
-        op.needs,
+        tuple((part, tuple(need for need, end in last.items() if end == part.index)) for part in parts),
+        needs_of(recording, index, before),
         recording.parameters,
         tuple(read),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),

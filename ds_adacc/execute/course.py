@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from ds_adacc.execute.copied import copied
 from ds_adacc.planner import RETAIN, Policy, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recording import Draw, RecordedValue, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ class Instruction:
         return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
 
+Replays = Mapping[int, tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Course:
     """How calls of one program run under one policy, whichever block they are of.
@@ -70,7 +73,7 @@ class Course:
 
     instructions: tuple[Instruction, ...]
     order: tuple[int, ...]
-    replays: tuple[int, ...]
+    replays: Replays
     uses: Mapping[int, int]
     inputs: tuple[tuple[int, Geometry | None], ...]
     first_states: tuple[tuple[int, torch.Generator], ...]
@@ -78,11 +81,12 @@ class Course:
 
 def course_of(recording: Recording, policy: Policy) -> Course:
     """How calls of the recorded program run under `policy`."""
-    replays = _needed_replays(recording, policy)
+    ops = _replayed(recording, policy)
+    replays = _replays(recording, ops)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
-    states = states_at([draw for op in replays for draw in recording.ops[op].draws])
-    instructions = _instructions(recording, policy, order, states, copied(recording, replays))
+    states = states_at([draw for op in ops for draw in recording.ops[op].draws])
+    instructions = _instructions(recording, policy, replays, order, states, copied(recording, ops))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
     return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
@@ -121,7 +125,25 @@ def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | N
     return held.seen_from(seen)
 
 
-def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
+def needs_of(recording: Recording, op: int, before: Sequence[int]) -> tuple[int, ...]:
+    """The values, each once, that others make for a replay of `op` with the operators that run `before` it."""
+    needs = dict.fromkeys(need for part in (*before, op) for need in recording.ops[part].needs)
+    return tuple(need for need in needs if recording.passing.get(need) != op)
+
+
+def _replays(recording: Recording, ops: Sequence[int]) -> Replays:
+    """These operators, each with those that run for it alone."""
+    replays: dict[int, list[int]] = {}
+    for index in ops:
+        # All that passes through it has one exit.
+        end = next((recording.passing[v] for v in recording.ops[index].outputs if v in recording.passing), index)
+        replays.setdefault(end, [])
+        if end != index:
+            replays[end].append(index)
+    return {end: tuple(before) for end, before in sorted(replays.items())}
+
+
+def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
     """The operators that backward runs: those with an output that is needed and not stored. A policy may allow more."""
     needed: set[int] = set()
     wanted = sorted(recording.saved)
@@ -134,14 +156,14 @@ def _needed_replays(recording: Recording, policy: Policy) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
-def _uses(recording: Recording, replays: tuple[int, ...]) -> Counter[int]:
+def _uses(recording: Recording, replays: Replays) -> Counter[int]:
     uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
-    for op in replays:
-        uses.update(recording.ops[op].needs)
+    for op, before in replays.items():
+        uses.update(needs_of(recording, op, before))
     return uses
 
 
-def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses: Mapping[int, int]) -> tuple[int, ...]:
+def _order(recording: Recording, policy: Policy, replays: Replays, uses: Mapping[int, int]) -> tuple[int, ...]:
     """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow in order."""
     return tuple(
         value.index
@@ -153,6 +175,7 @@ def _order(recording: Recording, policy: Policy, replays: tuple[int, ...], uses:
 def _instructions(
     recording: Recording,
     policy: Policy,
+    replays: Replays,
     order: tuple[int, ...],
     states: Mapping[int, Mapping[int, torch.Generator]],
     copies: Collection[int],
@@ -164,7 +187,7 @@ def _instructions(
             first.setdefault(position.ref.index, number)
             last[position.ref.index] = number
     noted = {index: number for number, indices in states.items() for index in indices}
-    ready = _ready(recording, policy, order, {**first, **noted})
+    ready = _ready(recording, policy, replays, order, {**first, **noted})
     release: dict[int, list[int]] = {}
     for index, number in ready.items():
         if number > first.get(index, number):
@@ -216,7 +239,9 @@ def _instruction(
     )
 
 
-def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: Mapping[int, int]) -> dict[int, int]:
+def _ready(
+    recording: Recording, policy: Policy, replays: Replays, order: tuple[int, ...], first: Mapping[int, int]
+) -> dict[int, int]:
     """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
 
     `first`: the position at which each saved value is seen for the first time, and each generator's state is noted.
@@ -228,6 +253,6 @@ def _ready(recording: Recording, policy: Policy, order: tuple[int, ...], first: 
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
         else:
-            op: RecordedOp = recording.ops[value.producer or 0]
-            saved_at[index] = ready[index] = max((saved_at[i] for i in op.needs), default=-1)
+            needs = needs_of(recording, value.producer, replays[value.producer])
+            saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
     return ready

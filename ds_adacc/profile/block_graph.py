@@ -45,7 +45,7 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
             role=value.role,
             nbytes=value.nbytes if value.owned and value.index not in absorbed else 0,
             producer=value.producer,
-            storable=value.index in recording.saved or value.origin in ("input", "buffer", "generator"),
+            storable=value.index in recording.storable,
             on_request=value.origin == "generator",
         )
         for value in recording.values
@@ -80,10 +80,20 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
                 unpacked.setdefault(done - 1, {})[index] = None
     gradients = GradientLifetimes(recording)
     taken = [*(cost.backward_bytes for cost in costs), 0]  # the last is for views after the last operator
-    return tuple(
-        planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), gradients.most(op, taken[op]))
-        for op in sorted({*unpacked, *gradients.steps}, reverse=True)
-    )
+    events = []
+    for op in sorted({*unpacked, *gradients.steps}, reverse=True):
+        most = gradients.most(op, taken[op])
+        made = most - gradients.arriving(op) if _unpacks_first(recording, op) else 0
+        events.append(planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), most, made))
+    return tuple(events)
+
+
+def _unpacks_first(recording: Recording, op: int) -> bool:
+    """Whether the operator's step unpacks all that it has saved before it allocates anything.
+
+    Torch's own steps do. What is written in Python may allocate in between.
+    """
+    return op < len(recording.ops) and recording.ops[op].name.startswith("aten.")
 
 
 def _event_name(recording: Recording, op: int) -> str:
@@ -136,6 +146,13 @@ class GradientLifetimes:
         sums = max((values[value].nbytes for value in shared), default=0)
         beside = sum(values[value].nbytes for value in added)
         return total + self._parts(op) + beside + self._parameters(op) + max(workspace, sums)
+
+    def arriving(self, index: int) -> int:
+        """Bytes of the gradients that are alive when the step of operator `index` begins."""
+        values = self.recording.values
+        alive = (v for v in self.required if _born(values[v]) <= index <= self._last_read(v))
+        owners = {self._owner(v, index) for v in alive if self._last_read(v) > index}
+        return sum(values[owner].nbytes for owner in owners)
 
     def _last_read(self, value: int) -> float:
         return self._readers[value][-1].index if value in self._readers else math.inf

@@ -63,10 +63,12 @@ class SymbolicProfile:
             seconds.append(own([profile.op_seconds[index] for profile in profiles]))
             taken = whole([profile.graph.ops[index].workspace_bytes for profile in profiles], own)
             ops.append(replace(op, workspace_bytes=taken))
-        events = [
-            replace(event, gradient_bytes=whole([p.graph.events[i].gradient_bytes for p in profiles], everything))
-            for i, event in enumerate(graph.events)
-        ]
+        events = []
+        for i, event in enumerate(graph.events):
+            measured = [profile.graph.events[i] for profile in profiles]
+            gradients = whole([each.gradient_bytes for each in measured], everything)
+            made = whole([each.made_bytes for each in measured], everything)
+            events.append(replace(event, gradient_bytes=gradients, made_bytes=made))
         overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
         graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
         codecs = []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ds_adacc import planner
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED
@@ -225,6 +226,19 @@ class Recording:
     def saved(self) -> frozenset[int]:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
+
+    @functools.cached_property
+    def storable(self) -> frozenset[int]:
+        """Values that a call can hold: it sees what autograd saves, and what is there before the forward."""
+        given = (value.index for value in self.values if value.origin in ("input", "buffer", "generator"))
+        return self.saved.union(given)
+
+    @functools.cached_property
+    def passing(self) -> Mapping[int, int]:
+        """By value that only passes through a replay, the operator at the end of that replay (`planner/passing.py`)."""
+        made = (tuple(index for index in op.outputs if index is not None) for op in self.ops)
+        ops = [planner.Replay(op.needs, outputs, op.replayable) for op, outputs in zip(self.ops, made, strict=True)]
+        return planner.passing(ops, self.storable, self.saved)
 
     @functools.cached_property
     def constants(self) -> tuple[float, ...]:

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, SMALL, examples, problems
 
 from ds_adacc.planner import (
+    BlockGraph,
+    BlockType,
+    CodecCost,
+    Event,
     InfeasibleBudget,
     NoSolutionInTime,
+    Op,
     Problem,
+    Profile,
+    Value,
     gradient_error,
     greedy,
     least_peak,
@@ -98,3 +105,12 @@ def test_whether_a_budget_is_infeasible_does_not_depend_on_the_seconds():
             except NoSolutionInTime:
                 feasible.append(None)  # not known: the run goes on under the plan that it has
         assert feasible[1] in (feasible[0], None)
+
+
+def test_a_lossy_codec_without_an_error_of_its_own_may_still_make_an_op_stale():
+    """Where y is stored, a changed x would put the gradient off: backward reads the two together."""
+    values = Value("x", "", 8, None, True), Value("y", "", 4, 0, True)
+    graph = BlockGraph(values, (Op("op", (0,), (1,), False),), (Event("op", (0, 1), 0),))
+    half = CodecCost("half", 4, 0.0, 0.0, 0.0, 0)
+    problem = Problem((BlockType("b", Profile(graph, (0.0,), ((half,), ()), stale_errors=(1.0,)), 9),), (), 0.5)
+    check(problem, leanest(problem, "late"))

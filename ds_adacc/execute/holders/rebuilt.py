@@ -11,7 +11,10 @@ _ONCE = (1,)  # the uses of an operator's only output
 
 
 class Replay:
-    """One operator that backward replays. Each of its outputs stays cached until its last use (Rule E6)."""
+    """One operator that backward replays, with those before it that serve it alone.
+
+    Each of its outputs stays cached until its last use (Rule E6).
+    """
 
     __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "rerun", "versions")
 
@@ -45,7 +48,12 @@ class Replay:
     def _run(self) -> tuple[torch.Tensor, ...]:
         if self.parameters:
             self._check_parameters()
+        # What others make comes first: what passes through this replay is not there beside theirs.
         roots = {index: holder.get() for index, holder in self.inputs.items()}
+        for op, done in self.rerun.before:
+            roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
+            for index in done:
+                del roots[index]
         return replay(self.rerun.op, roots.__getitem__, self.parameters)
 
     def _check_parameters(self) -> None:

@@ -1,0 +1,76 @@
+"""Values that only pass through a replay, and the bytes that the replay takes with them."""
+
+import pytest
+
+from ds_adacc.planner import BlockGraph, Event, Op, Policy, Profile, Value, recompute_policy, simulate
+
+X, Q, TWICE, TURNED, ROTATED = range(5)
+
+
+def rotation(**storable):
+    """x gives q; of q, twice and turned are made, which together make `rotated`. Backward asks for that, then for x."""
+    sizes = {"x": 100, "q": 10, "twice": 20, "turned": 5, "rotated": 8}
+    producers = None, 0, 1, 2, 3
+    values = tuple(
+        Value(name, "", size, producer, name in ("x", "rotated") or name in storable)
+        for (name, size), producer in zip(sizes.items(), producers, strict=True)
+    )
+    ops = (
+        Op("project", (X,), (Q,), True, 3),
+        Op("double", (Q,), (TWICE,), True),
+        Op("turn", (Q,), (TURNED,), True, 40),
+        Op("add", (TWICE, TURNED), (ROTATED,), True, 1),
+    )
+    return BlockGraph(values, ops, (Event("rotated", (ROTATED,), 50, 30), Event("x", (X,), 0)))
+
+
+def test_what_leads_to_one_output_alone_passes():
+    graph = rotation()
+    assert graph.passing == {Q: 3, TWICE: 3, TURNED: 3}
+    # q and twice are there while turned is made with its 40, and the room of `rotated` is still free
+    assert graph.replay_bytes == (0, 0, 0, 10 + 20 + 5 + 40 - 8)
+
+
+def test_what_can_be_stored_does_not_pass():
+    assert rotation(q=True).passing == {TWICE: 3, TURNED: 3}
+    assert rotation(twice=True).passing == {TURNED: 3}, "q is read for twice as well"
+
+
+def test_what_two_outputs_need_does_not_pass():
+    graph = rotation()
+    values = (*graph.values, Value("other", "", 8, 4, True))
+    other = BlockGraph(
+        values, (*graph.ops, Op("other", (Q,), (5,), True)), (Event("both", (ROTATED, 5), 0), Event("x", (X,), 0))
+    )
+    assert other.passing == {TWICE: 3, TURNED: 3}
+    unasked = BlockGraph(values, other.ops, graph.events)
+    assert unasked.passing == graph.passing, "nobody asks for the other output"
+    assert BlockGraph(values, (*graph.ops, Op("other", (Q,), (5,), False)), graph.events).passing == graph.passing
+
+
+def test_a_replay_is_over_before_the_step_takes_its_bytes():
+    graph = rotation()
+    profile = Profile(graph, (0.0,) * 4, ((),) * 5)
+    assert recompute_policy(profile) == Policy(("retain", None, None, None, None), (0, 1, 2, 3))
+    # x, rotated, the gradients, and what the replay takes above the 30 that come after it
+    assert simulate(profile, recompute_policy(profile)).timeline == (100 + 8 + 50 + (67 - 30), 100)
+
+
+@pytest.mark.parametrize(("store", "held"), [("retain", 100), (None, 0)])
+def test_what_is_stored_stays_until_nothing_is_rebuilt_from_it_any_more(store, held):
+    """a is not listed, but b and c are made of it: it is held until c, the last to be asked for, is."""
+    values = (
+        Value("x", "", 1, None, True),
+        Value("a", "", 100, 0, True),
+        Value("b", "", 2, 1, True),
+        Value("c", "", 4, 2, True),
+    )
+    ops = (Op("a", (0,), (1,), True), Op("b", (1,), (2,), True), Op("c", (2,), (3,), True))
+    events = (Event("c", (3,), 0), Event("b", (2,), 0), Event("x", (0,), 0))
+    graph = BlockGraph(values, ops, events)
+    assert graph.kept_until == (2, 1, 1, 0)
+    profile = Profile(graph, (0.0,) * 3, ((),) * 4)
+    policy = Policy(("retain", store, None, None), (1, 2) if store else (0, 1, 2))
+    policy.check(profile)
+    # while b and c are rebuilt, a is there in either case
+    assert simulate(profile, policy).timeline == (1 + 100 + 2 + 4, 1 + held + 2, 1)
