@@ -1,9 +1,10 @@
 """The bytes of one block type in the MILP: what is held, and what is alive at each event of its backward.
 
 A value has a full-size copy (retained, fetched, decompressed or rebuilt) and, if compressed, a payload. A copy is freed
-after its last use; a payload, and what is retained, when no event is left that may need it. From the first event that lists a value, its copy is alive whatever the policy. Before that event it
-is alive only if something else needed it. So memory rarely depends on a product of choices. Where it does, the product
-is a variable that is bounded from below only: the objective never gains from more memory.
+after its last use; a payload, and what is retained, when no event is left that may need it. From the first event that
+lists a value, its copy is alive whatever the policy. Before that event it is alive only if something else needed it. So
+memory rarely depends on a product of choices. Where it does, the product is a variable that is bounded from below only:
+the objective never gains from more memory. What only passes through a replay is part of the workspace of that replay.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ class Course:
 
     `instructions`: by position of the pack hook. `order`: the values with a holder, sources first (Rule E10). `inputs`:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
-    itself. `replays`: the operators that backward runs, by index. `uses`: how often backward asks for each value.
-    `first_states`: the random generators whose states are noted when the call begins, each with the value that holds
-    its state.
+    itself. `replays`: the operators that backward runs, each with those that run for it alone, in forward order.
+    `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted when
+    the call begins, each with the value that holds its state.
     """
 
     instructions: tuple[Instruction, ...]
