@@ -34,5 +34,7 @@ def test_no_recording_refuses_attention(device, backend, dropout):
         assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
     run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.gradients(torch.nn.Module(), args, {}, run)
-    assert len(calls[-1].bound.policy.replays) == len(recording.ops) - 1, "all but sin, whose result backward does not need"
+    assert len(calls[-1].bound.policy.replays) == len(recording.ops) - 1, (
+        "all but sin, whose result backward does not need"
+    )
     assert not calls[-1].diverged
