@@ -121,7 +121,10 @@ class Ours(Strategy):
         return self.adacc.runtime.controller.step.purpose is Purpose.RUN
 
     def about(self) -> Mapping[str, Any]:
-        """Bytes and seconds as planned, and as observed in the first step under the plan."""
+        """Bytes and seconds as planned, and as observed in the first step under the plan.
+
+        `recompute_all_bytes`: what the blocks would take at their peak if all that can be recomputed were.
+        """
         controller, runtime = self.adacc.runtime.controller, self.adacc.runtime
         seen, plan = controller.observation, controller.plan
         pairs = (
@@ -132,6 +135,7 @@ class Ours(Strategy):
             "budget_bytes": plan.budget,
             "planned_peak_bytes": plan.peak,
             "planned_without_bytes": plan.without,
+            "recompute_all_bytes": next(each.peak for each in plan.baselines if each.name == "recompute all"),
             "added_seconds": plan.added_seconds,
             "solve_seconds": plan.solve_seconds,
             "proven_optimal": plan.proven_optimal,
