@@ -68,12 +68,14 @@ export PYTHONPATH=$PWD/benchmarks:$PWD/examples:$PWD/tests/helpers${PYTHONPATH:+
 
 # Runs a stage. If its process dies, or loses the device to a kernel that failed, another goes on behind the row it died of.
 run() {
-    local stage=$1 ends=$2 resume=() code
+    local stage=$1 ends=$2 resume=() settings=(env) code
+    # Without this, gaps in the allocator's memory decide how large a batch fits.
+    [[ $stage != largest_batch ]] || settings+=("PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}")
     for _ in 1 2 3 4; do
         local left=$((ends - SECONDS))
         [[ $left -gt 0 ]] || break
         # A stage that does not end by itself is stopped a little later.
-        timeout --kill-after=10 $((left + 10)) python3 "benchmarks/gpu/${stage}_stage.py" "$out" \
+        timeout --kill-after=10 $((left + 10)) "${settings[@]}" python3 "benchmarks/gpu/${stage}_stage.py" "$out" \
             --until $((EPOCHSECONDS + left)) "${resume[@]}" "${options[@]}" >>"$log" 2>&1
         code=$?
         [[ $code -eq 75 || $code -gt 128 || -e $out/$stage.running ]] || return $code

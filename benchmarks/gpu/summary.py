@@ -1,0 +1,108 @@
+"""The rows of run_gpu.sh as tables of Markdown: `python benchmarks/gpu/summary.py FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+Line = tuple[str, ...]
+GIB = 1 << 30
+
+
+def rows_of(folder: Path, stage: str) -> list[Row]:
+    """The stage's rows; none if it has not run."""
+    file = folder / f"{stage}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def training(rows: Sequence[Row]) -> Iterator[Line]:
+    yield "model", "strategy", "tokens/s", "of none", "peak, GiB", "of none", "predicted", "gradient error"
+    none = {name: _row(rows, f"{name} none") for name in ("GPT", "LLaMA")}
+    for row in _measured(rows):
+        model, strategy = row["name"].split(" ", 1)
+        base = none[model]
+        planned, seen = row.get("planned_peak_bytes"), row.get("blocks_peak_bytes_observed")
+        yield (
+            model,
+            strategy + (" (the least that fits)" if row.get("is_smallest") else ""),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['tokens_per_second'] / base['tokens_per_second']:.3f}",
+            f"{row['peak_bytes'] / GIB:.2f}",
+            f"{row['peak_bytes'] / base['peak_bytes']:.3f}",
+            f"{planned / seen:.3f}" if planned and seen else "",
+            f"{row['gradient_error']:.2g}",
+        )
+
+
+def codecs(rows: Sequence[Row]) -> Iterator[Line]:
+    sizes = sorted({row["mebibytes"] for row in _with(rows, "codec")})
+    yield "codec", "dtype", *(f"{what}, {size} MiB" for size in sizes for what in ("compress", "decompress"))
+    for name, dtype in dict.fromkeys((row["codec"], row["dtype"]) for row in _with(rows, "codec")):
+        found = [_row(rows, f"{name} {dtype} {size} MiB") for size in sizes]
+        yield name, dtype, *(f"{row[f'{what}_of_ideal']:.2f}" for row in found for what in ("compress", "decompress"))
+
+
+def largest_batch(rows: Sequence[Row]) -> Iterator[Line]:
+    yield "strategy", "largest batch", "tokens/s", "refused"
+    for row in _with(rows, "tried"):
+        speed = f"{row['tokens_per_second']:.0f}" if "batch" in row else ""
+        yield row["name"], str(row.get("batch", "")), speed, str(row.get("refused_batch", ""))
+
+
+def attention(rows: Sequence[Row]) -> Iterator[Line]:
+    """How often each operator of attention was recorded, and how often its replay was proven."""
+    yield "operator", "recordings", "replays proven"
+    recordings, proven = Counter[str](), Counter[str]()
+    for row in _with(rows, "verdicts"):
+        for verdict, times in row["verdicts"].items():
+            operator, found = verdict.split(": ", 1)
+            recordings[operator] += times
+            proven[operator] += times * (found == "is replayed")
+    yield from ((name, str(times), str(proven[name])) for name, times in recordings.items())
+
+
+def tests(rows: Sequence[Row]) -> Iterator[Line]:
+    yield "outcome", "tests"
+    yield from (
+        (outcome, str(times)) for outcome, times in Counter(row["outcome"] for row in _with(rows, "outcome")).items()
+    )
+
+
+TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], Iterator[Line]]]] = {
+    "training": ("training", training),
+    "largest_batch": ("largest_batch", largest_batch),
+    "codecs": ("codecs", codecs),
+    "attention": ("probe", attention),
+    "tests": ("tests", tests),
+}
+
+
+def markdown(folder: Path, name: str) -> str:
+    """The table `name` of the rows in the folder."""
+    stage, make = TABLES[name]
+    header, *lines = make(rows_of(folder, stage))
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *lines))
+
+
+def _with(rows: Sequence[Row], field: str) -> list[Row]:
+    return [row for row in rows if field in row]
+
+
+def _measured(rows: Sequence[Row]) -> list[Row]:
+    return _with(rows, "tokens_per_second")
+
+
+def _row(rows: Sequence[Row], name: str) -> Row:
+    """Raises LookupError if there is none."""
+    return next(row for row in rows if row["name"] == name)
+
+
+if __name__ == "__main__":
+    for table, (stage, _) in TABLES.items():
+        if rows_of(Path(sys.argv[1]), stage):
+            print(f"## {table}\n\n{markdown(Path(sys.argv[1]), table)}\n")
