@@ -7,7 +7,7 @@ separate, because an operator may have several outputs and several steps of back
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.passing import Replay, passing, rebuildable
@@ -102,21 +102,34 @@ class BlockGraph:
         return passing(self._replays, self._storable, self.saved)
 
     @functools.cached_property
-    def replay_bytes(self) -> tuple[int, ...]:
-        """Per op, what its replay takes at its peak besides its outputs, with what passes through it.
-
-        0 for an op that is part of another's replay, which has its bytes. Outputs are counted as soon as the replay
-        begins. If there is one alone, it leaves its room to what comes before it.
-        """
+    def replays(self) -> Mapping[int, tuple[int, ...]]:
+        """The replays that backward may run: by the op at the end of each, all ops that it runs, in forward order."""
         parts: dict[int, list[int]] = {}
-        for index, op in enumerate(self.ops):
-            end = next((self.passing[value] for value in op.outputs if value in self.passing), index)
+        for index in sorted(self.rebuildable_ops):
+            end = next((self.passing[value] for value in self.ops[index].outputs if value in self.passing), index)
             parts.setdefault(end, []).append(index)
-        return tuple(self._replay_bytes(parts.get(index, [])) for index in range(len(self.ops)))
+        return {end: tuple(ops) for end, ops in sorted(parts.items())}
 
-    def _replay_bytes(self, parts: list[int]) -> int:
+    @functools.cached_property
+    def replay_inputs(self) -> Mapping[int, tuple[int, ...]]:
+        """By the op at the end of each replay, the values that it reads and does not make itself."""
+        return {end: self._replay_inputs(ops) for end, ops in self.replays.items()}
+
+    @functools.cached_property
+    def replay_bytes(self) -> Mapping[int, int]:
+        """By the op at the end of each replay, what it takes at its peak besides its outputs, with what passes through.
+
+        Outputs are counted as soon as the replay begins. One alone leaves its room to what comes before it.
+        """
+        return {end: self._replay_bytes(ops) for end, ops in self.replays.items()}
+
+    def _replay_inputs(self, ops: Sequence[int]) -> tuple[int, ...]:
+        read = dict.fromkeys(value for op in ops for value in self.ops[op].inputs)
+        return tuple(value for value in read if value not in self.passing)
+
+    def _replay_bytes(self, parts: Sequence[int]) -> int:
         last = {value: part for part in parts for value in self.ops[part].inputs if value in self.passing}
-        results = self.ops[parts[-1]].outputs if parts else ()
+        results = self.ops[parts[-1]].outputs
         room = self.values[results[0]].nbytes if len(results) == 1 else 0
         alive = most = 0
         for part in parts:

@@ -89,13 +89,17 @@ class BlockVariables:
         for (value, store), var in self.choices.items():
             if var.x > 0.5:
                 stores[value] = store
-        return Policy(tuple(stores), tuple(sorted(op for op in self.schedule.times if self.runs(op).x > 0.5)))
+        replays = (self.profile.graph.replays[op] for op in self.schedule.times if self.runs(op).x > 0.5)
+        return Policy(tuple(stores), tuple(sorted(itertools.chain.from_iterable(replays))))
 
     def quanta(self) -> mip.LinExpr:
         """What one call adds to the step, in quanta of 0.1 microseconds (paper, equation 4)."""
-        replays = (in_quanta(self.profile.op_seconds[op]) * self.runs(op) for op in self.schedule.times)
+        replays = (self._replay_quanta(op) * self.runs(op) for op in self.schedule.times)
         codecs = (in_quanta(offer.seconds) * chosen for _, offer, chosen in self._all() if offer.codec != OFFLOAD)
         return mip.xsum(itertools.chain(replays, codecs, self._stalls()))
+
+    def _replay_quanta(self, op: int) -> int:
+        return sum(in_quanta(self.profile.op_seconds[part]) for part in self.profile.graph.replays[op])
 
     def error(self) -> mip.LinExpr:
         """Relative error times bytes, summed over the values that one call compresses."""
@@ -157,7 +161,7 @@ class BlockVariables:
             self.model += altered >= mip.xsum(chosen for offer, chosen in self._offers(value) if not offer.lossless)
             producer = self.profile.graph.values[value].producer
             if producer in self.schedule.times:
-                for source in self.profile.graph.ops[producer].inputs:
+                for source in self.profile.graph.replay_inputs[producer]:
                     self.model += altered >= self._altered(source, known) - self.stored(value)
         return known[value]
 

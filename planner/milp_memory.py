@@ -22,8 +22,7 @@ class BlockMemory:
         self._schedule = program.schedule
         self._graph = program.profile.graph
         self._anys: dict[frozenset, mip.Var] = {}
-        lasting = (value for value in range(len(self._graph.values)) if value not in self._graph.passing)
-        self._used = [value for value in lasting if self._schedule.used(value)]
+        self._used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
 
     def held(self) -> mip.LinExpr:
         """Bytes that one call holds between forward and backward (paper, equation 8)."""

@@ -13,8 +13,8 @@ class Schedule:
     """When values are used and when ops may be replayed.
 
     `first` and `last`: the first and the last event that lists a value (only of values that some event lists). `times`:
-    per op that may be replayed, the events at which it may be, sorted. `readers`: per value, the ops in `times` that
-    read it.
+    per replay that may be run, named by the op at its end, the events at which it may be, sorted. `readers`: per value,
+    the replays in `times` that read it.
     """
 
     first: dict[int, int]
@@ -33,8 +33,7 @@ class Schedule:
                 last[value] = time
         readers: list[list[int]] = [[] for _ in graph.values]
         times: dict[int, tuple[int, ...]] = {}
-        usable = graph.rebuildable_ops
-        for op in sorted(usable, reverse=True):
+        for op in reversed(graph.replays):
             possible: set[int] = set()
             for value in graph.ops[op].outputs:
                 requests = {time for reader in readers[value] for time in times[reader]}
@@ -43,7 +42,7 @@ class Schedule:
                 possible |= requests
             if possible:
                 times[op] = tuple(sorted(possible))
-                for value in set(graph.ops[op].inputs):
+                for value in graph.replay_inputs[op]:
                     readers[value].append(op)
         return cls(first, last, tuple(map(tuple, readers)), times)
 

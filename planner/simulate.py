@@ -121,9 +121,10 @@ class _Backward:
             if value in self.rebuilt:
                 for time in range(self.rebuilt[value], self.last_use[value] + 1):
                     most[time] = max(most[time], offer.workspace_bytes)
-        for op, time in self.replayed.items():
-            over = self.profile.graph.events[time].made_bytes
-            most[time] = max(most[time], self.profile.graph.replay_bytes[op] - over)
+        for op, nbytes in self.profile.graph.replay_bytes.items():
+            if op in self.replayed:
+                time = self.replayed[op]
+                most[time] = max(most[time], nbytes - self.profile.graph.events[time].made_bytes)
         return most
 
     def seconds(self) -> float:

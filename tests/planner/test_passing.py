@@ -28,7 +28,8 @@ def test_what_leads_to_one_output_alone_passes():
     graph = rotation()
     assert graph.passing == {Q: 3, TWICE: 3, TURNED: 3}
     # q and twice are there while turned is made with its 40, and the room of `rotated` is still free
-    assert graph.replay_bytes == (0, 0, 0, 10 + 20 + 5 + 40 - 8)
+    assert graph.replay_bytes == {3: 10 + 20 + 5 + 40 - 8}
+    assert (graph.replays, graph.replay_inputs) == ({3: (0, 1, 2, 3)}, {3: (X,)})
 
 
 def test_what_can_be_stored_does_not_pass():
