@@ -41,7 +41,7 @@ from ds_adacc.planner.error_estimate import (
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
-from ds_adacc.planner.passing import Replay, passing
+from ds_adacc.planner.passing import Replayable, passing
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -77,7 +77,7 @@ __all__ = [
     "Policy",
     "Problem",
     "Profile",
-    "Replay",
+    "Replayable",
     "Simulation",
     "Simulations",
     "Solution",

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ds_adacc.planner.passing import Replay, passing, rebuildable
+from ds_adacc.planner.passing import Replayable, passing, rebuildable
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class BlockGraph:
     @functools.cached_property
     def rebuildable_ops(self) -> frozenset[int]:
         """Ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
-        return rebuildable(self._replays, self._storable)
+        return rebuildable(self._replayable, self._storable)
 
     @functools.cached_property
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the op at the end of that replay."""
-        return passing(self._replays, self._storable, self.saved)
+        return passing(self._replayable, self._storable, self.saved)
 
     @functools.cached_property
     def replays(self) -> Mapping[int, tuple[int, ...]]:
@@ -141,8 +141,8 @@ class BlockGraph:
         return most
 
     @property
-    def _replays(self) -> list[Replay]:
-        return [Replay(op.inputs, op.outputs, op.replayable) for op in self.ops]
+    def _replayable(self) -> list[Replayable]:
+        return [Replayable(op.inputs, op.outputs, op.replayable) for op in self.ops]
 
     @property
     def _storable(self) -> frozenset[int]:

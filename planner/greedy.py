@@ -1,7 +1,7 @@
 """A planner without a solver: it compresses or recomputes the values that save the most bytes per second first.
 
-It decides value by value, and assumes that a replay runs one operator only and that backward needs no more than the
-bytes held. The simulator then tells what its policies really take. It never offloads.
+It decides value by value, and assumes that what a replay reads is there and that backward needs no more than the bytes
+held. The simulator then tells what its policies really take. It never offloads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
         if stored[index] is None:
             continue
         if value.producer in rebuildable:
-            seconds = block_type.count * block_type.profile.op_seconds[value.producer]
+            seconds = block_type.count * sum(block_type.profile.op_seconds[op] for op in graph.replays[value.producer])
             moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds))
         for offer in block_type.profile.codecs[index]:
             if offer.codec != OFFLOAD and offer.nbytes < value.nbytes:

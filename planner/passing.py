@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 
-class Replay(NamedTuple):
+class Replayable(NamedTuple):
     """What backward may run again: the indices of the values that an op reads and makes, and whether it is proven."""
 
     inputs: Sequence[int]
@@ -19,7 +19,7 @@ class Replay(NamedTuple):
     replayable: bool
 
 
-def rebuildable(ops: Sequence[Replay], storable: Collection[int]) -> frozenset[int]:
+def rebuildable(ops: Sequence[Replayable], storable: Collection[int]) -> frozenset[int]:
     """The ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
     usable: set[int] = set()
     at_hand = set(storable)
@@ -30,7 +30,7 @@ def rebuildable(ops: Sequence[Replay], storable: Collection[int]) -> frozenset[i
     return frozenset(usable)
 
 
-def passing(ops: Sequence[Replay], storable: Collection[int], saved: Collection[int]) -> dict[int, int]:
+def passing(ops: Sequence[Replayable], storable: Collection[int], saved: Collection[int]) -> dict[int, int]:
     """By value that only passes through a replay, the exit of that replay.
 
     `ops` in forward order; `storable`: the values that the executor can hold; `saved`: those that backward asks for.
@@ -47,7 +47,7 @@ def passing(ops: Sequence[Replay], storable: Collection[int], saved: Collection[
     return exits
 
 
-def _readers(ops: Sequence[Replay], usable: Collection[int], saved: Collection[int]) -> dict[int, list[int]]:
+def _readers(ops: Sequence[Replayable], usable: Collection[int], saved: Collection[int]) -> dict[int, list[int]]:
     """By value, the ops that read it and may be replayed because someone asks for what they make."""
     readers: dict[int, list[int]] = {}
     for index in sorted(usable, reverse=True):
@@ -57,6 +57,6 @@ def _readers(ops: Sequence[Replay], usable: Collection[int], saved: Collection[i
     return readers
 
 
-def _exit(ops: Sequence[Replay], exits: dict[int, int], index: int) -> int:
+def _exit(ops: Sequence[Replayable], exits: dict[int, int], index: int) -> int:
     """The exit of the replay that an op is part of."""
     return next((exits[value] for value in ops[index].outputs if value in exits), index)

@@ -22,29 +22,30 @@ def rows_of(folder: Path, stage: str) -> list[Row]:
 
 def training(rows: Sequence[Row]) -> Iterator[Line]:
     yield "model", "strategy", "tokens/s", "of none", "peak, GiB", "of none", "predicted", "gradient error"
-    none = {name: _row(rows, f"{name} none") for name in ("GPT", "LLaMA")}
-    for row in _measured(rows):
-        model, strategy = row["name"].split(" ", 1)
-        base = none[model]
+    measured = {row["name"]: row for row in _with(rows, "tokens_per_second")}
+    for name, row in measured.items():
+        model, strategy = name.split(" ", 1)
+        base = measured.get(f"{model} none")
         planned, seen = row.get("planned_peak_bytes"), row.get("blocks_peak_bytes_observed")
         yield (
             model,
             strategy + (" (the least that fits)" if row.get("is_smallest") else ""),
             f"{row['tokens_per_second']:.0f}",
-            f"{row['tokens_per_second'] / base['tokens_per_second']:.3f}",
+            _share(row, base, "tokens_per_second"),
             f"{row['peak_bytes'] / GIB:.2f}",
-            f"{row['peak_bytes'] / base['peak_bytes']:.3f}",
+            _share(row, base, "peak_bytes"),
             f"{planned / seen:.3f}" if planned and seen else "",
             f"{row['gradient_error']:.2g}",
         )
 
 
 def codecs(rows: Sequence[Row]) -> Iterator[Line]:
-    sizes = sorted({row["mebibytes"] for row in _with(rows, "codec")})
-    yield "codec", "dtype", *(f"{what}, {size} MiB" for size in sizes for what in ("compress", "decompress"))
-    for name, dtype in dict.fromkeys((row["codec"], row["dtype"]) for row in _with(rows, "codec")):
-        found = [_row(rows, f"{name} {dtype} {size} MiB") for size in sizes]
-        yield name, dtype, *(f"{row[f'{what}_of_ideal']:.2f}" for row in found for what in ("compress", "decompress"))
+    measured = {(row["codec"], row["dtype"], row["mebibytes"]): row for row in _with(rows, "codec")}
+    columns = [(size, what) for size in sorted({size for *_, size in measured}) for what in ("compress", "decompress")]
+    yield "codec", "dtype", *(f"{what}, {size} MiB" for size, what in columns)
+    for codec, dtype in dict.fromkeys((codec, dtype) for codec, dtype, _ in measured):
+        found = [(measured.get((codec, dtype, size)), what) for size, what in columns]
+        yield codec, dtype, *(f"{row[f'{what}_of_ideal']:.2f}" if row else "" for row, what in found)
 
 
 def largest_batch(rows: Sequence[Row]) -> Iterator[Line]:
@@ -93,13 +94,9 @@ def _with(rows: Sequence[Row], field: str) -> list[Row]:
     return [row for row in rows if field in row]
 
 
-def _measured(rows: Sequence[Row]) -> list[Row]:
-    return _with(rows, "tokens_per_second")
-
-
-def _row(rows: Sequence[Row], name: str) -> Row:
-    """Raises LookupError if there is none."""
-    return next(row for row in rows if row["name"] == name)
+def _share(row: Row, of: Row | None, figure: str) -> str:
+    """Nothing if the other row was not measured."""
+    return f"{row[figure] / of[figure]:.3f}" if of else ""
 
 
 if __name__ == "__main__":

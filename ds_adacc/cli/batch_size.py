@@ -72,12 +72,13 @@ class BatchLine:
                 replace(self._moved(batch, o, p, "workspace_bytes"), replayable=o.replayable and p.replayable)
                 for o, p in zip(a.ops, b.ops, strict=True)
             ),
-            tuple(
-                self._moved(batch, e, f, "gradient_bytes", "made_bytes")
-                for e, f in zip(a.events, b.events, strict=True)
-            ),
+            tuple(self._event(batch, e, f) for e, f in zip(a.events, b.events, strict=True)),
             self._bytes(batch, a.forward_overhead, b.forward_overhead),
         )
+
+    def _event(self, batch: int, a: planner.Event, b: planner.Event) -> planner.Event:
+        moved = self._moved(batch, a, b, "gradient_bytes", "made_bytes")
+        return replace(moved, made_bytes=min(moved.made_bytes, moved.gradient_bytes))
 
     def _codecs(
         self, batch: int, a: Sequence[planner.CodecCost], b: Sequence[planner.CodecCost]

@@ -13,7 +13,7 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
 from ds_adacc.program.arguments import ParameterRef
-from ds_adacc.program.recording import RecordedValue, Recording
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.replay import Rerun, Updates
 
 
@@ -21,7 +21,7 @@ from ds_adacc.program.replay import Rerun, Updates
 class BoundPolicy:
     """How to execute one block's calls under a policy.
 
-    `codecs`: by compressed value. `replays`: by operator that backward replays. `prefetcher`: None unless a value is
+    `codecs`: by compressed value. `replays`: by the operator at the end of each. `prefetcher`: None unless a value is
     offloaded.
     """
 
@@ -88,7 +88,7 @@ def bind(
         policy,
         course,
         {index: codec for index, codec in codecs.items() if index in course.order},
-        {op: _rerun(recording, op, before, policy, course.uses, updates) for op, before in course.replays.items()},
+        {end: _rerun(recording, ops, policy, course.uses, updates) for end, ops in course.replays.items()},
         prefetcher if offloaded else None,
     )
 
@@ -102,24 +102,27 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
 
 
 def _rerun(
-    recording: Recording,
-    index: int,
-    before: Sequence[int],
-    policy: Policy,
-    uses: Mapping[int, int],
-    updates: Updates,
+    recording: Recording, indices: Sequence[int], policy: Policy, uses: Mapping[int, int], updates: Updates
 ) -> Rerun:
-    """The replay of an operator with those `before` it. An output that is stored is never asked of it."""
-    op, parts = recording.ops[index], [recording.ops[part] for part in before]
-    sources = (source for part in (*parts, op) for source in part.sources)
-    read = dict.fromkeys(ref.index for ref in sources if isinstance(ref, ParameterRef))
-    last = {need: part.index for part in (*parts, op) for need in part.needs if recording.passing.get(need) == index}
+    """The replay of these operators. An output of the last one that is stored is never asked of it."""
+    *before, op = ops = [recording.ops[index] for index in indices]
+    read = dict.fromkeys(ref.index for part in ops for ref in part.sources if isinstance(ref, ParameterRef))
+    last = {need: part.index for part in ops for need in part.needs if need in recording.passing}
     return Rerun(
         op,
-        tuple((part, tuple(need for need, end in last.items() if end == part.index)) for part in parts),
-        needs_of(recording, index, before),
+        tuple((part, _ended(part, last)) for part in before),
+        needs_of(recording, indices),
         recording.parameters,
         tuple(read),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),
         updates,
     )
+
+
+def _ended(op: RecordedOp, last: Mapping[int, int]) -> tuple[int | None, ...]:
+    """What nothing reads after `op`: values that it is the `last` to read, and those of its outputs that nobody reads.
+
+    None stands for an output that is no value of its own, such as the tensor that an operator has written to.
+    """
+    read = [value for value, end in last.items() if end == op.index]
+    return (*read, *dict.fromkeys(value for value in op.outputs if value not in last))

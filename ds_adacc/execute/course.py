@@ -66,9 +66,9 @@ class Course:
 
     `instructions`: by position of the pack hook. `order`: the values with a holder, sources first (Rule E10). `inputs`:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
-    itself. `replays`: the operators that backward runs, each with those that run for it alone, in forward order.
-    `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted when
-    the call begins, each with the value that holds its state.
+    itself. `replays`: what backward runs: by the operator at the end of each replay, all its operators in forward
+    order. `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted
+    when the call begins, each with the value that holds its state.
     """
 
     instructions: tuple[Instruction, ...]
@@ -125,22 +125,20 @@ def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | N
     return held.seen_from(seen)
 
 
-def needs_of(recording: Recording, op: int, before: Sequence[int]) -> tuple[int, ...]:
-    """The values, each once, that others make for a replay of `op` with the operators that run `before` it."""
-    needs = dict.fromkeys(need for part in (*before, op) for need in recording.ops[part].needs)
-    return tuple(need for need in needs if recording.passing.get(need) != op)
+def needs_of(recording: Recording, ops: Sequence[int]) -> tuple[int, ...]:
+    """The values, each once, that a replay of these operators reads and does not make itself (Rule E16)."""
+    needs = dict.fromkeys(need for op in ops for need in recording.ops[op].needs)
+    return tuple(need for need in needs if need not in recording.passing)
 
 
 def _replays(recording: Recording, ops: Sequence[int]) -> Replays:
-    """These operators, each with those that run for it alone."""
+    """These operators, by the one at the end of the replay that each is part of."""
     replays: dict[int, list[int]] = {}
     for index in ops:
         # All that passes through it has one exit.
         end = next((recording.passing[v] for v in recording.ops[index].outputs if v in recording.passing), index)
-        replays.setdefault(end, [])
-        if end != index:
-            replays[end].append(index)
-    return {end: tuple(before) for end, before in sorted(replays.items())}
+        replays.setdefault(end, []).append(index)
+    return {end: tuple(parts) for end, parts in sorted(replays.items())}
 
 
 def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
@@ -158,8 +156,8 @@ def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
 
 def _uses(recording: Recording, replays: Replays) -> Counter[int]:
     uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
-    for op, before in replays.items():
-        uses.update(needs_of(recording, op, before))
+    for ops in replays.values():
+        uses.update(needs_of(recording, ops))
     return uses
 
 
@@ -253,6 +251,6 @@ def _ready(
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
         else:
-            needs = needs_of(recording, value.producer, replays[value.producer])
+            needs = needs_of(recording, replays[value.producer])
             saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
     return ready

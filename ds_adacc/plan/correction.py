@@ -36,8 +36,10 @@ class Correction:
     def of(self, profile: planner.Profile) -> planner.Profile:
         """The profile with these bytes added."""
         graph = profile.graph
-        events = (
-            replace(event, gradient_bytes=max(event.gradient_bytes + (self.backward or 0), 0)) for event in graph.events
-        )
+        events = (self._of_event(event) for event in graph.events)
         overhead = max(graph.forward_overhead + self.forward, 0)
         return replace(profile, graph=replace(graph, events=tuple(events), forward_overhead=overhead))
+
+    def _of_event(self, event: planner.Event) -> planner.Event:
+        gradients = max(event.gradient_bytes + (self.backward or 0), 0)
+        return replace(event, gradient_bytes=gradients, made_bytes=min(event.made_bytes, gradients))

@@ -72,18 +72,22 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
     saves. Where the recording does not tell which, it counts for both.
     """
     unpacked: dict[int, dict[int, None]] = {}
+    either = set()
     for position in recording.positions:
         if isinstance(position.ref, ValueRef):
             index, done = position.ref.index, position.ops_done
             unpacked.setdefault(done, {})[index] = None
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
+                either.add(done)
     gradients = GradientLifetimes(recording)
     taken = [*(cost.backward_bytes for cost in costs), 0]  # the last is for views after the last operator
     events = []
     for op in sorted({*unpacked, *gradients.steps}, reverse=True):
         most = gradients.most(op, taken[op])
-        made = most - gradients.arriving(op) if _unpacks_first(recording, op) else 0
+        # If it was the operator before that has saved the value, the gradients are there that arrive at its step.
+        arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
+        made = max(most - arriving, 0) if _unpacks_first(recording, op) else 0
         events.append(planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), most, made))
     return tuple(events)
 
@@ -91,7 +95,8 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
 def _unpacks_first(recording: Recording, op: int) -> bool:
     """Whether the operator's step unpacks all that it has saved before it allocates anything.
 
-    Torch's own steps do. What is written in Python may allocate in between.
+    Torch's own steps do. What is written in Python may allocate in between. (So may an `autograd.Function` that is
+    recorded operator by operator, which cannot be told from torch's own here.)
     """
     return op < len(recording.ops) and recording.ops[op].name.startswith("aten.")
 

@@ -68,7 +68,7 @@ class SymbolicProfile:
             measured = [profile.graph.events[i] for profile in profiles]
             gradients = whole([each.gradient_bytes for each in measured], everything)
             made = whole([each.made_bytes for each in measured], everything)
-            events.append(replace(event, gradient_bytes=gradients, made_bytes=made))
+            events.append(replace(event, gradient_bytes=gradients, made_bytes=min(made, gradients)))
         overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
         graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
         codecs = []

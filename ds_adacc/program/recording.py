@@ -237,7 +237,7 @@ class Recording:
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the operator at the end of that replay (`planner/passing.py`)."""
         made = (tuple(index for index in op.outputs if index is not None) for op in self.ops)
-        ops = [planner.Replay(op.needs, outputs, op.replayable) for op, outputs in zip(self.ops, made, strict=True)]
+        ops = [planner.Replayable(op.needs, outputs, op.replayable) for op, outputs in zip(self.ops, made, strict=True)]
         return planner.passing(ops, self.storable, self.saved)
 
     @functools.cached_property

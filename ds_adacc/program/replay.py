@@ -28,12 +28,12 @@ class Rerun:
     """One operator that backward replays: the values it reads, and the indices of the parameters that it reads.
 
     `parameters` are those of the block, and `updates` counts their changes. `uses`: how often each output is used.
-    `before`: the operators that are replayed for this one alone, in forward order, each with the values that nothing
+    `before`: the operators that are replayed for this one alone, in forward order, each with the outputs that nothing
     after it reads. What they read counts as read by this one.
     """
 
     op: RecordedOp
-    before: tuple[tuple[RecordedOp, tuple[int, ...]], ...]
+    before: tuple[tuple[RecordedOp, tuple[int | None, ...]], ...]
     reads: tuple[int, ...]
     parameters: Sequence[torch.Tensor]
     read_parameters: tuple[int, ...]

@@ -48,7 +48,7 @@ class Replay:
     def _run(self) -> tuple[torch.Tensor, ...]:
         if self.parameters:
             self._check_parameters()
-        # What others make comes first: what passes through this replay is not there beside theirs.
+        # Rule E16. What others make comes first.
         roots = {index: holder.get() for index, holder in self.inputs.items()}
         for op, done in self.rerun.before:
             roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
