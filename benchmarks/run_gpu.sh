@@ -8,7 +8,7 @@
 # --seconds   for all stages together; the last ones get what is left of it
 # --rehearse  small sizes, on the CPU: to see that all of it works
 # WHEELS      a folder of wheels to install first, where there is no network
-# COMMIT      that of this source tree, where it is no clone
+# COMMIT      that of this source tree, where it is no clone, or one with another history
 # SCRATCH     a folder for these and for caches, which later runs find there (default: in TMPDIR)
 #
 # Exits with 1 if a row has an error, or if a stage had to be stopped.

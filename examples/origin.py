@@ -35,15 +35,18 @@ def as_list(about: Mapping[str, object]) -> str:
 def _commit() -> str:
     """The commit of this source tree, with a mark if files have changed since.
 
-    If it is not a clone, the variable COMMIT of the environment tells; without that it is "unknown".
+    The variable COMMIT of the environment tells, if it is set: a copy of the tree may be no clone, or one with another
+    history. Without it, the commit of a tree that is no clone is "unknown".
 
     Results do not count: a script that writes some after each part would mark the next part.
     """
+    if told := os.environ.get("COMMIT"):
+        return told
     try:
         name = _git("describe", "--always", "--exclude=*")
         changed = _git("diff", "--name-only", "HEAD", "--", ".", ":(top,exclude)benchmarks/results")
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git, or no clone
-        return os.environ.get("COMMIT", "unknown")
+        return "unknown"
     return f"{name}-dirty" if changed else name
 
 

@@ -40,6 +40,15 @@ def test_the_readme_of_the_benchmarks_has_all_of_it(recorded):
     assert {(row[0], ARMS[row[1]]): row[2:] for row in rows} == recorded
 
 
+@pytest.mark.parametrize("name", ["training", "codecs", "largest_batch", "attention", "tests"])
+def test_the_readme_of_the_benchmarks_has_the_rows_of_the_gpu(monkeypatch, name):
+    benchmarks = ROOT / "benchmarks"
+    monkeypatch.syspath_prepend(benchmarks / "gpu")
+    import summary
+
+    assert summary.markdown(benchmarks / "results" / "h100", name) in (benchmarks / "README.md").read_text()
+
+
 RATIOS = ["first 60 steps", "of checkpointing", "new size", "known size", "of checkpointing"]
 LEVELS = ["plain, MiB", "ds_adacc, MiB", "plain, KiB a step", "ds_adacc, KiB a step"]
 

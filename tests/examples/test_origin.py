@@ -12,6 +12,11 @@ def test_without_git_the_commit_is_unknown(monkeypatch):
     assert origin.origin("a device")["commit"] == "unknown"
 
 
+def test_the_environment_tells_the_commit_of_a_copy(monkeypatch):
+    monkeypatch.setenv("COMMIT", "1234567")
+    assert origin.origin("a device")["commit"] == "1234567"
+
+
 def test_files_that_have_changed_mark_the_commit_but_results_do_not(tmp_path):
     def git(*arguments):
         command = ["git", "-c", "user.name=test", "-c", "user.email=test@example.com", *arguments]
