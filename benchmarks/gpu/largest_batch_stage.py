@@ -4,7 +4,8 @@ The paper's GPT-345M in bf16, with its gradients and AdamW, may take LIMIT bytes
 batches would only take longer. What small batches take tells about how many fit; that batch is tried, and those beside
 it until one fits and the next does not. There is no engine: after a step that ran out of memory, none would go on.
 
-The first steps of ds_adacc take the memory of full checkpointing. So it is tried with no larger batch than that.
+The first steps of ds_adacc take the memory of full checkpointing. So the largest batch of that is tried first, and none
+above it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import stage
 import torch
@@ -33,7 +33,6 @@ SMALL_LIMIT = 8 << 20  # of activations, in a rehearsal
 MARGIN = 0.03  # of the memory for activations: logits, and what the allocator cannot use
 SMALL_MARGIN = 0.4  # small blocks are not much wider than the logits
 SMALL_BATCHES = (2, 4)
-SMALLEST_BUDGET = 1 << 20
 ATTEMPTS = 4
 STEPS = 3
 REHEARSED = ("none", "full", "ours lossless")
@@ -41,11 +40,11 @@ PATIENCE = 30  # steps until one is steady
 
 
 class TooLarge(Exception):
-    """The batch does not fit; the text says why. `needed`: the bytes that it needs, if that is known."""
+    """The batch does not fit; the text says why. `fitting`: the part of it that may fit."""
 
-    def __init__(self, reason: str, needed: int | None = None) -> None:
+    def __init__(self, reason: str, fitting: float = 1.0) -> None:
         super().__init__(reason)
-        self.needed = needed
+        self.fitting = fitting
 
 
 class Limited:
@@ -87,9 +86,9 @@ class Limited:
         except torch.OutOfMemoryError as error:
             raise TooLarge(str(error).splitlines()[0]) from None
         except planner.InfeasibleBudget as error:
-            raise TooLarge(str(error), error.smallest) from None
+            raise TooLarge(str(error), error.budget / error.smallest) from None
         if (peak := memory.peak_bytes()) > self.left:
-            raise TooLarge(f"its peak of {peak} bytes is above {self.left}", peak)
+            raise TooLarge(f"its peak of {peak} bytes is above {self.left}", self.left / peak)
         tokens = self.size.with_batch(batch).tokens
         return {"tokens_per_second": tokens / statistics.median(each.computing for each in took), "peak_bytes": peak}
 
@@ -98,7 +97,7 @@ class Limited:
         try:
             return self.train(make(), batch)
         except TooLarge as error:
-            return TooLarge(str(error), error.needed)
+            return TooLarge(str(error), error.fitting)
         finally:
             self.model.checkpoint = None
             self.optimizer.zero_grad(set_to_none=False)
@@ -114,21 +113,20 @@ def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> 
     limited: Limited | None = None
     if rows.write("begin", begin) is None:
         return
-    for name, make, guess in strategies(limited):
+    for name, make in strategies(limited):
         if rehearses and name not in REHEARSED:
             continue
-        most = rows.measured.get("full", {}).get("batch", limited.most) if name.startswith("ours") else limited.most
-        rows.measure(name, partial(largest, limited, make, guess, most), name.split()[0])
+        first = rows.measured.get("full", {}).get("batch") if name.startswith("ours") else None
+        rows.measure(name, partial(largest, limited, make, first), name.split()[0])
 
 
-def strategies(limited: Limited) -> Iterator[tuple[str, Callable[[], Strategy], Callable[[], int]]]:
-    """Names, how to make them, and a guess of the largest batch."""
-    for name, make in (("none", Strategy), ("full", Full), ("selective", Selective)):
-        yield name, make, partial(guess_by_peaks, limited, make)
+def strategies(limited: Limited) -> Iterator[tuple[str, Callable[[], Strategy]]]:
+    """Names, and how to make them."""
+    yield from (("none", Strategy), ("full", Full), ("selective", Selective))
     for words, offload in (("", False), (", offload", True)):
         for name, codecs in (("lossless", "none"), ("default", "auto")):
             section = {"codecs": codecs, "offload": offload, "memory_budget": limited.budget}
-            yield f"ours {name}{words}", partial(Ours, section), partial(guess_by_budget, limited, section)
+            yield f"ours {name}{words}", partial(Ours, section)
 
 
 def guess_by_peaks(limited: Limited, make: Callable[[], Strategy]) -> int:
@@ -140,18 +138,13 @@ def guess_by_peaks(limited: Limited, make: Callable[[], Strategy]) -> int:
     return SMALL_BATCHES[0] + int((limited.left - few["peak_bytes"]) / max(each, 1))
 
 
-def guess_by_budget(limited: Limited, section: dict[str, Any]) -> int:
-    """The largest batch if the smallest budget that fits is in proportion to the batch."""
-    batch = SMALL_BATCHES[1]
-    refusal = limited.attempt(partial(Ours, {**section, "memory_budget": SMALLEST_BUDGET}), batch)
-    if not isinstance(refusal, TooLarge) or refusal.needed is None:
-        return batch
-    return batch * section["memory_budget"] // refusal.needed
+def largest(limited: Limited, make: Callable[[], Strategy], first: int | None) -> Row:
+    """The largest batch found to fit, what its steps take, and the smallest found not to. `tried`: all batches.
 
-
-def largest(limited: Limited, make: Callable[[], Strategy], guess: Callable[[], int], most: int) -> Row:
-    """The largest batch found to fit, what its steps take, and the smallest found not to. `tried`: all batches."""
-    guessed = guess()
+    `first`: the one to try first, and none above it; None: a guess, and any.
+    """
+    most = first or limited.most
+    guessed = first or guess_by_peaks(limited, make)
     batch, fits, refused, tried = max(1, min(guessed, most)), {}, {}, []
     while len(tried) < ATTEMPTS and 1 <= batch <= most and not (fits and refused):
         found = limited.attempt(make, batch)
@@ -159,7 +152,7 @@ def largest(limited: Limited, make: Callable[[], Strategy], guess: Callable[[], 
         stride = max(1, batch // 16)
         if isinstance(found, TooLarge):
             refused = {"refused_batch": batch, "refusal": str(found)}
-            batch -= stride
+            batch = min(batch - stride, int(found.fitting * batch))
         else:
             fits = {"batch": batch, **found}
             batch += stride
