@@ -51,13 +51,15 @@ class Event:
     """One step of backward: the values it unpacks (distinct).
 
     `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself. `made_bytes`: as much
-    of them as the step allocates after it has its values. While these are rebuilt, it is not there yet.
+    of them as the step allocates after it has its values. While these are rebuilt, it is not there yet. `late_bytes`:
+    as much of them as is allocated after the step has let its values go.
     """
 
     name: str
     values: tuple[int, ...]
     gradient_bytes: int
     made_bytes: int = 0
+    late_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,10 @@ class BlockGraph:
                 until[value] = max(until[value], latest)
         return tuple(until)
 
+    def let_go(self, time: int) -> tuple[int, ...]:
+        """The values of an event that no later one may need. A copy of such a value is gone when the step has run."""
+        return tuple(value for value in self.events[time].values if self.kept_until[value] == time)
+
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:
         """Per value, the first and the last op of forward at which it is alive even if nothing is stored.
@@ -216,6 +222,7 @@ class BlockGraph:
     def _check_event(self, event: Event, usable: Collection[int]) -> None:
         check_count(f"gradient_bytes of event {event.name!r}", event.gradient_bytes)
         check_count(f"made_bytes of event {event.name!r}", event.made_bytes)
+        check_count(f"late_bytes of event {event.name!r}", event.late_bytes)
         self._check_indices(f"event {event.name!r}", event.values)
         if len(set(event.values)) != len(event.values):
             raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")

@@ -64,7 +64,7 @@ def _inside(profile: Profile, max_gradient_error: float | None) -> int:
     for event in reversed(graph.events):
         whole = sum(graph.values[value].nbytes for value in event.values)
         rest, _ = _least(profile, later - set(event.values), cost | dict.fromkeys(event.values, 0))
-        most = max(most, event.gradient_bytes + whole + rest)
+        most = max(most, event.gradient_bytes - event.late_bytes + whole + rest)
         later |= set(event.values)
     return most
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import mip
 
-from ds_adacc.planner.graph import BlockGraph
+from ds_adacc.planner.graph import BlockGraph, Event
 from ds_adacc.planner.milp_choices import BlockVariables
 from ds_adacc.planner.milp_memory import BlockMemory
 from ds_adacc.planner.policy import Policy
@@ -70,7 +70,13 @@ def in_granules(profile: Profile, granule: int) -> Profile:
         tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
         tuple(
             # What is subtracted is rounded down.
-            replace(event, gradient_bytes=up(event.gradient_bytes), made_bytes=event.made_bytes // granule)
+            Event(
+                event.name,
+                event.values,
+                up(event.gradient_bytes),
+                event.made_bytes // granule,
+                event.late_bytes // granule,
+            )
             for event in profile.graph.events
         ),
         up(profile.graph.forward_overhead),
@@ -86,7 +92,8 @@ def _sizes(profile: Profile) -> Iterator[int]:
     yield profile.graph.forward_overhead
     yield from (value.nbytes for value in profile.graph.values)
     yield from (op.workspace_bytes for op in profile.graph.ops)
-    yield from (size for event in profile.graph.events for size in (event.gradient_bytes, event.made_bytes))
+    for event in profile.graph.events:
+        yield from (event.gradient_bytes, event.made_bytes, event.late_bytes)
     for offer in itertools.chain.from_iterable(profile.codecs):
         yield from (offer.nbytes, offer.workspace_bytes)
 

@@ -57,22 +57,32 @@ class BlockMemory:
         return alive + self._workspace(time) + self._graph.events[time].gradient_bytes
 
     def _workspace(self, time: int) -> Expr:
-        needs = [
+        codecs = [
             offer.workspace_bytes * (chosen + self._copy(value, time) - 1)
             for value in self._used
             for offer, chosen in self._program.compressions(value)
             if offer.workspace_bytes
         ]
+        late = self._graph.events[time].late_bytes
+        needs: list[Expr] = [need - late for need in (0, *codecs)]
+        if late:
+            needs += [need - self._let_go(time) for need in (0, *codecs)]
         for op, times in self._schedule.times.items():
-            beyond = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes
-            if beyond > 0 and time in times:
+            above = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes + late
+            if above > 0 and time in times:
                 now = self._program.ran_by(op, time) - self._program.ran_by(op, time - 1)
-                needs.append(beyond * now)
+                needs.append(above * now - late)
         return self._most(needs)
+
+    def _let_go(self, time: int) -> mip.LinExpr:
+        """Bytes of the copies that are gone when an event's step has run."""
+        return mip.xsum(
+            self._graph.values[value].nbytes * (1 - self._program.retained(value)) for value in self._graph.let_go(time)
+        )
 
     def _most(self, needs: list[Expr]) -> Expr:
         """The largest of them; a variable if it depends on the choices."""
-        least = max((need for need in needs if isinstance(need, int)), default=0)
+        least = max(need for need in needs if isinstance(need, int))
         variable = [need for need in needs if not isinstance(need, int)]
         if not variable:
             return least

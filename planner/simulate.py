@@ -8,8 +8,8 @@ In backward, each event requests its values. A retained value is there. A compre
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
 passes through a replay (`passing.py`). What is retained or compressed is held until no event is left that may need it.
-Replays and codecs run before the event's own step, which then allocates. An offloaded value comes back before the
-call's backward begins.
+Replays and codecs run before the event's own step, which then allocates. Some of that comes when the step has let the
+copies of its values go. An offloaded value comes back before the call's backward begins.
 """
 
 from __future__ import annotations
@@ -113,19 +113,26 @@ class _Backward:
     def _workspace(self) -> list[int]:
         """The largest workspace at each event, beside its gradients.
 
-        A codec's counts as long as the value it decompressed is alive. Of a replay's, that of `made_bytes` does not
-        count: the replay is over when the event's step takes them.
+        A codec's counts as long as the value it decompressed is alive. `late_bytes` take the place of the copies that
+        are let go before. Of a replay's, that of `made_bytes` does not count: it is over when the step takes them.
         """
         most = [0] * len(self.profile.graph.events)
         for value, offer in chosen_codecs(self.profile, self.policy).items():
             if value in self.rebuilt:
                 for time in range(self.rebuilt[value], self.last_use[value] + 1):
                     most[time] = max(most[time], offer.workspace_bytes)
+        most = [codecs - self._let_go(time) for time, codecs in enumerate(most)]
         for op, nbytes in self.profile.graph.replay_bytes.items():
             if op in self.replayed:
                 time = self.replayed[op]
                 most[time] = max(most[time], nbytes - self.profile.graph.events[time].made_bytes)
         return most
+
+    def _let_go(self, time: int) -> int:
+        """Of an event's late bytes, those that find room where copies of its values were."""
+        graph = self.profile.graph
+        copies = (value for value in graph.let_go(time) if self.policy.stores[value] != RETAIN)
+        return min(graph.events[time].late_bytes, sum(graph.values[value].nbytes for value in copies))
 
     def seconds(self) -> float:
         replays = sum(self.profile.op_seconds[op] for op in sorted(self.replayed))

@@ -42,4 +42,5 @@ class Correction:
 
     def _of_event(self, event: planner.Event) -> planner.Event:
         gradients = max(event.gradient_bytes + (self.backward or 0), 0)
-        return replace(event, gradient_bytes=gradients, made_bytes=min(event.made_bytes, gradients))
+        made, late = (min(nbytes, gradients) for nbytes in (event.made_bytes, event.late_bytes))
+        return replace(event, gradient_bytes=gradients, made_bytes=made, late_bytes=late)

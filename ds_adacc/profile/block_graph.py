@@ -18,11 +18,13 @@ _SUMS = ("add", "add_", "sub", "sub_")
 class OperatorCost:
     """What a replay of an operator costs, and its backward step.
 
-    The bytes are what it allocates besides its results and frees again.
+    The bytes are what it allocates besides its results and frees again. `early_bytes`: as much of `backward_bytes` as
+    the step takes while it has what the operator saved.
     """
 
     replay_bytes: int = 0
     backward_bytes: int = 0
+    early_bytes: int = 0
     replay_seconds: float = 0.0
     backward_seconds: float = 0.0
 
@@ -81,14 +83,17 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
                 unpacked.setdefault(done - 1, {})[index] = None
                 either.add(done)
     gradients = GradientLifetimes(recording)
-    taken = [*(cost.backward_bytes for cost in costs), 0]  # the last is for views after the last operator
+    costs = [*costs, OperatorCost()]  # the last is for views after the last operator
     events = []
     for op in sorted({*unpacked, *gradients.steps}, reverse=True):
-        most = gradients.most(op, taken[op])
-        # If it was the operator before that has saved the value, the gradients are there that arrive at its step.
-        arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
-        made = max(most - arriving, 0) if _unpacks_first(recording, op) else 0
-        events.append(planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), most, made))
+        most = gradients.most(op, costs[op].backward_bytes)
+        made = late = 0
+        if _unpacks_first(recording, op):
+            # If it was the operator before that has saved the value, the gradients are there that arrive at its step.
+            arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
+            made = max(most - arriving, 0)
+            late = most - gradients.most(op, costs[op].early_bytes, sums=False)
+        events.append(planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), most, made, late))
     return tuple(events)
 
 
@@ -133,10 +138,11 @@ class GradientLifetimes:
         values = (self.recording.values[index] for index in self.required)
         return sum(value.nbytes for value in values if value.index not in self._readers)
 
-    def most(self, index: int, workspace: int) -> int:
+    def most(self, index: int, workspace: int, sums: bool = True) -> int:
         """The most bytes at the step of operator `index`: gradients, and what the step takes and frees again.
 
-        `workspace`: bytes that the operator itself so takes. What it makes is added to other gradients afterwards.
+        `workspace`: bytes that the operator itself so takes. What it makes is added to other gradients afterwards; that
+        counts if `sums`.
         """
         values = self.recording.values
         alive = [v for v in self.required if _born(values[v]) <= index <= self._last_read(v)]
@@ -148,9 +154,9 @@ class GradientLifetimes:
         added = [value for value in op.reads if value in self.required and self._last_read(value) > index]
         # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that.
         shared = [value for value in added if owners[self._owner(value, index)] > 1]
-        sums = max((values[value].nbytes for value in shared), default=0)
+        of_sums = max((values[value].nbytes for value in shared), default=0) if sums else 0
         beside = sum(values[value].nbytes for value in added)
-        return total + self._parts(op) + beside + self._parameters(op) + max(workspace, sums)
+        return total + self._parts(op) + beside + self._parameters(op) + max(workspace, of_sums)
 
     def arriving(self, index: int) -> int:
         """Bytes of the gradients that are alive when the step of operator `index` begins."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_graph
 from ds_adacc.profile.memory_trace import MemoryTrace
@@ -23,10 +24,14 @@ Inputs = Mapping[int, torch.Tensor]  # by value index: what an operator reads
 
 
 class Backward(NamedTuple):
-    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run."""
+    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run.
+
+    `early_bytes`: as many of the bytes as it takes at most while it has what the operator saved.
+    """
 
     workspace_bytes: int = 0
     seconds: float = 0.0
+    early_bytes: int = 0
 
 
 def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
@@ -44,7 +49,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
         backward = backward_workspace(op, inputs, gradients, device)
-        costs[index] = OperatorCost(replayed, backward.workspace_bytes, seconds, backward.seconds)
+        costs[index] = OperatorCost(replayed, backward.workspace_bytes, backward.early_bytes, seconds, backward.seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
         for i in died:
@@ -92,23 +97,55 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
         starts, ends = _apart(op, inputs, gradients) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
-        gradients_of_ends, given, timer = [end.detach() for end in ends], [], Timer(device)
-        if isinstance(op.func, FunctionOperator):  # its backward may write to them
-            gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
-
-        def step() -> None:
-            # retain_graph: freeing tensors from before the trace would hide as many bytes that the step allocates
-            given[:] = torch.autograd.grad(ends, starts, gradients_of_ends, retain_graph=True, allow_unused=True)
-
+        step, timer = _step(op, starts, ends), Timer(device)
         with MemoryTrace(device) as trace:
             seconds = timer.once(step)
         if device.type == "cuda":  # that run has also loaded kernels and made the libraries' handles
             seconds = timer(step)
+        workspace = _beyond(trace, gradients.made(op))
+        early = min(_early_workspace(op, inputs, gradients, device), workspace) if workspace else 0
     except torch.OutOfMemoryError:
         raise
     except Exception:  # an operator without a derivative may raise anything
         return Backward()
-    return Backward(max((trace.peak or 0) - max(trace.left or 0, gradients.made(op)), 0), seconds)
+    return Backward(workspace, seconds, early)
+
+
+def _early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> int:
+    """As many bytes of the step's workspace as it takes at most while it has what the operator saved.
+
+    The step gets copies of that, which are alive just as long. Where they leave room below the peak, nothing was early.
+    """
+    copies: list[int] = []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor.untyped_storage().nbytes())
+        return tensor.clone()
+
+    with saved_tensors_hooks(lambda tensor: tensor, copied):
+        starts, ends = _apart(op, inputs, gradients)
+        step = _step(op, starts, ends)
+        with MemoryTrace(device) as trace:
+            step()
+    return _beyond(trace, sum(copies) + gradients.made(op))
+
+
+def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Runs backward from `ends` to `starts`, as often as it is called. It keeps the last gradients."""
+    gradients_of_ends, given = [end.detach() for end in ends], []
+    if isinstance(op.func, FunctionOperator):  # its backward may write to them
+        gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
+
+    def step() -> None:
+        # retain_graph: freeing tensors from before the trace would hide as many bytes that the step allocates
+        given[:] = torch.autograd.grad(ends, starts, gradients_of_ends, retain_graph=True, allow_unused=True)
+
+    return step
+
+
+def _beyond(trace: MemoryTrace, expected: int) -> int:
+    """Bytes of the trace's peak beyond what is expected in it, or is left behind."""
+    return max((trace.peak or 0) - max(trace.left or 0, expected), 0)
 
 
 def _may_run(op: RecordedOp) -> bool:

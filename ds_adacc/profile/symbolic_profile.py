@@ -67,8 +67,9 @@ class SymbolicProfile:
         for i, event in enumerate(graph.events):
             measured = [profile.graph.events[i] for profile in profiles]
             gradients = whole([each.gradient_bytes for each in measured], everything)
-            made = whole([each.made_bytes for each in measured], everything)
-            events.append(replace(event, gradient_bytes=gradients, made_bytes=min(made, gradients)))
+            made = min(whole([each.made_bytes for each in measured], everything), gradients)
+            late = min(whole([each.late_bytes for each in measured], everything), gradients)
+            events.append(replace(event, gradient_bytes=gradients, made_bytes=made, late_bytes=late))
         overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
         graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
         codecs = []

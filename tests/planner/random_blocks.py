@@ -54,7 +54,9 @@ def graphs(draw, sizes, ops=5):
     usable = BlockGraph(values, tuple(made), ()).rebuildable_ops
     needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
     events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
-    events = tuple(Event(f"e{time}", tuple(event), draw(sizes), draw(sizes)) for time, event in enumerate(events))
+    events = tuple(
+        Event(f"e{time}", tuple(event), *(draw(sizes) for _ in range(3))) for time, event in enumerate(events)
+    )
     return BlockGraph(values, tuple(made), events, draw(sizes))
 
 

@@ -1,8 +1,10 @@
 """Values that only pass through a replay, and the bytes that the replay takes with them."""
 
+from dataclasses import replace
+
 import pytest
 
-from ds_adacc.planner import BlockGraph, Event, Op, Policy, Profile, Value, recompute_policy, simulate
+from ds_adacc.planner import BlockGraph, Event, Op, Policy, Profile, Value, recompute_policy, retain_policy, simulate
 
 X, Q, TWICE, TURNED, ROTATED = range(5)
 
@@ -55,6 +57,20 @@ def test_a_replay_is_over_before_the_step_takes_its_bytes():
     assert recompute_policy(profile) == Policy(("retain", None, None, None, None), (0, 1, 2, 3))
     # x, rotated, the gradients, and what the replay takes above the 30 that come after it
     assert simulate(profile, recompute_policy(profile)).timeline == (100 + 8 + 50 + (67 - 30), 100)
+
+
+@pytest.mark.parametrize(("late", "room"), [(0, 0), (5, 5), (8, 8), (20, 8)])
+def test_late_bytes_take_the_place_of_copies(late, room):
+    """`rotated` has 8 bytes. They are gone when the step takes its late bytes, but not if the value is retained."""
+    graph = rotation()
+    graph = replace(graph, events=(Event("rotated", (ROTATED,), 50, 50, late), Event("x", (X,), 0)))
+    profile = Profile(graph, (0.0,) * 4, ((),) * 5)
+    while_replaying, with_gradients = 100 + 8 + 67, 100 + 8 + 50 - room
+    assert simulate(profile, recompute_policy(profile)).timeline == (max(while_replaying, with_gradients), 100)
+    quick = replace(graph, ops=tuple(replace(op, workspace_bytes=0) for op in graph.ops))
+    profile = replace(profile, graph=quick)
+    assert simulate(profile, recompute_policy(profile)).timeline[0] == max(100 + 8 + 27, with_gradients)
+    assert simulate(profile, retain_policy(profile)).timeline[0] == 100 + 8 + 50
 
 
 @pytest.mark.parametrize(("store", "held"), [("retain", 100), (None, 0)])

@@ -36,6 +36,24 @@ def greedy_backward(gradient: torch.Tensor) -> torch.Tensor:
 greedy.register_autograd(lambda ctx, gradient: greedy_backward(gradient))
 
 
+@torch.library.custom_op("ds_adacc_test::patient", mutates_args=())
+def patient(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def patient_backward(ctx, gradient):
+    """It lets go of what it has saved before it takes most of its memory."""
+    (x,) = ctx.saved_tensors
+    early = torch.empty(MIB, dtype=torch.uint8)
+    given = 2 * gradient * x
+    del x, early
+    late = torch.empty(3 * MIB, dtype=torch.uint8)
+    return given if late.numel() else None
+
+
+patient.register_autograd(patient_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
 @torch.library.custom_op("ds_adacc_test::one_way", mutates_args=())
 def one_way(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
@@ -60,6 +78,17 @@ def by_name(function):
 
 def test_an_operators_own_memory_is_counted_in_replay_and_in_backward():
     assert by_name(torch.ops.ds_adacc_test.greedy.default)["greedy"] == (MIB, 3 * MIB)
+
+
+@pytest.mark.parametrize(("mib", "early"), [(1, 2), (4, 1)])
+def test_what_a_step_takes_while_it_has_its_values_is_told_apart(mib, early):
+    """Later the step takes 3 MiB. As many of them are told apart as it has saved: 1 MiB, or 4."""
+    found = captured(torch.ops.ds_adacc_test.patient.default, torch.randn(mib, MIB // 4, requires_grad=True))
+    (op,) = found.recording.ops
+    backward = backward_workspace(op, found.tensors, GradientLifetimes(found.recording), CPU)
+    beside = mib * MIB  # of 2 * gradient
+    assert backward.workspace_bytes == max(3 * MIB, MIB + beside)
+    assert backward.early_bytes == max(early * MIB, MIB + beside)
 
 
 def test_pointwise_operators_have_no_workspace():
