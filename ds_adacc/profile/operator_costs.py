@@ -119,8 +119,10 @@ def _early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetime
     copies: list[int] = []
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
-        copies.append(tensor.untyped_storage().nbytes())
-        return tensor.clone()
+        copy = tensor.clone()
+        if copy.device.type == device.type:  # the state of a random generator may be on the host
+            copies.append(copy.untyped_storage().nbytes())
+        return copy
 
     with saved_tensors_hooks(lambda tensor: tensor, copied):
         starts, ends = _apart(op, inputs, gradients)
