@@ -61,10 +61,11 @@ def _inside(profile: Profile, max_gradient_error: float | None) -> int:
     # A copy that an earlier event has rebuilt may still be there, also of what cannot be stored.
     cost = {index: fewest[index][0] if index in fewest else value.nbytes for index, value in enumerate(graph.values)}
     later: set[int] = set()
-    for event in reversed(graph.events):
+    for time, event in reversed(list(enumerate(graph.events))):
         whole = sum(graph.values[value].nbytes for value in event.values)
         rest, _ = _least(profile, later - set(event.values), cost | dict.fromkeys(event.values, 0))
-        most = max(most, event.gradient_bytes - event.late_bytes + whole + rest)
+        room = sum(graph.values[value].nbytes for value in graph.let_go(time))
+        most = max(most, event.gradient_bytes - min(event.late_bytes, room) + whole + rest)
         later |= set(event.values)
     return most
 

@@ -100,10 +100,10 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
 def _unpacks_first(recording: Recording, op: int) -> bool:
     """Whether the operator's step unpacks all that it has saved before it allocates anything.
 
-    Torch's own steps do. What is written in Python may allocate in between. (So may an `autograd.Function` that is
-    recorded operator by operator, which cannot be told from torch's own here.)
+    What is written in Python may allocate in between. (So may an `autograd.Function` that is recorded operator by
+    operator, which cannot be told from torch's own here.)
     """
-    return op < len(recording.ops) and recording.ops[op].name.startswith("aten.")
+    return op < len(recording.ops) and recording.ops[op].is_aten
 
 
 def _event_name(recording: Recording, op: int) -> str:

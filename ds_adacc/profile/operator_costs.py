@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of
+from ds_adacc.program.slots import copy_of
 from ds_adacc.record.tensors import RecordedTensors
 
 _SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -24,14 +26,10 @@ Inputs = Mapping[int, torch.Tensor]  # by value index: what an operator reads
 
 
 class Backward(NamedTuple):
-    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run.
-
-    `early_bytes`: as many of the bytes as it takes at most while it has what the operator saved.
-    """
+    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run."""
 
     workspace_bytes: int = 0
     seconds: float = 0.0
-    early_bytes: int = 0
 
 
 def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
@@ -49,7 +47,10 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
         backward = backward_workspace(op, inputs, gradients, device)
-        costs[index] = OperatorCost(replayed, backward.workspace_bytes, backward.early_bytes, seconds, backward.seconds)
+        early = taken = backward.workspace_bytes
+        if taken and op.is_aten:
+            early = min(early_workspace(op, inputs, gradients, device), taken)
+        costs[index] = OperatorCost(replayed, taken, early, seconds, backward.seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
         for i in died:
@@ -102,33 +103,33 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
             seconds = timer.once(step)
         if device.type == "cuda":  # that run has also loaded kernels and made the libraries' handles
             seconds = timer(step)
-        workspace = _beyond(trace, gradients.made(op))
-        early = min(_early_workspace(op, inputs, gradients, device), workspace) if workspace else 0
     except torch.OutOfMemoryError:
         raise
     except Exception:  # an operator without a derivative may raise anything
         return Backward()
-    return Backward(workspace, seconds, early)
+    return Backward(_beyond(trace, gradients.made(op)), seconds)
 
 
-def _early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> int:
-    """As many bytes of the step's workspace as it takes at most while it has what the operator saved.
+def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> float:
+    """As many bytes of the step's workspace as it takes at most while it has what `op` saved; all, if it is not known.
 
     The step gets copies of that, which are alive just as long. Where they leave room below the peak, nothing was early.
     """
     copies: list[int] = []
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()
+        copy = copy_of(tensor)
         if copy.device.type == device.type:  # the state of a random generator may be on the host
             copies.append(copy.untyped_storage().nbytes())
         return copy
 
-    with saved_tensors_hooks(lambda tensor: tensor, copied):
-        starts, ends = _apart(op, inputs, gradients)
-        step = _step(op, starts, ends)
-        with MemoryTrace(device) as trace:
-            step()
+    try:
+        with saved_tensors_hooks(lambda tensor: tensor, copied):
+            step = _step(op, *_apart(op, inputs, gradients))
+            with MemoryTrace(device) as trace:
+                step()
+    except Exception:  # there may be no memory for the copies
+        return math.inf
     return _beyond(trace, sum(copies) + gradients.made(op))
 
 

@@ -120,6 +120,11 @@ class RecordedOp:
         return self.refusal is None
 
     @property
+    def is_aten(self) -> bool:
+        """Whether it is torch's own. Its backward step gets all that it has saved before it allocates anything."""
+        return self.name.startswith("aten.")
+
+    @property
     def is_function(self) -> bool:
         """Whether it is a call of an `autograd.Function` (Rule R15)."""
         return self.name.startswith(f"{FUNCTION}.")

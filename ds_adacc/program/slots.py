@@ -83,12 +83,16 @@ class CopyingSlot:
         self.slot = slot
 
     def unpack(self) -> torch.Tensor:
-        tensor = self.slot.unpack().detach()
-        copy = tensor.clone()  # a parameter's copy has none of its attributes
-        if copy.stride() == tensor.stride():
-            return copy
-        whole = tensor.as_strided((Geometry.of(tensor).span // tensor.element_size(),), (1,))  # with its gaps
-        return whole.clone().as_strided(tensor.shape, tensor.stride())
+        return copy_of(self.slot.unpack().detach())  # a parameter's copy has none of its attributes
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides."""
+    copy = tensor.clone()
+    if copy.stride() == tensor.stride():
+        return copy
+    whole = tensor.as_strided((Geometry.of(tensor).span // tensor.element_size(),), (1,))  # with its gaps
+    return whole.clone().as_strided(tensor.shape, tensor.stride())
 
 
 class ParameterSlot:

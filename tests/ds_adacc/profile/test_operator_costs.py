@@ -13,7 +13,13 @@ from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.operator_costs import Backward, backward_workspace, operator_costs, replay_workspace
+from ds_adacc.profile.operator_costs import (
+    Backward,
+    backward_workspace,
+    early_workspace,
+    operator_costs,
+    replay_workspace,
+)
 from ds_adacc.profile.timer import Timer
 
 CPU = torch.device("cpu")
@@ -85,10 +91,39 @@ def test_what_a_step_takes_while_it_has_its_values_is_told_apart(mib, early):
     """Later the step takes 3 MiB. As many of them are told apart as it has saved: 1 MiB, or 4."""
     found = captured(torch.ops.ds_adacc_test.patient.default, torch.randn(mib, MIB // 4, requires_grad=True))
     (op,) = found.recording.ops
-    backward = backward_workspace(op, found.tensors, GradientLifetimes(found.recording), CPU)
+    gradients = GradientLifetimes(found.recording)
     beside = mib * MIB  # of 2 * gradient
-    assert backward.workspace_bytes == max(3 * MIB, MIB + beside)
-    assert backward.early_bytes == max(early * MIB, MIB + beside)
+    assert backward_workspace(op, found.tensors, gradients, CPU).workspace_bytes == max(3 * MIB, MIB + beside)
+    assert early_workspace(op, found.tensors, gradients, CPU) == max(early * MIB, MIB + beside)
+
+
+def test_of_a_parameter_that_is_part_of_a_buffer_only_the_copy_counts():
+    """ZeRO keeps all parameters in one buffer."""
+    weight = nn.Parameter(torch.zeros(64 * MIB // 4)[: MIB // 4])
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x):
+            return x.sin() * self.weight
+
+    found = captured(Scaled(), torch.randn(4, MIB // 4, requires_grad=True))
+    cost = operator_costs(found.recording, found.tensors, Timer(CPU))[1]
+    whole, summed = 4 * MIB, MIB  # the gradient of the weight, before and after it is summed over the rows
+    assert (cost.backward_bytes, cost.early_bytes) == (whole, whole - summed)
+
+
+def test_where_copies_fail_all_of_the_workspace_is_early(monkeypatch):
+    def fail(tensor):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(module, "copy_of", fail)
+    found = captured(Block(torch.sin), torch.randn(8, WIDTH, requires_grad=True))
+    costs = operator_costs(found.recording, found.tensors, Timer(CPU))
+    assert any(cost.backward_bytes for cost in costs)
+    assert all(cost.early_bytes == cost.backward_bytes for cost in costs)
 
 
 def test_pointwise_operators_have_no_workspace():
