@@ -41,7 +41,7 @@ from ds_adacc.planner.error_estimate import (
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
-from ds_adacc.planner.passing import Replayable, passing
+from ds_adacc.planner.passing import Replayable, grouped, passing, read_by
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -94,6 +94,7 @@ __all__ = [
     "gradient_error",
     "greedy",
     "greedy_policies",
+    "grouped",
     "held_bytes",
     "human_bytes",
     "in_process",
@@ -104,6 +105,7 @@ __all__ = [
     "least_peak_in_process",
     "passing",
     "peak_bytes",
+    "read_by",
     "read_together",
     "recompute_all",
     "recompute_policy",

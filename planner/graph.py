@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ds_adacc.planner.passing import Replayable, passing, rebuildable
+from ds_adacc.planner.passing import Replayable, grouped, passing, read_by, rebuildable
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Event:
     made_bytes: int = 0
     late_bytes: int = 0
 
+    def sized(self, gradient_bytes: int, made_bytes: int, late_bytes: int) -> Event:
+        """This event with other bytes. Those made and those late are a part of the gradients, so no more than these."""
+        made, late = min(made_bytes, gradient_bytes), min(late_bytes, gradient_bytes)
+        return replace(self, gradient_bytes=gradient_bytes, made_bytes=made, late_bytes=late)
+
 
 @dataclass(frozen=True)
 class BlockGraph:
@@ -106,16 +111,12 @@ class BlockGraph:
     @functools.cached_property
     def replays(self) -> Mapping[int, tuple[int, ...]]:
         """The replays that backward may run: by the op at the end of each, all ops that it runs, in forward order."""
-        parts: dict[int, list[int]] = {}
-        for index in sorted(self.rebuildable_ops):
-            end = next((self.passing[value] for value in self.ops[index].outputs if value in self.passing), index)
-            parts.setdefault(end, []).append(index)
-        return {end: tuple(ops) for end, ops in sorted(parts.items())}
+        return grouped(sorted(self.rebuildable_ops), self._replayable, self.passing)
 
     @functools.cached_property
     def replay_inputs(self) -> Mapping[int, tuple[int, ...]]:
         """By the op at the end of each replay, the values that it reads and does not make itself."""
-        return {end: self._replay_inputs(ops) for end, ops in self.replays.items()}
+        return {end: read_by(parts, self._replayable, self.passing) for end, parts in self.replays.items()}
 
     @functools.cached_property
     def replay_bytes(self) -> Mapping[int, int]:
@@ -124,10 +125,6 @@ class BlockGraph:
         Outputs are counted as soon as the replay begins. One alone leaves its room to what comes before it.
         """
         return {end: self._replay_bytes(ops) for end, ops in self.replays.items()}
-
-    def _replay_inputs(self, ops: Sequence[int]) -> tuple[int, ...]:
-        read = dict.fromkeys(value for op in ops for value in self.ops[op].inputs)
-        return tuple(value for value in read if value not in self.passing)
 
     def _replay_bytes(self, parts: Sequence[int]) -> int:
         last = {value: part for part in parts for value in self.ops[part].inputs if value in self.passing}
@@ -142,11 +139,11 @@ class BlockGraph:
             alive -= sum(self.values[value].nbytes for value, end in last.items() if end == part)
         return most
 
-    @property
+    @functools.cached_property
     def _replayable(self) -> list[Replayable]:
         return [Replayable(op.inputs, op.outputs, op.replayable) for op in self.ops]
 
-    @property
+    @functools.cached_property
     def _storable(self) -> frozenset[int]:
         return frozenset(index for index, value in enumerate(self.values) if value.storable)
 

@@ -7,7 +7,7 @@ one output. So they run together, as one replay: that of the *exit*, the op that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -47,6 +47,20 @@ def passing(ops: Sequence[Replayable], storable: Collection[int], saved: Collect
     return exits
 
 
+def grouped(indices: Iterable[int], ops: Sequence[Replayable], exits: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """These ops, sorted, as replays: by the op at the end of each, all that run for it. `exits`: from `passing`."""
+    replays: dict[int, list[int]] = {}
+    for index in indices:
+        replays.setdefault(_exit(ops, exits, index), []).append(index)
+    return {end: tuple(parts) for end, parts in sorted(replays.items())}
+
+
+def read_by(parts: Sequence[int], ops: Sequence[Replayable], exits: Mapping[int, int]) -> tuple[int, ...]:
+    """The values, each once, that a replay of these ops reads and does not make itself."""
+    read = dict.fromkeys(value for part in parts for value in ops[part].inputs)
+    return tuple(value for value in read if value not in exits)
+
+
 def _readers(ops: Sequence[Replayable], usable: Collection[int], saved: Collection[int]) -> dict[int, list[int]]:
     """By value, the ops that read it and may be replayed because someone asks for what they make."""
     readers: dict[int, list[int]] = {}
@@ -57,6 +71,6 @@ def _readers(ops: Sequence[Replayable], usable: Collection[int], saved: Collecti
     return readers
 
 
-def _exit(ops: Sequence[Replayable], exits: dict[int, int], index: int) -> int:
+def _exit(ops: Sequence[Replayable], exits: Mapping[int, int], index: int) -> int:
     """The exit of the replay that an op is part of."""
     return next((exits[value] for value in ops[index].outputs if value in exits), index)

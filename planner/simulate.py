@@ -51,7 +51,7 @@ class Simulation:
 
 @dataclass
 class _Backward:
-    """The backward of one call: when each value was rebuilt and last used, and when each op was replayed."""
+    """The backward of one call: when each value was rebuilt and last used, and when each replay was run."""
 
     profile: Profile
     policy: Policy
@@ -76,14 +76,14 @@ class _Backward:
                 self.rebuilt.setdefault(value, time)
 
     def _replay(self, op: int, time: int) -> tuple[int, ...]:
-        """Run `op` unless it ran before; return the values to request for it."""
+        """Run the replay that ends with `op` unless it ran before; return the values to request for it."""
         if op in self.replayed:
             return ()
         self.replayed[op] = time
         for output in self.profile.graph.ops[op].outputs:
             if self.policy.stores[output] is None:
                 self.rebuilt[output] = time
-        return self.profile.graph.ops[op].inputs
+        return self.profile.graph.replay_inputs[op]
 
     def timeline(self) -> tuple[int, ...]:
         """The bytes alive at each event."""
@@ -100,7 +100,7 @@ class _Backward:
         """First event, last event and bytes of each copy and payload."""
         end = len(self.profile.graph.events) - 1
         for value, first in self.rebuilt.items():
-            if value in self.last_use and value not in self.profile.graph.passing:
+            if value in self.last_use:
                 yield first, self.last_use[value], self.profile.graph.values[value].nbytes
         for value, store in enumerate(self.policy.stores):
             # a value that nothing uses is held to the end
@@ -122,10 +122,9 @@ class _Backward:
                 for time in range(self.rebuilt[value], self.last_use[value] + 1):
                     most[time] = max(most[time], offer.workspace_bytes)
         most = [codecs - self._let_go(time) for time, codecs in enumerate(most)]
-        for op, nbytes in self.profile.graph.replay_bytes.items():
-            if op in self.replayed:
-                time = self.replayed[op]
-                most[time] = max(most[time], nbytes - self.profile.graph.events[time].made_bytes)
+        for op, time in self.replayed.items():
+            beyond = self.profile.graph.replay_bytes[op] - self.profile.graph.events[time].made_bytes
+            most[time] = max(most[time], beyond)
         return most
 
     def _let_go(self, time: int) -> int:
@@ -135,7 +134,8 @@ class _Backward:
         return min(graph.events[time].late_bytes, sum(graph.values[value].nbytes for value in copies))
 
     def seconds(self) -> float:
-        replays = sum(self.profile.op_seconds[op] for op in sorted(self.replayed))
+        replayed = sorted(part for op in self.replayed for part in self.profile.graph.replays[op])
+        replays = sum(self.profile.op_seconds[op] for op in replayed)
         offers = chosen_codecs(self.profile, self.policy).values()
         codecs = sum(offer.seconds for offer in offers if offer.codec != OFFLOAD)
         return replays + codecs + self._stalls([offer for offer in offers if offer.codec == OFFLOAD])

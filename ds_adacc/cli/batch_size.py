@@ -77,9 +77,8 @@ class BatchLine:
         )
 
     def _event(self, batch: int, a: planner.Event, b: planner.Event) -> planner.Event:
-        moved = self._moved(batch, a, b, "gradient_bytes", "made_bytes", "late_bytes")
-        most = moved.gradient_bytes
-        return replace(moved, made_bytes=min(moved.made_bytes, most), late_bytes=min(moved.late_bytes, most))
+        fields = "gradient_bytes", "made_bytes", "late_bytes"
+        return a.sized(**{field: self._bytes(batch, getattr(a, field), getattr(b, field)) for field in fields})
 
     def _codecs(
         self, batch: int, a: Sequence[planner.CodecCost], b: Sequence[planner.CodecCost]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ds_adacc.execute.copied import copied
-from ds_adacc.planner import RETAIN, Policy, is_codec
+from ds_adacc.planner import RETAIN, Policy, grouped, is_codec, read_by
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Draw, RecordedValue, Recording
@@ -82,7 +82,7 @@ class Course:
 def course_of(recording: Recording, policy: Policy) -> Course:
     """How calls of the recorded program run under `policy`."""
     ops = _replayed(recording, policy)
-    replays = _replays(recording, ops)
+    replays = grouped(ops, recording.replayable, recording.passing)
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
     states = states_at([draw for op in ops for draw in recording.ops[op].draws])
@@ -127,18 +127,7 @@ def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | N
 
 def needs_of(recording: Recording, ops: Sequence[int]) -> tuple[int, ...]:
     """The values, each once, that a replay of these operators reads and does not make itself (Rule E16)."""
-    needs = dict.fromkeys(need for op in ops for need in recording.ops[op].needs)
-    return tuple(need for need in needs if need not in recording.passing)
-
-
-def _replays(recording: Recording, ops: Sequence[int]) -> Replays:
-    """These operators, by the one at the end of the replay that each is part of."""
-    replays: dict[int, list[int]] = {}
-    for index in ops:
-        # All that passes through it has one exit.
-        end = next((recording.passing[v] for v in recording.ops[index].outputs if v in recording.passing), index)
-        replays.setdefault(end, []).append(index)
-    return {end: tuple(parts) for end, parts in sorted(replays.items())}
+    return read_by(ops, recording.replayable, recording.passing)
 
 
 def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:

@@ -36,11 +36,10 @@ class Correction:
     def of(self, profile: planner.Profile) -> planner.Profile:
         """The profile with these bytes added."""
         graph = profile.graph
-        events = (self._of_event(event) for event in graph.events)
+        more = self.backward or 0
+        events = (
+            event.sized(max(event.gradient_bytes + more, 0), event.made_bytes, event.late_bytes)
+            for event in graph.events
+        )
         overhead = max(graph.forward_overhead + self.forward, 0)
         return replace(profile, graph=replace(graph, events=tuple(events), forward_overhead=overhead))
-
-    def _of_event(self, event: planner.Event) -> planner.Event:
-        gradients = max(event.gradient_bytes + (self.backward or 0), 0)
-        made, late = (min(nbytes, gradients) for nbytes in (event.made_bytes, event.late_bytes))
-        return replace(event, gradient_bytes=gradients, made_bytes=made, late_bytes=late)

@@ -65,11 +65,8 @@ class SymbolicProfile:
             ops.append(replace(op, workspace_bytes=taken))
         events = []
         for i, event in enumerate(graph.events):
-            measured = [profile.graph.events[i] for profile in profiles]
-            gradients = whole([each.gradient_bytes for each in measured], everything)
-            made = min(whole([each.made_bytes for each in measured], everything), gradients)
-            late = min(whole([each.late_bytes for each in measured], everything), gradients)
-            events.append(replace(event, gradient_bytes=gradients, made_bytes=made, late_bytes=late))
+            each = [(e.gradient_bytes, e.made_bytes, e.late_bytes) for e in (p.graph.events[i] for p in profiles)]
+            events.append(event.sized(*(whole(numbers, everything) for numbers in zip(*each, strict=True))))
         overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
         graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
         codecs = []

@@ -241,9 +241,13 @@ class Recording:
     @functools.cached_property
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the operator at the end of that replay (`planner/passing.py`)."""
+        return planner.passing(self.replayable, self.storable, self.saved)
+
+    @functools.cached_property
+    def replayable(self) -> Sequence[planner.Replayable]:
+        """What each operator reads and makes in a replay."""
         made = (tuple(index for index in op.outputs if index is not None) for op in self.ops)
-        ops = [planner.Replayable(op.needs, outputs, op.replayable) for op, outputs in zip(self.ops, made, strict=True)]
-        return planner.passing(ops, self.storable, self.saved)
+        return [planner.Replayable(op.needs, outs, op.replayable) for op, outs in zip(self.ops, made, strict=True)]
 
     @functools.cached_property
     def constants(self) -> tuple[float, ...]:
