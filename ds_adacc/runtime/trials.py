@@ -106,8 +106,9 @@ class Trials:
 
     def _asks_for_codecs(self, variant: Variant, known: KnownType) -> bool:
         """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly."""
-        is_exact = known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
-        return is_exact and self.are_unknown(known)
+        if not self.are_unknown(known):  # as in most calls; to look through the policy takes longer
+            return False
+        return known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
 
     def take_late(self) -> list[str]:
         """The block types, since this was asked last, whose codecs were measured only after a plan was made."""
