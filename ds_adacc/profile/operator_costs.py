@@ -124,7 +124,8 @@ def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
         return copy
 
     try:
-        with saved_tensors_hooks(lambda tensor: tensor, copied):
+        # Detached: a saved output has the node that saves it, which would keep it for ever.
+        with saved_tensors_hooks(torch.Tensor.detach, copied):
             step = _step(op, *_apart(op, inputs, gradients))
             with MemoryTrace(device) as trace:
                 step()

@@ -254,7 +254,7 @@ class Recorder(TorchDispatchMode):
         """The recorder notes no operator that runs here, and no pack hook is called."""
         was_aside, self._is_aside = self._is_aside, True
         try:
-            with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
                 yield
         finally:
             self._is_aside = was_aside

@@ -1,5 +1,7 @@
 """What operators cost: what they allocate and free again inside themselves is counted to the byte."""
 
+import gc
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +97,21 @@ def test_what_a_step_takes_while_it_has_its_values_is_told_apart(mib, early):
     beside = mib * MIB  # of 2 * gradient
     assert backward_workspace(op, found.tensors, gradients, CPU).workspace_bytes == max(3 * MIB, MIB + beside)
     assert early_workspace(op, found.tensors, gradients, CPU) == max(early * MIB, MIB + beside)
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.rsqrt, lambda x: x.softmax(-1)])
+def test_nothing_is_left_of_a_step_that_has_saved_its_output(function):
+    """A saved output that the hooks keep as it is would keep the node that has saved it, and this the output."""
+    found = captured(function, torch.rand(7, 11, 13, requires_grad=True))
+    (op,) = found.recording.ops
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) and each.shape == (7, 11, 13) for each in gc.get_objects())
+
+    before = alive()
+    assert math.isfinite(early_workspace(op, found.tensors, GradientLifetimes(found.recording), CPU))
+    assert alive() == before
 
 
 def test_of_a_parameter_that_is_part_of_a_buffer_only_the_copy_counts():
