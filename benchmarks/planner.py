@@ -12,6 +12,7 @@ and for frontier and mix of all, and of one run for a made-up chain of 2000 valu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -30,22 +31,19 @@ from ds_adacc.cli import plots
 from ds_adacc.cli.factory import record
 from ds_adacc.config import load
 from ds_adacc.environment import device_name
-from ds_adacc.plan.comparison import peak_when
+from ds_adacc.plan.comparison import RULES
 from ds_adacc.report.choices import named_choices
 
 CODECS = ("paper", "none")
 BUDGETS = [round(0.05 * step, 2) for step in range(4, 20)]
 SHOWN = 0.3  # the budget of the table of baselines and of the figures
 MIB, VALUES = 1 << 20, 2000  # values of the made-up chain
-BASELINES = {
-    "retain all": planner.retain_all,
-    "recompute all": planner.recompute_all,
-    "compress all": planner.compress_all,
-    "greedy": planner.greedy,
-    "one policy": planner.solve_uniform,
-    "mix": planner.solve_per_block,
+PLANNERS = {  # of a problem, a budget in bytes, and seconds for one search
+    **{name: lambda problem, *_, rule=rule: planner.everywhere(rule, problem) for name, rule in RULES.items()},
+    "greedy": lambda problem, budget, _: planner.greedy(problem, budget),
+    "one policy": lambda problem, budget, limit: planner.solve_uniform(problem, budget, max_seconds=limit),
+    "mix": lambda problem, budget, limit: planner.solve_per_block(problem, budget, max_seconds=limit),
 }
-FIXED = ("retain all", "recompute all", "compress all")  # shown whether they fit or not
 
 
 class Example:
@@ -85,19 +83,22 @@ def cost(name, nbytes, ratio, lot):
 
 def planned(plan, problem, budget, args):
     """The solution as plain numbers; why there is none, if so."""
+    began = time.perf_counter()
     try:
-        solution = plan(problem, budget, max_seconds=args.max_seconds)
+        solution = plan(problem, budget, args.max_seconds)
     except planner.InfeasibleBudget as error:
         return {"infeasible": error.smallest}
     except planner.NoSolutionInTime as error:
         return {"out_of_time": str(error)}
+    if solution.peak > budget:
+        return {"infeasible": solution.peak}
     policies = [list(dict.fromkeys(chosen)) for chosen in solution.policies]
     return {
         "peak": solution.peak,
         "added_seconds": solution.added_seconds,
         "distinct_policies": sum(map(len, policies)),
         "proven_optimal": solution.proven_optimal,
-        "solve_seconds": solution.solve_seconds,
+        "solve_seconds": time.perf_counter() - began,
     }
 
 
@@ -113,7 +114,7 @@ def seconds(work, runs=3):
 
 def compare(problem, args):
     """All that is said of one problem."""
-    without = peak_when(planner.retain_policy, problem)
+    without = planner.everywhere(planner.retain_policy, problem).peak
     points = {
         block_type.name: planner.frontier(block_type.profile, max_seconds=args.max_seconds)
         for block_type in problem.block_types
@@ -134,10 +135,10 @@ def compare(problem, args):
             ]
             for block_type in problem.block_types
         },
-        "baselines": {name: planned(plan, problem, shown, args) for name, plan in BASELINES.items()},
+        "baselines": {name: planned(plan, problem, shown, args) for name, plan in PLANNERS.items()},
         "budgets": {
             str(budget): {
-                name: planned(BASELINES[name], problem, int(budget * without), args) for name in ("one policy", "mix")
+                name: planned(PLANNERS[name], problem, int(budget * without), args) for name in ("one policy", "mix")
             }
             for budget in BUDGETS
         },
@@ -149,30 +150,27 @@ def solve_times(problem, args):
     name = problem.block_types[0].name
     block = planner.Problem((planner.BlockType(name, problem.block_types[0].profile, 1),))
     made_up = chain()
-    alone, peak, most = (peak_when(planner.retain_policy, asked) for asked in (block, problem, made_up))
+    alone, peak, most = (planner.everywhere(planner.retain_policy, each).peak for each in (block, problem, made_up))
     limit = {"max_seconds": args.max_seconds}
     return {
-        "one block": seconds(lambda: planned(planner.solve_uniform, block, int(0.6 * alone), args)),
+        "one block": seconds(lambda: planned(PLANNERS["one policy"], block, int(0.6 * alone), args)),
         "frontier of one block": seconds(lambda: planner.frontier(block.block_types[0].profile, **limit)),
-        "frontier and mix of all blocks": seconds(
-            lambda: planned(planner.solve_per_block, problem, int(SHOWN * peak), args)
-        ),
+        "frontier and mix of all blocks": seconds(lambda: planned(PLANNERS["mix"], problem, int(SHOWN * peak), args)),
         f"{VALUES} values, four choices": seconds(
-            lambda: planned(planner.solve_uniform, made_up, most // 2, args), runs=1
+            lambda: planned(PLANNERS["one policy"], made_up, most // 2, args), runs=1
         ),
     }
 
 
 def figures(problem, args, codecs):
     """The frontier with the baselines, and the bytes through backward, at the budget shown."""
-    without = peak_when(planner.retain_policy, problem)
+    without = planner.everywhere(planner.retain_policy, problem).peak
     budget, plans = int(SHOWN * without), {}
-    for name, plan in BASELINES.items():
-        try:
-            plans[name] = plan(problem, budget, max_seconds=args.max_seconds).policies
-        except planner.InfeasibleBudget as error:
-            if name in FIXED:
-                plans[name] = plan(problem, error.smallest, max_seconds=args.max_seconds).policies
+    for name, plan in PLANNERS.items():
+        with contextlib.suppress(planner.InfeasibleBudget):
+            solution = plan(problem, budget, args.max_seconds)
+            if name in RULES or solution.peak <= budget:
+                plans[name] = solution.policies
     chosen = plans.pop("mix", [()] * len(problem.block_types))
     for place, block_type in enumerate(problem.block_types):
         points = planner.frontier(block_type.profile, max_seconds=args.max_seconds)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .codec import FORMS, Codec, Payload, make
-from .reference import channel_scores, is_two_valued
+from .codec import FORMS, Codec, make
+from .reference import is_two_valued
 
 __all__ = [
     "BACKENDS",
@@ -26,8 +26,6 @@ __all__ = [
     "ROUNDINGS",
     "SCALES",
     "Codec",
-    "Payload",
-    "channel_scores",
     "choose_backend",
     "is_two_valued",
     "make_codec",
@@ -118,8 +116,8 @@ def rank_outliers(x: Tensor, threshold: float, *, backend: str = "reference") ->
     """Return (order, count, is_finite): what the channels of `x` tell of its outliers, on the device.
 
     `order` has the channels by falling score, int64 (channels,). Channels of the same score keep their order. `count`
-    says how many exceed `threshold`, int64 (). `is_finite` is False if a channel holds Inf or NaN, bool (). `x` is as
-    for `channel_scores`. The host need not wait for any of them.
+    says how many exceed `threshold`, int64 (). `is_finite` is False if a channel holds Inf or NaN, bool (). `x` is
+    contiguous. The host need not wait for any of them.
 
     Raises ValueError for a backend that does not exist, RuntimeError if it cannot run here.
     """

@@ -11,7 +11,7 @@ Read the files in this order:
 * the answer: `policy`, and `solution` with the errors;
 * what a policy costs: `simulate` (one call of a block), `passing` (values that a replay makes only for itself), `peak`
   (a whole step), `error_estimate` (of a gradient error);
-* planners without a solver: `baselines`, `greedy`;
+* policies without a solver: `baselines`, `greedy`;
 * the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `milp_choices` (choices and replays),
   `milp_memory` (bytes), `milp` (what all searches share, and the call of CBC);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
@@ -23,14 +23,7 @@ Read the files in this order:
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
-from ds_adacc.planner.baselines import (
-    compress_all,
-    compress_policy,
-    recompute_all,
-    recompute_policy,
-    retain_all,
-    retain_policy,
-)
+from ds_adacc.planner.baselines import compress_policy, everywhere, recompute_policy, retain_policy
 from ds_adacc.planner.error_estimate import (
     altered_values,
     gradient_error,
@@ -86,10 +79,10 @@ __all__ = [
     "added_seconds",
     "altered_values",
     "chosen_codecs",
-    "compress_all",
     "compress_policy",
     "evaluate_per_block",
     "evaluate_uniform",
+    "everywhere",
     "frontier",
     "gradient_error",
     "greedy",
@@ -107,9 +100,7 @@ __all__ = [
     "peak_bytes",
     "read_by",
     "read_together",
-    "recompute_all",
     "recompute_policy",
-    "retain_all",
     "retain_policy",
     "simulate",
     "solve_in_process",

@@ -1,67 +1,38 @@
-"""Policies that one would write by hand, and planners that apply them: what the solver has to beat."""
+"""Policies that one would write by hand: what the solver has to beat."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
-from ds_adacc.planner.solution import InfeasibleBudget, Solution, check_request, evaluate_uniform
+from ds_adacc.planner.solution import Solution, evaluate_uniform
 
 
-def retain_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
-    """Keep every saved value ("Baseline" in the paper, section 4.1); replay only for what cannot be stored.
-
-    Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
-    """
-    return _apply(retain_policy, problem, budget, max_seconds)
-
-
-def recompute_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
-    """Keep block inputs and what cannot be rebuilt, replay the rest ("Megatron-LM" in the paper).
-
-    Raises InfeasibleBudget, with its own peak, if that exceeds `budget` bytes; ValueError for a bad argument.
-    """
-    return _apply(recompute_policy, problem, budget, max_seconds)
-
-
-def compress_all(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
-    """Compress each saved value with the first codec on offer, keep the rest ("Quantization" in the paper).
-
-    It ignores a bound on the gradient error. Raises InfeasibleBudget, with its own peak, if that exceeds `budget`
-    bytes; ValueError for a bad argument.
-    """
-    return _apply(compress_policy, problem, budget, max_seconds)
-
-
-def _apply(plan: Callable[[Profile], Policy], problem: Problem, budget: int, max_seconds: float) -> Solution:
-    check_request(budget, max_seconds)
-    started = time.perf_counter()
-    policies = [plan(block_type.profile) for block_type in problem.block_types]
-    solution = evaluate_uniform(problem, policies)
-    if solution.peak > budget:
-        raise InfeasibleBudget(budget, solution.peak)
-    return replace(solution, solve_seconds=time.perf_counter() - started)
+def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:
+    """The solution in which every block has the policy that `rule` makes of its profile, whatever its peak."""
+    return evaluate_uniform(problem, [rule(block_type.profile) for block_type in problem.block_types])
 
 
 def retain_policy(profile: Profile) -> Policy:
-    """Keep every saved value that can be stored."""
+    """Keep every saved value that can be stored ("Baseline" in the paper, section 4.1)."""
     return cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
 
 
 def recompute_policy(profile: Profile) -> Policy:
-    """Keep block inputs and what cannot be rebuilt, replay the rest."""
+    """Keep block inputs and what cannot be rebuilt, replay the rest ("Megatron-LM" in the paper)."""
     rebuildable = profile.graph.rebuildable_ops
     values = profile.graph.values
     return cover(profile.graph, [None if value.producer in rebuildable else RETAIN for value in values])
 
 
 def compress_policy(profile: Profile) -> Policy:
-    """Compress each saved value with the first codec on offer, keep the rest."""
+    """Compress each saved value with the first codec on offer, keep the rest ("Quantization" in the paper).
+
+    It ignores a bound on the gradient error.
+    """
     stores: list[str | None] = []
     for value, offers in zip(profile.graph.values, profile.codecs, strict=True):
         first = next((offer.codec for offer in offers if offer.codec != OFFLOAD), RETAIN)

@@ -50,9 +50,9 @@ class Op:
 class Event:
     """One step of backward: the values it unpacks (distinct).
 
-    `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself. `made_bytes`: as much
-    of them as the step allocates after it has its values. While these are rebuilt, it is not there yet. `late_bytes`:
-    as much of them as is allocated after the step has let its values go.
+    `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself. `made_bytes`: the part
+    of them that the step allocates after its values are rebuilt, so never beside the workspace of a replay.
+    `late_bytes`: the part that the step allocates after it has freed its values.
     """
 
     name: str
@@ -122,7 +122,8 @@ class BlockGraph:
     def replay_bytes(self) -> Mapping[int, int]:
         """By the op at the end of each replay, what it takes at its peak besides its outputs, with what passes through.
 
-        Outputs are counted as soon as the replay begins. One alone leaves its room to what comes before it.
+        The simulator counts outputs from the start of a replay. A single output does not exist until the last op runs,
+        so earlier ops may use its room.
         """
         return {end: self._replay_bytes(ops) for end, ops in self.replays.items()}
 

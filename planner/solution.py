@@ -19,9 +19,8 @@ class Solution:
     """The policies of every block type's blocks, in forward order, with what the simulator says of them.
 
     `peak` is in bytes, over all calls; `held` in bytes, over all calls of each block type. `added_seconds` is over one
-    run of all calls. `error` is the sum over all compressed values of relative error times bytes. `solve_seconds` is
-    the planner's own time. `proven_optimal`: no policies that this planner may choose add less time within the budget,
-    by more than the solver's gap (`milp.GAP`).
+    run of all calls. `error` is the sum over all compressed values of relative error times bytes. `proven_optimal`: no
+    policies that this planner may choose add less time within the budget, by more than the solver's gap (`milp.GAP`).
     `fallback`: why the solver found no policies, if these are of simple rules (`without_solver`); "" if they are the
     solver's.
     """
@@ -31,7 +30,6 @@ class Solution:
     held: tuple[int, ...]
     added_seconds: float
     error: float
-    solve_seconds: float = 0.0
     proven_optimal: bool = False
     fallback: str = ""
 

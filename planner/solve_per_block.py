@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.baselines import everywhere, retain_policy
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.milp_per_block import PerBlockModel
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
+from ds_adacc.planner.profile import OFFLOAD, RETAIN
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
     Solution,
     check_request,
     evaluate_per_block,
-    evaluate_uniform,
 )
 from ds_adacc.planner.solve_uniform import EXACT_VALUES, least_peak, solve_uniform
 from ds_adacc.planner.without_solver import without_solver
@@ -42,12 +42,10 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     NoSolutionInTime if none were found, and whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
-    started = time.perf_counter()
-    plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
+    plain = everywhere(retain_policy, problem)
     if plain.added_seconds == 0 and plain.peak <= budget:
-        return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
-    solution = _Search(problem, budget, max_seconds).solution()
-    return replace(solution, solve_seconds=time.perf_counter() - started)
+        return replace(plain, proven_optimal=True)
+    return _without_needless_copies(problem, budget, _Search(problem, budget, max_seconds).solution())
 
 
 class _Search:
@@ -178,6 +176,24 @@ class _Search:
         if left <= 0:
             raise NoSolutionInTime(self._why)
         return left
+
+
+def _without_needless_copies(problem: Problem, budget: int, solution: Solution) -> Solution:
+    """Retain what the last block in forward order would offload, if that fits as well.
+
+    Backward begins with this block, so its values are on the device to the end. They would be copied to the host for
+    nothing, and backward would wait for that.
+    """
+    if not problem.order:
+        return solution
+    policies = [list(of_type) for of_type in solution.policies]
+    of_last = policies[problem.runs[-1][0]]
+    stores = tuple(RETAIN if store == OFFLOAD else store for store in of_last[-1].stores)
+    of_last[-1] = Policy(stores, of_last[-1].replays)
+    found = evaluate_per_block(problem, policies)
+    if found.peak > budget or found.added_seconds > solution.added_seconds:
+        return solution
+    return replace(found, proven_optimal=solution.proven_optimal, fallback=solution.fallback)
 
 
 def _model(

@@ -5,13 +5,11 @@ It changes the process that it runs in; `solver_process` says how, and keeps tha
 
 from __future__ import annotations
 
-import contextlib
-import time
 from dataclasses import replace
 
 import mip
 
-from ds_adacc.planner.baselines import retain_policy
+from ds_adacc.planner.baselines import everywhere, retain_policy
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
 from ds_adacc.planner.milp_choices import in_quanta
@@ -42,18 +40,16 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     would do), NoSolutionInTime if the search found none, ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
-    started = time.perf_counter()
-    plain = evaluate_uniform(problem, [retain_policy(block_type.profile) for block_type in problem.block_types])
+    plain = everywhere(retain_policy, problem)
     if plain.added_seconds == 0 and plain.peak <= budget:
-        return replace(plain, solve_seconds=time.perf_counter() - started, proven_optimal=True)
-    program, known = UniformModel(problem), []
-    with contextlib.suppress(InfeasibleBudget):
-        known = [greedy(problem, budget, max_seconds=max_seconds)]
-        program.expect(known[0])
+        return replace(plain, proven_optimal=True)
+    program = UniformModel(problem)
+    known = [solution for solution in [greedy(problem, budget)] if solution.peak <= budget]
+    for solution in known:
+        program.expect(solution)
     optimal = program.minimise_seconds(budget, max_seconds)
     if optimal is None:
-        smallest = _smallest(problem, budget, max_seconds)
-        return replace(smallest, solve_seconds=time.perf_counter() - started)
+        return _smallest(problem, budget, max_seconds)
     solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
         raise RuntimeError(
@@ -61,7 +57,7 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
         )
     # where a gap to the optimum is allowed, greedy's policies may be quicker
     best = min([solution, *known], key=lambda found: in_quanta(found.added_seconds))
-    return replace(best, solve_seconds=time.perf_counter() - started, proven_optimal=optimal)
+    return replace(best, proven_optimal=optimal)
 
 
 def least_peak(problem: Problem, max_seconds: float) -> Solution:
@@ -71,11 +67,10 @@ def least_peak(problem: Problem, max_seconds: float) -> Solution:
     Raises NoSolutionInTime if none were found, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
-    started = time.perf_counter()
     program = UniformModel(problem)
     optimal = program.minimise_peak(max_seconds)
     solution = evaluate_uniform(problem, program.policies())
-    return replace(solution, solve_seconds=time.perf_counter() - started, proven_optimal=bool(optimal))
+    return replace(solution, proven_optimal=bool(optimal))
 
 
 def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:

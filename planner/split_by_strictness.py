@@ -42,7 +42,6 @@ def merged(problem: Problem, solution: Solution) -> Solution:
     policies = [_in_order(block_type, left) for block_type in problem.block_types]
     return replace(
         evaluate_per_block(problem, policies),
-        solve_seconds=solution.solve_seconds,
         proven_optimal=solution.proven_optimal,
         fallback=solution.fallback,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -162,10 +163,12 @@ def _cbc() -> str:
     values = (planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True))
     graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
     block_type = planner.BlockType("block", planner.Profile(graph, (1.0,), ((), ())), count=2)
+    began = time.perf_counter()
     solution = planner.solve_in_process(planner.Problem((block_type,)), 100, max_seconds=10.0)
+    seconds = time.perf_counter() - began
     if solution.fallback:
         raise Absent(solution.fallback)
-    return f"solves a model in {solution.solve_seconds:.3f} s"
+    return f"solves a model in {seconds:.3f} s"
 
 
 def _has_cuda_device() -> bool:

@@ -33,8 +33,11 @@ def run(arguments: argparse.Namespace) -> Answer:
     of_the_program = _of_the_program(arguments)
     here = findings()
     found = [*here, *of_the_program]
-    verdict = f"{_verdict_of_machine(here)}{_verdict_of_program(of_the_program)}"
-    fine = not (_wanting(here) or _wanting(of_the_program))
+    missing, unused = _wanting(here), _wanting(of_the_program)
+    verdict = f"ds_adacc cannot run here: {missing} is missing or does not work" if missing else "ds_adacc can run here"
+    if unused:
+        verdict += f"\nYour program does not use ds_adacc yet. Fix what is said of {unused} above"
+    fine = not (missing or unused)
     document = {"fine": fine, "findings": [asdict(finding) for finding in found], "cache": _cache()}
     return Answer(document, _view(found, verdict), fine)
 
@@ -51,16 +54,6 @@ def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
 
 def _wanting(found: Sequence[Finding]) -> str:
     return ", ".join(finding.name for finding in found if finding.required and not finding.fine)
-
-
-def _verdict_of_machine(found: Sequence[Finding]) -> str:
-    wanting = _wanting(found)
-    return f"ds_adacc cannot run here: {wanting} is missing or does not work" if wanting else "ds_adacc can run here"
-
-
-def _verdict_of_program(found: Sequence[Finding]) -> str:
-    wanting = _wanting(found)
-    return f"\nYour program does not use it as it is: mend what is said of {wanting} above" if wanting else ""
 
 
 def _cache() -> dict[str, Any] | None:

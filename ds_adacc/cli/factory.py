@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.comparison import peak_when
 from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
@@ -126,7 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, known = _problem(runtime)
     model.zero_grad(set_to_none=True)  # as at the end of a step
-    recomputed = peak_when(planner.recompute_policy, problem)
+    recomputed = planner.everywhere(planner.recompute_policy, problem).peak
     available = available_bytes(loss.device, recomputed, runtime.agreement.budget.peak)
     return Recorded(batch, problem, known, loss.device, available)
 
@@ -163,14 +162,10 @@ def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
         same = sum(block_type.recording.name == runtime.agreement.known_types[other].recording.name for other in names)
         names[digest] = f"{block_type.recording.name} #{same + 1}" if same else block_type.recording.name
     given = {block_type.name: block_type for block_type in group.problem.block_types}
-    block_types = tuple(_named(given[digest], name) for digest, name in names.items())
+    block_types = tuple(replace(given[digest], name=name) for digest, name in names.items())
     order = tuple(names[digest] for digest in group.problem.order)
     problem = planner.Problem(block_types, order, group.problem.max_gradient_error)
     return problem, {name: runtime.agreement.known_types[digest] for digest, name in names.items()}
-
-
-def _named(block_type: planner.BlockType, name: str) -> planner.BlockType:
-    return planner.BlockType(name, block_type.profile, block_type.count, block_type.calls_per_block)
 
 
 def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> str:

@@ -154,8 +154,6 @@ def _figures(planned: Planned) -> Iterator[tuple[str, Any]]:
             figure = plots.graph_figure(block_type.profile, policy, labels, f"{block_type.name}: {blocks}")
             yield f"graph-{place}-{number}", figure
     if problem.order:
-        full = [
-            [planner.recompute_policy(block_type.profile)] * block_type.blocks for block_type in problem.block_types
-        ]
+        full = planner.everywhere(planner.recompute_policy, problem).policies
         plans = {"full checkpointing": full, **({"plan": solution.policies} if solution else {})}
         yield "timeline", plots.timeline_figure(problem, plans, planned.budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +13,11 @@ from ds_adacc.cli.batch_size import BatchLine, Incomparable
 from ds_adacc.cli.factory import Recorded
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.budget import budget_bytes
-from ds_adacc.plan.comparison import compare, peak_when
+from ds_adacc.plan.comparison import RULES, compare
+from ds_adacc.plan.live_sets import LiveSet, solve_live_sets
 from ds_adacc.plan.plan import Baseline, Group
 
 Stage = Callable[[str], None]  # told what is being done
-
-
-_FIXED = {
-    "retain all": planner.retain_policy,
-    "recompute all": planner.recompute_policy,
-    "compress all": planner.compress_policy,
-}
 
 
 @dataclass(frozen=True)
@@ -38,8 +33,9 @@ class Estimate:
 class Planned:
     """The plan for a budget (bytes), or the refusal if no plan fits.
 
-    `without` is the peak without checkpointing. `frontiers` and `policies` are by the block type's name; `policies` are
-    those of the baselines, by the baseline's name, one for all of the block type's blocks.
+    `without` is the peak without checkpointing. `solve_seconds`: what the search for the plan took. `frontiers` and
+    `policies` are by the block type's name; `policies` are those of the baselines, by the baseline's name, one for all
+    of the block type's blocks.
     """
 
     recorded: Recorded
@@ -48,6 +44,7 @@ class Planned:
     frontiers: Mapping[str, tuple[planner.Point, ...]]
     solution: planner.Solution | None
     refusal: planner.InfeasibleBudget | None
+    solve_seconds: float
     baselines: Sequence[Baseline]
     policies: Mapping[str, Mapping[str, planner.Policy]]
     estimate: Estimate
@@ -61,53 +58,56 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
     """Plan for the first of the two micro-batch sizes. Raises BadInput if the section's time is too short."""
     first, seconds = recorded[0], section.solver.max_seconds
     problem = first.problem
-    without = peak_when(planner.retain_policy, problem)
+    without = planner.everywhere(planner.retain_policy, problem).peak
     budget = budget_bytes(section.memory_budget, without, first.available)
     try:
         stage("finding the frontiers")
-        frontiers = {block_type.name: _frontier(problem, block_type, seconds) for block_type in problem.block_types}
+        find = partial(planner.in_process, planner.frontier, max_seconds=seconds)
+        frontiers = {
+            block_type.name: find(block_type.profile, max_gradient_error=problem.max_gradient_error)
+            for block_type in problem.block_types
+        }
         stage("planning")
-        solver = planner.compress_all if section.forces_compression else planner.solve_in_process
-        solution, refusal = _fit(solver, problem, budget, seconds)
+        began = time.perf_counter()
+        solution, refusal = _fit(lambda: solve_live_sets(problem, [_names(problem)], budget, section))
+        solve_seconds = time.perf_counter() - began
         stage("comparing")
         baselines, policies = _baselines(problem, budget, seconds)
         stage("estimating the largest micro-batch")
         estimate = _estimate(recorded, budget, seconds)
     except (planner.NoSolutionInTime, planner.NoAnswer) as error:
         raise BadInput(f"adacc.solver.max_seconds = {seconds!r} is not enough: {error}") from error
-    return Planned(first, budget, without, frontiers, solution, refusal, baselines, policies, estimate)
+    return Planned(first, budget, without, frontiers, solution, refusal, solve_seconds, baselines, policies, estimate)
 
 
-def _frontier(problem: planner.Problem, block_type: planner.BlockType, seconds: float) -> tuple[planner.Point, ...]:
-    bound = problem.max_gradient_error
-    return planner.in_process(planner.frontier, block_type.profile, max_seconds=seconds, max_gradient_error=bound)
-
-
-def _fit(
-    solver: Callable[..., planner.Solution], problem: planner.Problem, budget: int, seconds: float
-) -> tuple[planner.Solution | None, planner.InfeasibleBudget | None]:
+def _fit(solve: Callable[[], planner.Solution]) -> tuple[planner.Solution | None, planner.InfeasibleBudget | None]:
     try:
-        return solver(problem, budget, max_seconds=seconds), None
+        return solve(), None
     except planner.InfeasibleBudget as error:
         return None, error
+
+
+def _names(problem: planner.Problem) -> LiveSet:
+    return frozenset(block_type.name for block_type in problem.block_types)
 
 
 def _baselines(
     problem: planner.Problem, budget: int, seconds: float
 ) -> tuple[list[Baseline], dict[str, dict[str, planner.Policy]]]:
     """What each baseline would have cost, and its policies by block type; those of a search only if it fits."""
-    live_sets = (frozenset(block_type.name for block_type in problem.block_types),)
-    retained = planner.evaluate_uniform(problem, [planner.retain_policy(k.profile) for k in problem.block_types])
-    baselines = list(compare([Group(problem, live_sets, retained)], budget))
-    one, refusal = _fit(partial(planner.in_process, planner.solve_uniform), problem, budget, seconds)
+    retained = planner.everywhere(planner.retain_policy, problem)
+    baselines = list(compare([Group(problem, (_names(problem),), retained)], budget))
+    search = partial(planner.in_process, planner.solve_uniform, problem, budget, max_seconds=seconds)
+    one, refusal = _fit(search)
     if one is not None:
         baselines.append(Baseline("one policy", one.peak, one.added_seconds, True))
     elif refusal is not None:
         baselines.append(Baseline("one policy", refusal.smallest, None, False))
-    found = {"one policy": one, "greedy": _fit(planner.greedy, problem, budget, seconds)[0]}
+    greedy = planner.greedy(problem, budget)
+    found = {"one policy": one, "greedy": greedy if greedy.peak <= budget else None}
     policies = {}
     for place, block_type in enumerate(problem.block_types):
-        fixed = {name: plan(block_type.profile) for name, plan in _FIXED.items()}
+        fixed = {name: plan(block_type.profile) for name, plan in RULES.items()}
         policies[block_type.name] = fixed | {name: s.policies[place][0] for name, s in found.items() if s is not None}
     return baselines, policies
 
@@ -122,11 +122,7 @@ def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) 
     problem = line.at(large.batch)
     plans = {
         "smallest peak": planner.least_peak_in_process(problem, max_seconds=seconds).policies,
-        "full checkpointing": _everywhere(planner.recompute_policy, problem),
-        "no checkpointing": _everywhere(planner.retain_policy, problem),
+        "full checkpointing": planner.everywhere(planner.recompute_policy, problem).policies,
+        "no checkpointing": planner.everywhere(planner.retain_policy, problem).policies,
     }
     return Estimate(batches, {name: line.largest(policies, budget) for name, policies in plans.items()})
-
-
-def _everywhere(plan: Callable[[planner.Profile], planner.Policy], problem: planner.Problem) -> planner.Policies:
-    return [[plan(block_type.profile)] * block_type.blocks for block_type in problem.block_types]

@@ -36,7 +36,7 @@ def document(planned: Planned) -> dict[str, Any]:
             "peak": solution.peak,
             "held": sum(solution.held),
             "added_seconds": solution.added_seconds,
-            "solve_seconds": solution.solve_seconds,
+            "solve_seconds": planned.solve_seconds,
             "proven_optimal": solution.proven_optimal,
         },
         "baselines": [vars(baseline) for baseline in planned.baselines],
@@ -200,10 +200,10 @@ def _plan(planned: Planned) -> list[RenderableType]:
         f"budget: {budget}",
         f"peak:   {human_bytes(solution.peak)}, of which {human_bytes(sum(solution.held))} is held between passes",
         f"added:  {1000 * solution.added_seconds:.1f} ms to a forward and backward; "
-        f"solved in {solution.solve_seconds:.3f} s, {optimal}",
+        f"solved in {planned.solve_seconds:.3f} s, {optimal}",
     )
     if solution.fallback:
-        lines = (*lines, f"this plan is one of simple rules, since {solution.fallback}")
+        lines = (*lines, f"the solver found no plan, so this one is of simple rules: {solution.fallback}")
     return [*parts, *map(Text, lines)]
 
 

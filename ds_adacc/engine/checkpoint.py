@@ -108,7 +108,7 @@ def _load(engine: Any, folder: Path) -> None:
     if not ranks.is_first:
         return
     if reasons:
-        get_logger().warning("the plan is made anew: %s", reasons[0])
+        get_logger().warning("a new plan is made: %s", reasons[0])
     elif state.runtime.controller.plan is not None:
         get_logger().info(
             "the plan of the checkpoint %s is restored; it takes effect at the input sizes that it is for", folder
@@ -122,7 +122,7 @@ def _name(engine: Any) -> str:
 def _read(engine: Any, path: Path) -> tuple[State, str]:
     """The state, and the reason why it cannot be used, or ""."""
     if not path.exists():
-        return State(), f"the checkpoint holds none in {path}"
+        return State(), f"the checkpoint has no file {path}"
     try:
         document = checkpoint_file.read(path)
         reason = _difference(document, _facts(engine))

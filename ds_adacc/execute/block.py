@@ -53,8 +53,8 @@ class Variant:
     `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
-    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: it is not
-    known yet to run so. `failures`: how often the block could not be recorded under this signature.
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: no call has
+    confirmed the prediction yet. `failures`: how often the block could not be recorded under this signature.
     """
 
     guards: Guards | None = None
@@ -263,7 +263,9 @@ class Block:
 
     def add(self, signature: Signature, variant: Variant) -> None:
         """Keep a new variant, in place of those that held for the same calls."""
-        others = [(s, r) for s, r in self._variants if not (s == signature and _covers(variant, r))]
+        others = [
+            (s, r) for s, r in self._variants if not (s == signature and (r.guards is None or variant.holds(r.guards)))
+        ]
         self._variants = [(signature, variant), *others][:_VARIANTS]
 
     def variants(self) -> list[Variant]:
@@ -296,7 +298,3 @@ class Block:
 def _named(numbers: Collection[str]) -> str:
     first, *others = sorted(numbers)
     return f"{first} (and {len(others)} more)" if others else first
-
-
-def _covers(variant: Variant, other: Variant) -> bool:
-    return other.guards is None or variant.holds(other.guards)

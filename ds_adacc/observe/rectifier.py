@@ -9,6 +9,7 @@ from ds_adacc.config import RectifierConfig
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.rank_reports import merge_capacity
 from ds_adacc.plan.ranks import Ranks
 
 Counts = Mapping[str, Mapping[int, int]]  # number of outlier channels, by block type and value
@@ -101,10 +102,5 @@ class Rectifier:
 
 def _most(everyone: Sequence[Counts]) -> Counts:
     """The most outlier channels that any rank reports, by block type and value."""
-    merged: dict[str, dict[int, int]] = {}
-    for counts in everyone:
-        for digest, found in counts.items():
-            most = merged.setdefault(digest, {})
-            for index, count in found.items():
-                most[index] = max(most.get(index, 0), count)
-    return merged
+    digests = dict.fromkeys(digest for counts in everyone for digest in counts)
+    return {digest: merge_capacity(counts.get(digest, {}) for counts in everyone) for digest in digests}

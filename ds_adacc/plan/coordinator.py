@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.budget_error import explained, fraction
-from ds_adacc.plan.comparison import compare, most_without, peak_when
+from ds_adacc.plan.comparison import compare, most_without
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, components, largest
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
@@ -142,10 +143,8 @@ class Coordinator:
             for digest, block_type in self.agreement.known_types.items()
         }
         sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in live_sets]
-        return max(
-            (peak_when(planner.recompute_policy, planner.Problem(block_types)) for block_types in sets if block_types),
-            default=0,
-        )
+        problems = (planner.Problem(block_types) for block_types in sets if block_types)
+        return max((planner.everywhere(planner.recompute_policy, each).peak for each in problems), default=0)
 
     def _attempt(
         self,
@@ -169,12 +168,14 @@ class Coordinator:
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()
         }
+        began = time.perf_counter()
         try:
             groups = solve(request, budget, agreement.config, in_force, forgiven)
         except planner.InfeasibleBudget as error:
             recordings = {digest: known.recording for digest, known in agreement.known_types.items()}
             raise explained(error, request, without, recordings) from None
-        plan = Plan(groups, budget, without, reason, compare(groups, budget))
+        seconds = time.perf_counter() - began
+        plan = Plan(groups, budget, without, reason, compare(groups, budget), seconds)
         chosen = plan.policies
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
         return plan, tuple(agreed)
@@ -186,7 +187,8 @@ class Coordinator:
             reports = [told[digest] for told in everyone if digest in told]
             agreed = self.agreement.agreed_types.get(digest)
             before = Correction() if agreed is None else agreed.correction
-            capacity, correction = merge_capacity(reports), merge_corrections(reports, before)
+            capacity = merge_capacity(report.capacity for report in reports)
+            correction = merge_corrections(reports, before)
             known = self.agreement.known_types.get(digest)
             profile = correction.of(self.agreement.outlier_prices.of(merge_profiles(reports), known, capacity))
             spec = merge_block_type(digest, profile, reports)

@@ -8,7 +8,6 @@ of them. The peak of a group is the peak of its largest live set.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -28,9 +27,7 @@ def solve_live_sets(
     """
     seconds = config.solver.max_seconds
     if config.forces_compression:
-        policies = [
-            (planner.compress_policy(block_type.profile),) * block_type.blocks for block_type in problem.block_types
-        ]
+        policies = planner.everywhere(planner.compress_policy, problem).policies
         solution = evaluate(problem, live_sets, policies)
         if solution.peak > budget:
             raise planner.InfeasibleBudget(budget, solution.peak)
@@ -44,7 +41,6 @@ def _solve_overlapping(
     problem: planner.Problem, live_sets: Sequence[LiveSet], budget: int, seconds: float
 ) -> planner.Solution:
     """The stricter policies of the live sets' own solutions, or else those of the smallest peak."""
-    started = time.perf_counter()
     share = seconds / len(live_sets)  # each varying length of a translator brings another live set
     with contextlib.suppress(planner.InfeasibleBudget):
         solution = stricter(
@@ -64,7 +60,7 @@ def _solve_overlapping(
         quick = evaluate(problem, live_sets, quick.policies)
         if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
             solution = quick
-    return replace(solution, solve_seconds=time.perf_counter() - started)
+    return solution
 
 
 def stricter(
@@ -79,11 +75,10 @@ def stricter(
     them, is not solved: a solution of its own would change nothing, or take time that is not needed. Whether every live
     set keeps the budget in the end is for the caller to see.
     """
-    started = time.perf_counter()
     solutions: list[planner.Solution] = []
     are_all_solved = True
     found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in problem.block_types}
-    for one in sorted((_part(problem, names) for names in live_sets), key=_without, reverse=True):
+    for one in sorted((_part(problem, names) for names in live_sets), key=_peak_without, reverse=True):
         if all(found[each.name] for each in one.block_types):
             known = [_leanest(found[each.name]) for each in one.block_types]
             if planner.peak_bytes(one, known) <= budget:
@@ -99,15 +94,14 @@ def stricter(
     fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
     return replace(
         evaluate(problem, live_sets, policies),
-        solve_seconds=time.perf_counter() - started,
         proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
         fallback=fallback,
     )
 
 
-def _without(problem: planner.Problem) -> int:
+def _peak_without(problem: planner.Problem) -> int:
     """Peak bytes without checkpointing."""
-    return planner.evaluate_uniform(problem, [planner.retain_policy(each.profile) for each in problem.block_types]).peak
+    return planner.everywhere(planner.retain_policy, problem).peak
 
 
 def _leanest(found: Sequence[tuple[int, TypePolicies]]) -> TypePolicies:

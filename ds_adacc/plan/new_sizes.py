@@ -14,7 +14,6 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption, Permit
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.comparison import peak_when
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
@@ -277,7 +276,7 @@ class NewSizes:
             planner.BlockType(name, self._agreement.counted(known), known.count, known.calls_per_block)
             for name, known in types.items()
         )
-        return peak_when(planner.retain_policy, planner.Problem(tuple(each)))
+        return planner.everywhere(planner.retain_policy, planner.Problem(tuple(each))).peak
 
     def _has_two_sizes(self, names: LiveSet) -> bool:
         programs = [program for program in map(self.symbolic_types.of, names) if program is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
@@ -28,11 +28,11 @@ class RankReport:
     correction: Correction | None = None
 
 
-def merge_capacity(reports: Sequence[RankReport]) -> dict[int, int]:
-    """The most outlier channels that any rank reports, by value index."""
+def merge_capacity(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The most outlier channels that any of the counts has, by value index."""
     capacity: dict[int, int] = {}
-    for report in reports:
-        for index, channels in report.capacity.items():
+    for each in counts:
+        for index, channels in each.items():
             capacity[index] = max(channels, capacity.get(index, 0))
     return capacity
 

@@ -68,11 +68,11 @@ def _keep_or_replace(
     new: planner.Solution,
 ) -> planner.Solution:
     """The new solution, or the policies in force if they still fit and the new ones save no time worth a change."""
-    if not _are_possible(in_force, problem):
+    if not all(_is_possible(in_force.get(block_type.name, ()), block_type) for block_type in problem.block_types):
         return new
     policies = [in_force[block_type.name] for block_type in problem.block_types]
     old = evaluate(problem, live_sets, policies)
-    old = replace(old, solve_seconds=new.solve_seconds, proven_optimal=new.proven_optimal)
+    old = replace(old, proven_optimal=new.proven_optimal)
     noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
@@ -132,18 +132,13 @@ def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, b
     policies = [
         chosen.get(each.name, before) for each, before in zip(group.block_types, group.solution.policies, strict=True)
     ]
-    solution = replace(evaluate(group.problem, group.live_sets, policies), solve_seconds=least.solve_seconds)
-    found = replace(group, solution=solution)
+    found = replace(group, solution=evaluate(group.problem, group.live_sets, policies))
     return found if _is_leaner(found, group, budget) else group
 
 
 def _is_leaner(new: Group, old: Group, budget: int) -> bool:
     """Whether the new group takes less than the old one, and breaks the budget for no other live sets."""
     return set(new.unfit(budget)) <= set(old.unfit(budget)) and new.solution.peak < old.solution.peak
-
-
-def _are_possible(policies: Mapping[str, TypePolicies], problem: planner.Problem) -> bool:
-    return all(_is_possible(policies.get(block_type.name, ()), block_type) for block_type in problem.block_types)
 
 
 def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:

@@ -33,8 +33,8 @@ P5. What cannot be measured is not guessed: a lossy codec without a finite gradi
 P6. A process can have one profiler. Beside one of the user's, workspaces are not seen and count as 0, so the profile
     serves this run only and is not put into the cache.
 P7. A key of the cache holds everything that a measurement depends on, the sources of the kernels and of this room
-    among it: who measures otherwise measures anew. What else the cache returns is checked against the block, since
-    data may have decided sizes and roles.
+    among it: if the way of measuring changes, profiles are measured again. What the cache returns is checked against
+    the block, since data may have decided sizes and roles.
 P8. The cache never stops a run: without a usable file, blocks are measured.
 P9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
 """

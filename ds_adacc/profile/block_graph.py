@@ -89,11 +89,12 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
         most = gradients.most(op, costs[op].backward_bytes)
         made = late = 0
         if _unpacks_first(recording, op):
-            # If it was the operator before that has saved the value, the gradients are there that arrive at its step.
+            # The operator before may have saved the value. Then the gradients that arrive at its step count.
             arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
             made = max(most - arriving, 0)
             late = most - gradients.most(op, costs[op].early_bytes, sums=False)
-        events.append(planner.Event(_event_name(recording, op), tuple(unpacked.get(op, ())), most, made, late))
+        name = f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
+        events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late))
     return tuple(events)
 
 
@@ -104,10 +105,6 @@ def _unpacks_first(recording: Recording, op: int) -> bool:
     operator, which cannot be told from torch's own here.)
     """
     return op < len(recording.ops) and recording.ops[op].is_aten
-
-
-def _event_name(recording: Recording, op: int) -> str:
-    return f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
 
 
 class GradientLifetimes:

@@ -18,7 +18,8 @@ def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> plan
     with unmoved(recording.generators):
         timer = Timer(captured.tensors.device)
         offers = codec_costs(recording, captured.tensors, codecs, timer)
-        # Replays and backward steps make their operator's tensors anew, for which there is no room beside the block.
+        # Replays and backward steps allocate their operator's tensors again. Beside the block's own, there may be no
+        # memory for that.
         ops = [recording.ops[index] for index in block_graph(recording).rebuildable_ops]
         values = {index for op in ops for index in (*op.outputs, *op.written) if index is not None}
         with captured.without([index for index in values if recording.values[index].owned]):

@@ -111,9 +111,9 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
 
 
 def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> float:
-    """As many bytes of the step's workspace as it takes at most while it has what `op` saved; all, if it is not known.
+    """The most workspace (bytes) that the step takes while it has what `op` saved; infinity if that is not known.
 
-    The step gets copies of that, which are alive just as long. Where they leave room below the peak, nothing was early.
+    The step unpacks copies, which live as long. If the peak lies outside their lifetime, the result is 0.
     """
     copies: list[int] = []
 

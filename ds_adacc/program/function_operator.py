@@ -81,6 +81,7 @@ def why_not_one(
 ) -> str | None:
     """Why this call is no operator of its own, but its operators are recorded one by one; None if it is one.
 
+    "": nobody need be told, as for the Functions of custom operators.
     An object among its arguments may hold anything, and may be another one at the next call. So may a class that is
     made inside a function, unless it is one that the block's guards know: `is_guarded` tells.
     """

@@ -46,7 +46,7 @@ class Draft:
         self._turn: int | None = None  # the first position that another call may not have
         self._masks: set[int] = set()
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
-        self._fresh = False  # whether an operator has run since a tensor was saved
+        self._fresh = False  # whether nothing but `detach` has run since the last operator
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
 

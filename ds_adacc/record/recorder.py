@@ -140,7 +140,8 @@ class Recorder(TorchDispatchMode):
             return False  # within an operator's kernel it is a part of that
         reason = why_not_one(cls, args, self._is_guarded)
         if reason is not None:
-            self.draft.remark(reason and f"{cls.__name__}: {reason}, so its operators are recorded one by one")
+            if reason:
+                self.draft.remark(f"{cls.__name__}: {reason}, so its operators are recorded one by one")
             return False
         with self._noting(), self.aside(), torch.no_grad():
             self._has_collective = False

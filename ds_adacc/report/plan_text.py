@@ -138,7 +138,7 @@ def _of_largest(plan: Plan, budget: Budget) -> list[str]:
         return []
     if budget.limit is not None and budget.limit > plan.budget:
         largest = human_bytes(budget.limit)
-        return [f"    larger batches have come since: the budget is {largest} now, {budget.fraction:g} of the largest"]
+        return [f"    the budget has grown to {largest}, {budget.fraction:g} of the peak of the largest batch so far"]
     of = plan.budget / budget.fraction
     if plan.without and of - plan.without > _ROUNDED / budget.fraction:
         return [f"    the budget is {budget.fraction:g} of {human_bytes(round(of))}, the largest peak predicted so far"]

@@ -3,14 +3,16 @@
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
 Plans are made and changed between two steps.
 
-* `runtime`: has a call that is new recorded, and runs any other call under its policy; `incoming`: a call before it
-  runs; `warnings`: what users are told;
+* `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
+  told;
+* `planned_calls`: runs any other call under its policy, with hooks if it has to;
 * `seen_programs`: which programs, predicted for an input size, a block was seen to run;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
 * `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
-* `trials`: which gradient errors are measured in a call; `after_step`: what follows from them when the step has ended;
+* `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
+  tried or tracked;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `saved_state`: what a checkpoint saves of the runtime and the step controller;
 * `default_runtime`: which runtime serves the calls of `ds_adacc.checkpointing`;

@@ -1,4 +1,6 @@
-"""What follows from a step of trials or a tracking step: policies come into force, or a new plan is made.
+"""What follows from an observed step, a step of trials or a tracking step, when it has ended.
+
+The memory model is corrected, policies come into force, or a new plan is made.
 
 All ranks call these functions at the end of the same steps, and decide alike.
 """
@@ -6,23 +8,30 @@ All ranks call these functions at the end of the same steps, and decide alike.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
+
+import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
+from ds_adacc.observe.calibration import Calibration, Observation, Pair
+from ds_adacc.observe.device_memory import DeviceMemory
 from ds_adacc.observe.rectifier import Rectifier, Review
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
+from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.report.journal import Journal
+from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import StepSchedule
+from ds_adacc.runtime.step_schedule import Purpose, StepSchedule
 from ds_adacc.runtime.trials import Trials
+from ds_adacc.runtime.waiting import Waiting
 
 
 class Controller(Protocol):
@@ -30,17 +39,51 @@ class Controller(Protocol):
 
     agreement: Agreement
     trials: Trials
+    waiting: Waiting
+    calibration: Calibration
+    plan_log: PlanLog
     blocks: Registry
     ranks: Ranks
     journal: Journal
     rectifier: Rectifier | None
     schedule: StepSchedule
+    device: torch.device | None
+    plan: Plan | None
+    observation: Observation | None
     has_run_a_plan: bool
     step: Step
 
     def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
 
     def rebind(self, digests: Iterable[str]) -> None: ...
+
+
+def conclude_observation(controller: Controller) -> Mapping[str, Correction]:
+    """After the first step under a plan, compare the plan with it, and tell of the result.
+
+    Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
+    """
+    step, plan = controller.step, controller.plan
+    if plan is None:
+        return {}
+    is_deferred = controller.schedule.observe_in == 1
+    controller.schedule = controller.schedule.after_observation()  # on every rank, so that all have the same schedule
+    if is_deferred or step.purpose is Purpose.TRY:
+        return {}
+    controller.has_run_a_plan = True  # on every rank too, also on one that has called no block
+    may_repeat = step.purpose is Purpose.MEASURE and controller.schedule.may_measure_again  # the same on every rank
+    if may_repeat and controller.ranks.any(step.was_cut_short):  # some rank has recorded a block
+        controller.schedule = controller.schedule.with_measurement_again()
+        return {}
+    if controller.observation is not None or not step.was_observed:
+        return {}
+    held = Pair(controller.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
+    types, origins = controller.agreement.known_types, controller.agreement.origins
+    findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
+    observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))
+    controller.waiting.add(findings.live_sets, findings.reason)
+    controller.plan_log.observed(plan, observation, controller.schedule.ended, is_corrected=bool(findings.live_sets))
+    return findings.corrections
 
 
 def conclude_trials(controller: Controller) -> None:
@@ -152,7 +195,7 @@ def _replan(
 
 
 def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
-    """A line of log is given the text of an exception: who keeps the line would keep the frames that raised it."""
+    """Log the text of the exception `why`: a handler that keeps log records would keep the exception's frames alive."""
     exact = " Blocks above the bound hold everything exactly." if rejected else ""
     text = "step %d: the old plan stays in force. A new one was due (%s), but there is none: %s.%s"
     get_logger().warning(text, step, reason, str(why).rstrip("."), exact)

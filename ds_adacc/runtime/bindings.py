@@ -75,8 +75,8 @@ class Bindings:
     def _trial(self, variant: Variant, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> Trial | None:
         """A trial of the policy, which was made for `profile`, unless it is rejected already.
 
-        Nor can it be measured in calls that retain in its place what is known of no outliers: it would be approved for
-        the error of another policy. Calls at other sizes measure it.
+        A call that does not know a value's outlier channels retains the value. Its error would be that of another
+        policy, so it does not try this one. Calls at other sizes measure it.
         """
         if key[1] is None or self._agreement.approvals.is_rejected(key, policy):
             return None

@@ -1,4 +1,4 @@
-"""Which predicted programs were seen to run, so that no block need be followed that is like one which was followed."""
+"""Predicted programs that one block was seen to run. Blocks like it need not be followed."""
 
 from __future__ import annotations
 

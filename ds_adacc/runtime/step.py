@@ -31,8 +31,8 @@ class Step:
     if the call is of an adopted type). They are kept here, since a plan that is made in the step may put other policies
     on trial, and forget the adopted types.
 
-    A pass is a forward and its backward. The engine tells when one has ended. Of a backward that it does not run,
-    nobody tells: then the pass is over when autograd holds nothing of its calls any more.
+    A pass is a forward and its backward. The engine reports the end of a backward that it runs. A pass with another
+    backward is over when autograd holds nothing of its calls any more.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:
@@ -92,7 +92,7 @@ class Step:
     def note_plain(self, output: Any) -> None:
         """Note a call without hooks. The graph that leads to its output holds the forward in place of a slot.
 
-        Of an output without a graph nobody sees how long autograd holds what its call has saved.
+        If the output has no graph, nothing shows when autograd frees what the call has saved.
         """
         nodes = (tensor.grad_fn for tensor in tensors_in(output))
         node = next((node for node in nodes if node is not None), None)

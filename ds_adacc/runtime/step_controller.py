@@ -21,7 +21,6 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ import torch
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
-from ds_adacc.observe.calibration import Calibration, Observation, Pair
-from ds_adacc.observe.device_memory import DeviceMemory
+from ds_adacc.observe.calibration import Calibration, Observation
 from ds_adacc.observe.rectifier import Rectifier, Review
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
@@ -41,7 +39,7 @@ from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.runtime.after_step import conclude_trials, rectify
+from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.saved_state import ControllerState
@@ -88,14 +86,14 @@ class StepController:
         self._coordinator = coordinator
         self._binder = binder
         self.bindings = self._bindings()
-        self._calibration = Calibration()
-        self._waiting = Waiting(self.agreement, self.new_sizes)
+        self.calibration = Calibration()
+        self.waiting = Waiting(self.agreement, self.new_sizes)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(ranks)  # on whether something waits for a plan
         self._is_resumed = False
-        self._plan_log = PlanLog(self.agreement, journal, ranks)
+        self.plan_log = PlanLog(self.agreement, journal, ranks)
 
     def _bindings(self) -> Bindings:
         return Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
@@ -155,7 +153,7 @@ class StepController:
         if self._pass_end_is_pending:
             return
         ran = self.step.end_pass()
-        if self._waiting.note(ran, self.step.is_observed_whole):
+        if self.waiting.note(ran, self.step.is_observed_whole):
             self.rebind(ran)
 
     def end_pending_pass(self) -> None:
@@ -188,10 +186,10 @@ class StepController:
         try:
             if self._is_resumed and self.agreement.known_types:
                 self._is_resumed = False
-                self._plan_log.restored(self.plan, self.observation, self.schedule.ended)
-            self._corrections = self._conclude_observation() or self._corrections
+                self.plan_log.restored(self.plan, self.observation, self.schedule.ended)
+            self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
-                self._waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
+                self.waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             if self._ballot.ask(self.is_waiting, self._is_quiet):
                 self.plan_waiting(self._corrections)
             if not self.is_waiting:
@@ -213,7 +211,7 @@ class StepController:
             self._is_quiet, purpose = False, Purpose.OBSERVE
         else:
             tracks = self.rectifier is not None
-            is_unsettled = self.observation is None or self.is_waiting or self._waiting.wants_observation
+            is_unsettled = self.observation is None or self.is_waiting or self.waiting.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
             self._is_quiet = not self.schedule.is_anything_due(tracks)
@@ -224,34 +222,7 @@ class StepController:
     @property
     def is_waiting(self) -> bool:
         """Whether block types have run together without a plan for them."""
-        return bool(self._waiting)
-
-    def _conclude_observation(self) -> Mapping[str, Correction]:
-        """After the first step under a plan, compare the plan with it, and tell of the result.
-
-        Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
-        """
-        step, plan = self.step, self.plan
-        if plan is None:
-            return {}
-        is_deferred = self.schedule.observe_in == 1
-        self.schedule = self.schedule.after_observation()  # on every rank, so that all have the same schedule
-        if is_deferred or step.purpose is Purpose.TRY:
-            return {}
-        self.has_run_a_plan = True  # on every rank too, also on one that has called no block
-        may_repeat = step.purpose is Purpose.MEASURE and self.schedule.may_measure_again  # the same on every rank
-        if may_repeat and self.ranks.any(step.was_cut_short):  # some rank has recorded a block
-            self.schedule = self.schedule.with_measurement_again()
-            return {}
-        if self.observation is not None or not step.was_observed:
-            return {}
-        held = Pair(self.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
-        types, origins = self.agreement.known_types, self.agreement.origins
-        findings = self._calibration.compare(plan, held, step.observer.measured, types, origins)
-        self.observation = replace(findings.observation, device=DeviceMemory.of(self.device))
-        self._waiting.add(findings.live_sets, findings.reason)
-        self._plan_log.observed(plan, self.observation, self.schedule.ended, is_corrected=bool(findings.live_sets))
-        return findings.corrections
+        return bool(self.waiting)
 
     def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget.
@@ -259,13 +230,13 @@ class StepController:
         A live set whose programs are planned for at another size adopts policies from that plan. If none fit, it waits.
         """
         is_first = self.plan is None
-        waiting, reason = self._waiting.take()
+        waiting, reason = self.waiting.take()
         if self.agreement.undecided:
             reason = "new shapes recorded"
         self._count(waiting)
         largest, others = self.new_sizes.largest(waiting)
         self.decide(largest, "first step recorded" if is_first else reason, is_first, corrections=corrections)
-        self._waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
+        self.waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
         self.rebind({name for names in others for name in names})
 
     def decide(
@@ -283,20 +254,20 @@ class StepController:
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
         self.plan, self.observation = plan, None
-        self._waiting.ask_again()
+        self.waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
         self.rebind([*plan.policies, *adopted])
         self.bindings.keep_block_types()
-        self._plan_log.decided(plan, self.schedule.ended)
+        self.plan_log.decided(plan, self.schedule.ended)
         return plan
 
     def _count(self, live_sets: Iterable[LiveSet]) -> None:
         """Note how many calls of each block type were alive at once."""
         for digest in {digest for names in live_sets for digest in names} & self.agreement.known_types.keys():
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
-            self.agreement.count(digest, alive, self._waiting.most_blocks[self.agreement.origin(digest)])
+            self.agreement.count(digest, alive, self.waiting.most_blocks[self.agreement.origin(digest)])
 
     def bind(self, block: Block, variant: Variant) -> None:
         """Bind a new variant to the policy of its block, as this step needs it."""
@@ -319,7 +290,7 @@ class StepController:
         self.rebind(self.agreement.known_types)
         if self.plan is not None:
             in_force = (names for group in self.plan.groups for names in group.live_sets)
-            self._waiting.all_wait(in_force, "block inputs are held in another way")
+            self.waiting.all_wait(in_force, "block inputs are held in another way")
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
 
@@ -340,7 +311,7 @@ class StepController:
             plan=self.plan,
             observation=self.observation,
             has_run_a_plan=self.has_run_a_plan,
-            corrected=self._calibration.corrected,
+            corrected=self.calibration.corrected,
             schedule=self.schedule,
         )
 
@@ -361,13 +332,13 @@ class StepController:
         self.new_sizes = NewSizes(self.agreement)
         self.trials.take_late()  # those of the blocks before
         self.bindings = self._bindings()
-        self._calibration = Calibration(state.corrected)
+        self.calibration = Calibration(state.corrected)
         self.plan, self.observation, self.review = state.plan, state.observation, None
         self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self._waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
+        self.waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
         self._corrections, self._ballot, self._pass_end_is_pending = {}, Ballot(self.ranks), False
         self._is_resumed = state.plan is not None
         self.step = self._next_step()

@@ -28,8 +28,9 @@ class StepSchedule:
     plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
     `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
     `attempts` counts the steps that could not measure because a block was recorded in them.
-    `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. What it is to
-    observe waits for the step after it. `repeats` counts how often a plan's trials were repeated: some did not end.
+    `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. If that step
+    was to observe the plan, the next one does. `repeats` counts how often a plan's trials were repeated: some did not
+    end.
     `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
     of steps from one tracking step to the next.
     """

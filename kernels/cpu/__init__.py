@@ -11,16 +11,7 @@ from .memory import KINDS
 from .openmp import OPENMP
 from .sums import add_runs, sum_runs
 
-__all__ = [
-    "CLASSES",
-    "AsymmetricCodec",
-    "BitsCodec",
-    "ChannelCodec",
-    "GroupCodec",
-    "OutlierCodec",
-    "TokenCodec",
-    "rank_outliers",
-]
+__all__ = ["CLASSES", "rank_outliers"]
 
 CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
 

@@ -8,13 +8,7 @@ from .sums import channel_sums, rank_outliers
 
 __all__ = [
     "CLASSES",
-    "AsymmetricCodec",
-    "BitsCodec",
-    "ChannelCodec",
-    "GroupCodec",
     "Kernels",
-    "OutlierCodec",
-    "TokenCodec",
     "channel_sums",
     "missing",
     "rank_outliers",

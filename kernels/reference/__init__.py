@@ -5,18 +5,11 @@ from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
 from .outlier import OutlierCodec
-from .scores import channel_scores, channel_sums, rank_by_sums, rank_outliers
+from .scores import channel_sums, rank_by_sums, rank_outliers
 from .symmetric import GroupCodec, TokenCodec
 
 __all__ = [
     "CLASSES",
-    "AsymmetricCodec",
-    "BitsCodec",
-    "ChannelCodec",
-    "GroupCodec",
-    "OutlierCodec",
-    "TokenCodec",
-    "channel_scores",
     "channel_sums",
     "is_two_valued",
     "rank_by_sums",

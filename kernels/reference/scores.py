@@ -63,16 +63,6 @@ def tree_sum(values: Tensor) -> Tensor:
     return values[0]
 
 
-def channel_scores(x: Tensor) -> Tensor:
-    """Return the Z-score of every channel of a contiguous `x`, float32 (channels,): equation 1 of the Adacc paper.
-
-    The score tells by how many standard deviations the sum of a channel's magnitudes exceeds the mean over
-    channels. It is zero if all sums are equal. A channel that holds Inf or NaN scores +inf, and the mean and
-    deviation are those of the others.
-    """
-    return scores_of_sums(channel_sums(x))
-
-
 def rank_by_sums(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `rank_outliers` does, for a tensor whose channels have these `sums`."""
     scores = scores_of_sums(sums)

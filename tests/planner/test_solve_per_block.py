@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
 
 from ds_adacc.planner import (
+    OFFLOAD,
     BlockGraph,
     BlockType,
+    CodecCost,
     Event,
     InfeasibleBudget,
     NoSolutionInTime,
@@ -23,12 +25,13 @@ from ds_adacc.planner import (
     Profile,
     Simulation,
     Value,
+    everywhere,
     frontier,
     gradient_error,
     leanest,
     peak_bytes,
     recompute_policy,
-    retain_all,
+    retain_policy,
     simulate,
     solve_per_block,
     solve_uniform,
@@ -50,6 +53,20 @@ def test_packs_as_many_blocks_as_it_takes():
     assert sorted(solution.policies[0].count(policy) for policy in (KEEP, PACK)) == [2, 6]
     assert (microseconds(solution.added_seconds), solution.held, solution.peak) == (6, (28,), 36)
     assert solution.proven_optimal
+
+
+def test_the_last_block_copies_nothing_to_the_host_that_its_backward_wants_at_once():
+    """All may go there for no time at all, and then the solver would rather hold fewer bytes."""
+    away = CodecCost(OFFLOAD, 0, MICROSECOND, MICROSECOND, 0.0, 0, lossless=True)
+    graph = BlockGraph((Value("x", "", 100, None, True),), (), (Event("x", (0,), 0),))
+    profile = Profile(graph, (), ((away,),), (MICROSECOND, MICROSECOND))
+    problem = Problem((BlockType("a", profile, 6),), order=("a",) * 6)
+    solution = solve_per_block(problem, 500, max_seconds=60)
+    *others, last = (policy.stores[0] for policy in solution.policies[0])
+    assert OFFLOAD in others and last == "retain"
+    assert solution.peak <= 500 and solution.proven_optimal
+    moved = [*solution.policies[0][:-1], Policy((OFFLOAD,), ())]
+    assert peak_bytes(problem, [moved]) == solution.peak
 
 
 def test_nothing_is_proven_by_frontiers_that_were_cut_short(monkeypatch):
@@ -124,7 +141,7 @@ def test_max_gradient_error():
 
 def test_one_block_has_one_policy(gpt):
     one = replace(gpt, count=1)
-    full = retain_all(Problem((one,)), 2**50, max_seconds=1).peak
+    full = everywhere(retain_policy, Problem((one,))).peak
     budget = (smallest_budget(Problem((one,))) + full) // 2
     single = solve_uniform(Problem((one,)), budget, max_seconds=60)
     assert single.added_seconds > 0
@@ -140,7 +157,7 @@ def test_never_slower_than_one_policy(gpt, monkeypatch):
         sys.modules["ds_adacc.planner.solve_per_block"], "frontier", lambda profile, **_: known(profile)
     )
     problem = Problem((gpt,), order=("gpt",) * 12)
-    full = retain_all(problem, 2**50, max_seconds=1).peak
+    full = everywhere(retain_policy, problem).peak
     faster = 0
     for percent in range(20, 100, 5):
         budget = full * percent // 100
@@ -156,7 +173,7 @@ def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monke
         raise NoSolutionInTime("late")
 
     problem = Problem((gpt,), order=("gpt",) * 12)
-    budget = retain_all(problem, 2**50, max_seconds=1).peak // 2
+    budget = everywhere(retain_policy, problem).peak // 2
     single = solve_uniform(problem, budget, max_seconds=60)
     assert single.proven_optimal
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
@@ -200,7 +217,7 @@ def few_blocks(draw, transfers=False):
 
 def budgets(problem):
     """From what one policy can do to what needs none."""
-    smallest, full = smallest_budget(problem), retain_all(problem, 2**50, max_seconds=1).peak
+    smallest, full = smallest_budget(problem), everywhere(retain_policy, problem).peak
     # One policy is planned for any order of the blocks. In their own order, retaining everything may take less.
     return sorted({smallest, max(smallest, (smallest + full) // 2)} - {full})
 
@@ -304,7 +321,7 @@ def four_types(gpt):
     """Four block types with 64 values in all, and half of the peak without checkpointing."""
     names = ("a", "b", "c", "d")
     problem = Problem(tuple(replace(gpt, name=name, count=3) for name in names), tuple(name for name in names * 3))
-    return problem, retain_all(problem, 2**50, max_seconds=1).peak // 2
+    return problem, everywhere(retain_policy, problem).peak // 2
 
 
 def test_with_many_values_the_points_of_the_frontiers_come_first(four_types, monkeypatch):

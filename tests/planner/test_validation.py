@@ -14,13 +14,9 @@ from ds_adacc.planner import (
     Problem,
     Profile,
     Value,
-    compress_all,
     frontier,
-    greedy,
     least_peak,
     peak_bytes,
-    recompute_all,
-    retain_all,
     solve_in_process,
     solve_per_block,
     solve_uniform,
@@ -162,10 +158,6 @@ def test_calls_per_block(block):
 
 
 PLANNERS = (
-    retain_all,
-    recompute_all,
-    compress_all,
-    greedy,
     solve_uniform,
     solve_per_block,
     solve_in_process,

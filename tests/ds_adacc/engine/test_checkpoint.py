@@ -184,7 +184,7 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
 )
 def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     (said,) = resumed(saved, caplog, engine := Engine(**other))
-    assert said.startswith(f"the plan is made anew: the checkpoint's {difference}")
+    assert said.startswith(f"a new plan is made: the checkpoint's {difference}")
     assert engine.adacc.runtime.controller.plan is None
     engine.step()
     assert engine.adacc.runtime.controller.plan.reason == "first step recorded"
@@ -193,7 +193,7 @@ def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
 def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):
     (engine := Engine()).adacc.runtime.controller.hold_inputs(InputPlacement(on_host=True))
     (said,) = resumed(saved, caplog, engine)
-    assert said == "the plan is made anew: the checkpoint's cpu_checkpointing was False and is True"
+    assert said == "a new plan is made: the checkpoint's cpu_checkpointing was False and is True"
 
 
 def test_block_inputs_held_otherwise_after_the_load_are_planned_for_anew_in_the_same_budget(saved, caplog):
@@ -210,17 +210,17 @@ def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     ours = resume.versions
     monkeypatch.setattr(resume, "versions", lambda: {**ours(), "ds_adacc": "9.9"})
     (said,) = resumed(saved, caplog, Engine())
-    assert said.startswith("the plan is made anew: the checkpoint's version of ds_adacc was ") and said.endswith("9.9")
+    assert said.startswith("a new plan is made: the checkpoint's version of ds_adacc was ") and said.endswith("9.9")
     monkeypatch.setattr(resume, "versions", ours)
     (engine := Engine()).adacc.runtime.controller.ranks = SimpleNamespace(
         size=3, gather=lambda told: [told], is_first=True
     )
     (said,) = resumed(saved, caplog, engine)
-    assert said == "the plan is made anew: the checkpoint's number of ranks that plan together was 1 and is 3"
+    assert said == "a new plan is made: the checkpoint's number of ranks that plan together was 1 and is 3"
     now = resume.checkpoint_file.FORMAT
     monkeypatch.setattr(resume.checkpoint_file, "FORMAT", now + 1)
     (said,) = resumed(saved, caplog, Engine())
-    assert said == f"the plan is made anew: the checkpoint's state format was {now} and is {now + 1}"
+    assert said == f"a new plan is made: the checkpoint's state format was {now} and is {now + 1}"
 
 
 def test_a_file_of_another_save_is_of_no_use(saved, caplog):
@@ -228,14 +228,14 @@ def test_a_file_of_another_save_is_of_no_use(saved, caplog):
     document["facts"]["step"] = 4
     torch.save(document, saved.file)
     (said,) = resumed(saved, caplog, Engine())
-    assert said == "the plan is made anew: the checkpoint's step was 4 and is 3"
+    assert said == "a new plan is made: the checkpoint's step was 4 and is 3"
 
 
 @pytest.mark.parametrize("length", [0, 100, -100])
 def test_a_cut_off_file_is_no_reason_not_to_resume(saved, caplog, length):
     saved.file.write_bytes(saved.file.read_bytes()[:length])
     (said,) = resumed(saved, caplog, engine := Engine())
-    assert said.startswith(f"the plan is made anew: {saved.file} cannot be read (")
+    assert said.startswith(f"a new plan is made: {saved.file} cannot be read (")
     engine.step()
 
 
@@ -246,13 +246,13 @@ def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
             policy["replays"] = [999]
     torch.save(document, saved.file)
     (said,) = resumed(saved, caplog, Engine())
-    assert said.startswith(f"the plan is made anew: {saved.file} cannot be read (ValueError: ")
+    assert said.startswith(f"a new plan is made: {saved.file} cannot be read (ValueError: ")
 
 
 def test_a_checkpoint_of_deepspeed_alone_is_told_of(saved, caplog):
     saved.file.unlink()
     (said,) = resumed(saved, caplog, Engine())
-    assert said == f"the plan is made anew: the checkpoint holds none in {saved.file}"
+    assert said == f"a new plan is made: the checkpoint has no file {saved.file}"
 
 
 def test_weights_alone_leave_the_plan_as_it_is(saved, caplog):

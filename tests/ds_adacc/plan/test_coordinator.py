@@ -262,7 +262,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
 
 def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     def hurried(problem, budget, *, max_seconds):
-        return replace(planner.greedy(problem, budget, max_seconds=max_seconds), fallback="late")
+        return replace(planner.greedy(problem, budget), fallback="late")
 
     monkeypatch.setattr(planner, "solve_in_process", hurried)
     runs = runtime()

@@ -149,8 +149,8 @@ def test_where_the_stricter_policy_breaks_the_budget_all_take_the_smallest_peak(
     b, c = block_type("b", [30], (0, 0)), block_type("c", [20], (0, 0))
 
     def pack_beside_c(problem, budget, *, max_seconds):
-        plan = planner.compress_all if "c" in {each.name for each in problem.block_types} else planner.retain_all
-        return plan(problem, budget, max_seconds=max_seconds)
+        has_c = "c" in {each.name for each in problem.block_types}
+        return planner.everywhere(planner.compress_policy if has_c else planner.retain_policy, problem)
 
     monkeypatch.setattr(planner, "solve_in_process", pack_beside_c)
     assert solved(request_of(a, b, c), 72).solution.peak == 72

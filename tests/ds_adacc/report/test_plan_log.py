@@ -137,7 +137,7 @@ def test_a_budget_that_has_grown_since_the_plan_is_told_of():
     assert "of the largest" not in table_of(plan, training)
     budget.limit = 2 * plan.budget
     text = table_of(plan, training)
-    assert f"larger batches have come since: the budget is {_kib(budget.limit)} now, 0.6 of the largest" in text
+    assert f"the budget has grown to {_kib(budget.limit)}, 0.6 of the peak of the largest batch so far" in text
     larger = replace(plan, budget=budget.limit)
     text = table_of(larger, training)
     assert f"the budget is 0.6 of {_kib(budget.limit / 0.6)}, the largest peak predicted so far" in text

@@ -97,7 +97,7 @@ def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     for length in range(33, 45):
         training.step((25, length))
     controller = training.runtime.controller
-    assert len(controller._waiting._planned) <= 4
+    assert len(controller.waiting._planned) <= 4
     for each in controller.blocks.all():
         assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1
 

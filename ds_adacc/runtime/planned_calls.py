@@ -1,0 +1,182 @@
+"""Run the calls of blocks that have a policy: is each saved tensor to be packed, and by what."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.call import Call
+from ds_adacc.observe.outlier_tracker import OutlierTracker
+from ds_adacc.profile.codec_maker import CodecMaker
+from ds_adacc.profile.probe import Probe
+from ds_adacc.program.slots import unpack
+from ds_adacc.record.capture import Capture
+from ds_adacc.record.follower import follow, not_followed_now
+from ds_adacc.runtime.binder import Binder
+from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.seen_programs import SeenPrograms
+from ds_adacc.runtime.step_controller import StepController
+from ds_adacc.runtime.warnings import Warnings
+
+Pack = Callable[[torch.Tensor], Any]
+
+
+class PlannedCalls:
+    """Runs calls under their variants' policies. `roles`: those of the values whose outliers are tracked."""
+
+    def __init__(
+        self,
+        controller: StepController,
+        binder: Binder,
+        codecs: CodecMaker,
+        warnings: Warnings,
+        roles: Collection[str],
+    ) -> None:
+        self._controller = controller
+        self._binder = binder
+        self._codecs = codecs
+        self._warnings = warnings
+        self._roles = roles
+        self._seen = SeenPrograms()
+
+    def run(self, incoming: Incoming, variant: Variant) -> Any:
+        """Run the call, and pack what its forward saves."""
+        block, bound = incoming.block, variant.bound
+        if bound is None or bound.prefetcher is None:
+            self._binder.pass_over()
+        if bound is None:
+            return incoming.run()
+        self._controller.note_call(variant.digest, block)
+        step = self._controller.step
+        is_followed = self._is_to_follow(incoming, variant)
+        reason = not_followed_now(bound.recording) if is_followed else None
+        if reason is not None:
+            self._warnings.fallen_back(block, reason)
+        # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
+        is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
+        if reason is not None or (bound.is_trivial and not is_watched):
+            output = incoming.run()
+            step.note_plain(output)
+            return output
+        return self._run_with_hooks(incoming, variant, is_followed)
+
+    def _run_with_hooks(self, incoming: Incoming, variant: Variant, is_followed: bool) -> Any:
+        step, bound = self._controller.step, variant.bound
+        probe = self._probe(incoming, variant)
+        call, pack, done = self._begin(
+            incoming,
+            variant,
+            step.is_tracking,
+            noted=None,
+            times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
+            times_backward=probe is None,
+        )
+        if probe is not None:
+            pack = probe.pack(pack)
+        if bound.recording.runs_compiled:
+            pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
+        try:
+            if is_followed:
+                output, is_as_predicted = follow(
+                    bound.recording, incoming.tensors, incoming.reach, incoming.run, pack, call.diverge
+                )
+                if is_as_predicted:
+                    self._seen.add(self._key(incoming, variant))
+                    variant.is_unseen = False
+            else:
+                with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                    output = incoming.run()
+            if probe is not None:
+                output = probe.watch(output)
+            done()
+        finally:
+            call.close()
+        if call.diverged:
+            step.note_plain(output)
+        return output
+
+    def pack_recorded(self, incoming: Incoming, captured: Capture, variant: Variant, has_ranked: bool) -> Any:
+        """Pack what the forward of a recorded call has saved, and return the output.
+
+        `has_ranked`: the call's outliers have been looked at already.
+        """
+        self._seen.add(self._key(incoming, variant))
+        step, output = self._controller.step, captured.output
+        noted = {**captured.buffers, **captured.states}
+        probe = self._probe(incoming, variant)
+        tracking = step.is_tracking and not has_ranked
+        call, pack, done = self._begin(
+            incoming, variant, tracking, noted, times_forward=False, times_backward=probe is None
+        )
+        if probe is not None:
+            probe.slots, probe.noted = captured.slots, noted
+        try:
+            captured.hand_over(pack)
+            done()
+        finally:
+            call.close()
+        if call.diverged:
+            step.note_plain(output)
+        return output if probe is None else probe.watch(output)
+
+    def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
+        """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
+        if variant.is_unseen and variant.bound.replays:
+            variant.is_unseen = self._key(incoming, variant) not in self._seen
+            return variant.is_unseen
+        return False
+
+    def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
+        return self._seen.key(variant.recording, incoming.signature, incoming.block, self._controller.blocks.all())
+
+    def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
+        trials, device, step = self._controller.trials, self._controller.device, self._controller.step
+        return trials.probe(incoming.block, variant, incoming.tensors, device, step)
+
+    def _begin(
+        self,
+        incoming: Incoming,
+        variant: Variant,
+        tracking: bool,
+        noted: Mapping[int, torch.Tensor] | None,
+        times_forward: bool,
+        times_backward: bool,
+    ) -> tuple[Call, Pack, Callable[[], None]]:
+        """A call that is about to begin, its pack hook, and a function to call after its forward.
+
+        `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
+        `times_forward`, `times_backward`: as of `CallMoments`.
+        """
+        bound, inputs = variant.bound, incoming.tensors
+        assert bound is not None
+        observer = self._controller.step.observer
+        # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
+        if observer is not None:
+            ticket = observer.begin(variant, incoming.block, times_forward, times_backward)
+        told = self._warnings.diverged
+        if variant.is_predicted:
+            told = functools.partial(self._doubt_prediction, incoming.block, variant)
+        call = Call(bound, inputs, told, noted)
+        pack: Pack = call.pack
+        if tracking:
+            values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)
+            pack = OutlierTracker(call, variant, self._codecs, values, inputs)
+        if observer is None:
+            call.forward = self._controller.step.forward()
+            return call, pack, _nothing
+        return call, *observer.watch(ticket, call, pack)
+
+    def _doubt_prediction(self, block: Block, variant: Variant, bound: BoundPolicy, position: int) -> None:
+        """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
+        block.drop(variant)
+        self._controller.new_sizes.symbolic_types.doubt(variant.digest)
+        self._warnings.mispredicted(bound, position)
+
+
+def _nothing() -> None:
+    pass
