@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
+from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
@@ -45,6 +46,23 @@ class FirstSlot:
         return self.slot.unpack()
 
 
+class LastSlot:
+    """The slot of the last tensor that a call saves, which backward is the first to ask for.
+
+    Then what the call has offloaded starts to come back, whichever of it backward asks for first.
+    """
+
+    __slots__ = ("offloads", "slot")
+
+    def __init__(self, slot: Slot, offloads: Offloads) -> None:
+        self.offloads = offloads
+        self.slot = slot
+
+    def unpack(self) -> torch.Tensor:
+        self.offloads.expect()
+        return self.slot.unpack()
+
+
 class Call:
     """The pack hook of one call, and all its state. After the forward only the slots keep the holders that they need.
 
@@ -55,7 +73,10 @@ class Call:
     it and all that follow are retained.
     """
 
-    __slots__ = ("_noted", "_on_divergence", "_position", "_seen", "bound", "diverged", "forward", "holders")
+    __slots__ = (
+        *("_noted", "_offloads", "_on_divergence", "_position", "_seen"),
+        *("bound", "diverged", "forward", "holders"),
+    )
 
     def __init__(
         self,
@@ -71,7 +92,8 @@ class Call:
         """
         self._on_divergence = on_divergence
         self.bound = bound
-        self.holders = _open(bound)
+        self._offloads = None if bound.prefetcher is None else bound.prefetcher.register()
+        self.holders = _open(bound, self._offloads)
         self._noted = noted
         self._position = 0
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
@@ -125,6 +147,8 @@ class Call:
             return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].pending = None  # Rule E4: all its sources are saved now
+        if self._offloads is not None and number == len(instructions) - 1:
+            slot = LastSlot(slot, self._offloads)
         if number == 0 and self.forward is not None:
             return FirstSlot(slot, self.forward)
         return slot
@@ -137,7 +161,7 @@ class Call:
 
     def close(self) -> None:
         """Let go of the holders at the end of the forward (Rule E5)."""
-        self.holders = {}
+        self.holders, self._offloads = {}, None
 
     def _note(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
         """Hold the states of random generators (Rule E14). False if they cannot be known."""
@@ -196,12 +220,11 @@ class Call:
             self._on_divergence(self.bound, self._position)
 
 
-def _open(bound: BoundPolicy) -> dict[int, Holder]:
+def _open(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     """Empty holders for one call, each linked to those that it is rebuilt from (Rules E5 and E10)."""
     replays: dict[int, Replay] = {}
     holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}
-    if bound.prefetcher is not None:
-        offloads = bound.prefetcher.register()
+    if offloads is not None:
         holders.update((index, Offloaded(facts, offloads)) for index, facts in bound.offloaded)
     for index, name, producer, output in bound.rebuilt:
         replay = replays.get(producer)

@@ -132,6 +132,21 @@ def test_the_call_before_is_fetched_when_backward_comes_to_a_call(transfer):
     ]
 
 
+def test_values_start_to_come_back_when_backward_comes_to_their_call_whichever_it_asks_for_first(transfer):
+    """Backward of a block asks for its input last, and finds the gradient of its last layer first."""
+    prefetcher, (output,) = Prefetcher(transfer), zoo.example("gpt")[1]
+    for number in range(2):
+        block, _, kwargs = zoo.example("gpt")
+        recording = record(block, (output.detach().requires_grad_(),), kwargs)
+        run, _ = under(block, recording, only(recording, "input.0"), prefetcher=prefetcher)
+        output = run(output)
+        block.fc2.weight.register_hook(lambda _, number=number: transfer.log.append(("fc2", number)))
+    past(prefetcher)
+    began = len(transfer.log)
+    output.sum().backward()
+    assert transfer.since(began) == [("back", 1), ("back", 0), ("fc2", 1), ("take", 1), ("fc2", 0), ("take", 0)]
+
+
 def test_a_call_that_offloads_nothing_counts_too(transfer):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
