@@ -41,8 +41,9 @@ _KNOWN = ("LinearFunctionForZeroStage3Backward",)
 class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
 
-    It is also told whether that measures under the gradient that training brought. If that gradient is not finite, as
-    in a step that a loss scaler skips, a random one takes its place.
+    It is also told whether that measures under the gradient that training brought. A random one takes its place if that
+    gradient is not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
+    a gradient of zeros every policy would have an error of 0.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `noted`:
@@ -114,7 +115,7 @@ class Probe:
         self._hold(counting)
         gradients = self._backward(edge, gradient)
         times = [slot.times for slot in counting]
-        is_training = all(map(_is_finite, gradients))
+        is_training = bool(gradient.any()) and all(map(_is_finite, gradients))
         if not is_training:
             gradient = _random_like(gradient)
             gradients = self._backward(edge, gradient)

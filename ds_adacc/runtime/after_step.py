@@ -128,7 +128,8 @@ def _repeat_trials(controller: Controller) -> None:
     if tried and schedule.repeats > 1:
         text = (
             "step %d: the gradient errors of %d blocks could not be measured (the first: %s), since their gradients "
-            "were not finite or did not come. They recompute all that they can. They are measured again in step %d"
+            "were not finite, were zero or did not come. They recompute all that they can. They are measured again in "
+            "step %d"
         )
         get_logger().warning(text, schedule.ended, len(tried), tried[0].name, schedule.try_from)
 

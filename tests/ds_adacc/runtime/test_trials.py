@@ -443,11 +443,12 @@ def test_what_was_measured_at_a_predicted_size_counts_though_a_plan_forgets_the_
     training.run(2)
 
 
+@pytest.mark.parametrize("weight", [torch.inf, 0.0])
 @pytest.mark.usefixtures("slow_replays")
-def test_steps_that_a_loss_scaler_skips_approve_and_reject_nothing():
-    """The first steps in fp16 overflow: no gradient of theirs is training's."""
+def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight):
+    """The first steps in fp16 overflow. Or their loss has a weight of 0: then all that is lossy seems to be exact."""
     training, steady = Training(**LOSSY), Training(**LOSSY)
-    finite, training.weight = training.weight, torch.full_like(training.weight, torch.inf)
+    finite, training.weight = training.weight, torch.full_like(training.weight, weight)
     training.run(4)
     approvals = training.runtime.agreement.approvals
     assert not approvals.blocks
@@ -492,13 +493,13 @@ def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
         assert all(count < len(order) for order, count in variant.outliers.values())
 
 
-@pytest.mark.parametrize("stepped", [True, False])
-def test_trials_are_repeated_until_gradients_are_finite(stepped, caplog):
+@pytest.mark.parametrize(("stepped", "weight"), [(True, torch.inf), (False, torch.inf), (True, 0.0)])
+def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(stepped, weight, caplog):
     """Nothing else would bring the plan into force: there is no rectifier."""
     training = Training(**LOSSY, rectifier={"enabled": False}, stepped=stepped)
     finite = training.weight
     training.step()
-    training.weight = torch.full_like(finite, torch.inf)
+    training.weight = torch.full_like(finite, weight)
     training.run(7)
     training.weight = finite
     assert training.run(11)[-1] > 0
