@@ -30,39 +30,83 @@ class Replay:
         self._left: list[int]  # by output, the uses to come of what is cached
 
     def get(self, output: int) -> torch.Tensor:
-        uses = self.rerun.uses
-        if uses == _ONCE:  # as most are: nothing is cached
-            return self._run()[output]
-        if self._cached is None:
-            self._cached, self._left = [None] * len(uses), list(uses)
-        tensor = self._cached[output]
-        if tensor is None:
-            outputs = self._run()
-            self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
-            tensor = outputs[output]
-        self._left[output] -= 1
-        if self._left[output] <= 0:
-            self._cached[output], self._left[output] = None, uses[output]
+        """This output, made anew unless it is cached. What it is made from is made first.
+
+        A loop and not a recursion: a scan over hundreds of steps in a block is a chain of as many replays, which would
+        exceed the depth of calls that Python allows.
+        """
+        tensor = self.cached(output)
+        if tensor is not None:
+            return tensor
+        runs = [_Run(self, output)]
+        while True:
+            run = runs[-1]
+            for index, holder in run.inputs:
+                if type(holder) is not Rebuilt or holder.pending is not None:
+                    run.roots[index] = holder.get()
+                    continue
+                tensor = holder.replay.cached(holder.output)
+                if tensor is None:
+                    run.waits_for = index
+                    runs.append(_Run(holder.replay, holder.output))
+                    break
+                run.roots[index] = tensor
+            else:
+                tensor = run.replay.run(run.output, run.roots)
+                runs.pop()
+                if not runs:
+                    return tensor
+                runs[-1].roots[runs[-1].waits_for] = tensor
+
+    def cached(self, output: int) -> torch.Tensor | None:
+        """This output, if an earlier run has left it: one use of it."""
+        tensor = None if self._cached is None else self._cached[output]
+        if tensor is not None:
+            self._count(output)
         return tensor
 
-    def _run(self) -> tuple[torch.Tensor, ...]:
-        if self.parameters:
-            self._check_parameters()
-        # Rule E16. What others make comes first.
-        roots = {index: holder.get() for index, holder in self.inputs.items()}
+    def run(self, output: int, roots: dict[int, torch.Tensor]) -> torch.Tensor:
+        """This output, made from `roots`, which it uses up. The others are cached for their uses."""
+        # Rule E16
         for op, done in self.rerun.before:
             roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
             for index in done:
                 del roots[index]
-        return replay(self.rerun.op, roots.__getitem__, self.parameters)
+        outputs, uses = replay(self.rerun.op, roots.__getitem__, self.parameters), self.rerun.uses
+        if uses != _ONCE:  # as most are: nothing is cached then
+            if self._cached is None:
+                self._left = list(uses)
+            self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
+            self._count(output)
+        return outputs[output]
 
-    def _check_parameters(self) -> None:
+    def _count(self, output: int) -> None:
+        self._left[output] -= 1
+        if self._left[output] <= 0:
+            self._cached[output], self._left[output] = None, self.rerun.uses[output]
+
+    def check_parameters(self) -> None:
         """Rule E7."""
         for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
             if parameter._version != version:
                 raise modified("a parameter", parameter, version)
             if self._updates != self.rerun.updates.count:
                 raise updated(parameter)
+
+
+class _Run:
+    """A replay that has begun, with those of its inputs that it has got; it `waits_for` one that is being made."""
+
+    __slots__ = ("inputs", "output", "replay", "roots", "waits_for")
+
+    def __init__(self, replay: Replay, output: int) -> None:
+        if replay.parameters:
+            replay.check_parameters()
+        self.replay = replay
+        self.output = output
+        self.inputs = iter(replay.inputs.items())
+        self.roots: dict[int, torch.Tensor] = {}
+        self.waits_for = -1
 
 
 class Rebuilt:

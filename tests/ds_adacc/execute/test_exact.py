@@ -1,9 +1,12 @@
 """Retain and recompute change no bit of outputs and gradients."""
 
+import sys
+
 import pytest
 import torch
 import zoo
 from recorded import profile_of, random_policy, record, under
+from torch import nn
 
 import ds_adacc.program.replay
 import ds_adacc.record.verify
@@ -155,3 +158,21 @@ def test_operator_whose_replay_raises_is_not_replayed(monkeypatch, error):
     recording = record(*zoo.example("gpt"))
     refusals = [op.refusal for op in recording.ops if op.short_name == "gelu"]
     assert refusals == [f"its replay fails: {error.__name__}: no"]
+
+
+def test_a_chain_of_more_values_than_python_allows_calls_within_each_other():
+    """As a scan over the steps of a sequence is: each value is rebuilt from the one before."""
+
+    class Scan(nn.Module):
+        def forward(self, x):
+            for _ in range(sys.getrecursionlimit()):
+                x = torch.tanh(x)
+            return x
+
+    block, args = Scan(), (torch.randn(2, 3, requires_grad=True),)
+    expected = zoo.gradients(block, args, {})
+    recording = record(block, args, {})
+    policy = planner.recompute_policy(profile_of(recording))
+    assert len(policy.replays) >= sys.getrecursionlimit() - 1
+    run, _ = under(block, recording, policy)
+    zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, run))
