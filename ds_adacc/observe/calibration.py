@@ -155,11 +155,13 @@ def _retained(known: KnownType) -> int:
 
 
 def _is_doubted(excess: Correction, known: KnownType) -> bool:
-    """Whether the excess is more than all that a call of the block takes without checkpointing.
+    """Whether the excess is more than the block itself can take: then something else has allocated while it ran.
 
-    A prediction may be off, but not by the whole block: something else has allocated while the call ran.
+    In forward, Python variables may keep all that the block ever makes. In backward, a prediction is not off by more
+    than all that a call takes without checkpointing.
     """
-    return _size(excess) > _retained(known)
+    made = sum(value.nbytes for value in known.agreed.spec.profile.graph.values)
+    return abs(excess.forward) > max(made, _retained(known)) or abs(excess.backward or 0) > _retained(known)
 
 
 def _warn_of_others(known: KnownType, nbytes: int) -> None:

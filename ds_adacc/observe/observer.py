@@ -15,6 +15,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.execute.holders import Holder
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.slots import UNPLANNED, Retained, Slot
 
 
@@ -52,8 +53,8 @@ class Observer:
 
     def watch(
         self, ticket: Ticket, call: Call, pack: Callable[[torch.Tensor], Slot]
-    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[], None]]:
-        """A wrapper of the pack hook of `call` that notifies this observer, and a function to call after forward."""
+    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], None]]:
+        """A wrapper of the pack hook of `call` that notifies this observer, and what to call with the output."""
         profiler = self._profiler
         if ticket.moments is not None:
             inputs = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
@@ -65,11 +66,12 @@ class Observer:
                 self._holders.add(slot)
             return _WatchedSlot(slot, ticket)
 
-        def done() -> None:
+        def done(output: Any) -> None:
             values = call.bound.recording.values
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
             if profiler is not None and ticket.moments is not None:
                 ticket.moments.ended = profiler.now()
+                _tell_of_backward(weakref.ref(ticket), output)
 
         return watched, done
 
@@ -156,7 +158,7 @@ class Ticket:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("block", "counts", "digest", "has_begun", "moments", "number", "observer", "policy")
+    __slots__ = ("__weakref__", "block", "counts", "digest", "has_begun", "moments", "number", "observer", "policy")
 
     def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block) -> None:
         self.observer = observer
@@ -177,6 +179,21 @@ class Ticket:
     def __del__(self) -> None:
         for count in self.counts:
             count.alive -= 1
+
+
+def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:
+    """Have the ticket told when backward comes to the output. It may allocate before it unpacks anything.
+
+    The graph must not keep the ticket: that lives as long as the call's slots.
+    """
+
+    def begin(_: tuple[torch.Tensor | None, ...]) -> None:
+        known = ticket()
+        if known is not None:
+            known.begin_backward()
+
+    for node in {tensor.grad_fn for tensor in tensors_in(output)} - {None}:
+        node.register_prehook(begin)
 
 
 class _WatchedSlot:

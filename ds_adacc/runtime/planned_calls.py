@@ -93,7 +93,7 @@ class PlannedCalls:
                     output = incoming.run()
             if probe is not None:
                 output = probe.watch(output)
-            done()
+            done(output)
         finally:
             call.close()
         if call.diverged:
@@ -117,7 +117,7 @@ class PlannedCalls:
             probe.slots, probe.noted = captured.slots, noted
         try:
             captured.hand_over(pack)
-            done()
+            done(output)
         finally:
             call.close()
         if call.diverged:
@@ -146,8 +146,8 @@ class PlannedCalls:
         noted: Mapping[int, torch.Tensor] | None,
         times_forward: bool,
         times_backward: bool,
-    ) -> tuple[Call, Pack, Callable[[], None]]:
-        """A call that is about to begin, its pack hook, and a function to call after its forward.
+    ) -> tuple[Call, Pack, Callable[[Any], None]]:
+        """A call that is about to begin, its pack hook, and what to call with its output.
 
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         `times_forward`, `times_backward`: as of `CallMoments`.
@@ -178,5 +178,5 @@ class PlannedCalls:
         self._warnings.mispredicted(bound, position)
 
 
-def _nothing() -> None:
+def _nothing(_: Any) -> None:
     pass

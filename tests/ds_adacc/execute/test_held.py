@@ -94,7 +94,7 @@ def test_observation_forgets_what_is_gone():
         pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
-        done()
+        done(output)
         call.close()
         sizes.append(len(observer._holders))
         del call, pack, done, output

@@ -301,7 +301,7 @@ def test_nothing_is_counted_as_held(transfer):
     pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
-    done()
+    done(output)
     output.sum().backward()
     cost = planner.CodecCost(planner.OFFLOAD, 0, 0.0, 0.0, 0.0, 0, lossless=True)
     offers = tuple((cost,) if store == planner.OFFLOAD else () for store in policy.stores)

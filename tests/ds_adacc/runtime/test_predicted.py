@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from ds_adacc import planner
-from ds_adacc.runtime import runtime as room
+from ds_adacc.runtime import planned_calls as room
 from ds_adacc.runtime.wrap import wrap_blocks
 
 RECORDED, LATER = (64, 48, 40, 56), (44, 52, 72, 100, 72)

@@ -11,7 +11,7 @@ from any_size import Training
 from functions import Plain
 from torch import nn
 
-from ds_adacc.runtime import runtime as room
+from ds_adacc.runtime import planned_calls as room
 from ds_adacc.runtime.step_schedule import Purpose
 
 RECORDED, PREDICTED = (20, 12, 17), 15
