@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ds_adacc.config import SECTION
 from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.log import get_logger
-from ds_adacc.runtime.wrap import has_wrapped_blocks
 
 
 class AdaccCallback(TrainerCallback):
@@ -28,13 +26,12 @@ class AdaccCallback(TrainerCallback):
         patch_deepspeed()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not has_wrapped_blocks(model):
+        if args.deepspeed_plugin is None:
             get_logger().warning(
-                "adacc does nothing in this Trainer, as no block of the model is wrapped: pass "
-                'TrainingArguments(deepspeed="ds_config.json") with an "adacc" section; if you do, name the classes of '
-                "the model's blocks in adacc.blocks"
+                "adacc does nothing in this Trainer, as it trains without DeepSpeed: pass "
+                'TrainingArguments(deepspeed="ds_config.json"), where ds_config.json has an "adacc" section'
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,10 +107,13 @@ def _record(factory: Factory, section: AdaccConfig, batch: int, stage: Stage) ->
 
 @contextmanager
 def _stages() -> Iterator[Stage]:
-    """A progress bar on stderr, if that is a terminal; each call of the stage moves it by one."""
+    """A progress bar on stderr, which each call of the stage moves by one; a line for each if that is no terminal."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: print(f"{text} ...", file=sys.stderr, flush=True)
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=_STAGES, completed=-1)
         yield lambda text: progress.update(task, description=text, advance=1)
 

@@ -34,7 +34,10 @@ def run(arguments: argparse.Namespace) -> Answer:
     """The journal as tables. Raises BadInput for one that is missing or garbled."""
     path = arguments.journal or journal.latest()
     if path is None:
-        raise BadInput(f"no run has left a journal in {journal.folder()}; name one")
+        raise BadInput(
+            f"no run has left a journal in {journal.folder()}. If that folder could not be written to, the log of the "
+            "run has said so; XDG_CACHE_HOME moves it. Or name a journal"
+        )
     try:
         happened = events.load(path)
     except journal.JournalError as error:
@@ -83,7 +86,16 @@ def _view(path: Path, happened: Sequence[events.JournalEvent], is_full: bool) ->
     parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
     if plans:
         parts += _in_force(plans[-1], is_full)
-    return Group(*parts) if happened else Group(*parts, Text("the journal holds no event yet"))
+    if not happened:
+        parts.append(Text("the journal holds no event yet"))
+    elif not plans:
+        parts.append(
+            Text(
+                f"no plan yet: the last event is of {happened[-1].time:%H:%M:%S}. The first plan comes at the end of "
+                "the first step, when engine.step() has run the optimizer. If the run has ended, it ended before that"
+            )
+        )
+    return Group(*parts)
 
 
 def _start(event: events.Started) -> RenderableType:

@@ -16,6 +16,8 @@ from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
 
+_MANY_BACKWARDS = 20  # without a step: some programs run a few passes for one step
+
 
 class Adacc:
     """The section in force, the blocks by name, the runtime that runs them, and its results.
@@ -40,6 +42,7 @@ class Adacc:
         self.is_stepping = False
         self._has_served = False
         self._has_warned = False
+        self._backwards = 0  # since the last step
 
     @property
     def planned_held_bytes(self) -> int | None:
@@ -51,8 +54,20 @@ class Adacc:
         observation = self.runtime.controller.observation
         return observation and observation.held.observed
 
+    def end_backward(self, micro_batches: int) -> None:
+        """Note the end of a backward pass; `micro_batches`: how many a step has, if the program steps at all."""
+        self.runtime.controller.end_backward()
+        self._backwards += 1
+        if self._backwards == _MANY_BACKWARDS * micro_batches:
+            get_logger().warning(
+                "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no new "
+                "plan, and without a plan every block recomputes. Call engine.step() after each engine.backward()",
+                self._backwards,
+            )
+
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
+        self._backwards = 0
         self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
         if self._has_served:
             try:

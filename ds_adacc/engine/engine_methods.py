@@ -50,7 +50,7 @@ def ending_backward(engine: Any, original: Method) -> Method:
     @functools.wraps(original)
     def backward_epilogue(*args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
-        engine.adacc.runtime.controller.end_backward()
+        engine.adacc.end_backward(engine.gradient_accumulation_steps())
 
     return backward_epilogue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from datetime import datetime
@@ -28,7 +29,7 @@ def default_path(now: datetime, pid: int) -> Path:
 
 def latest() -> Path | None:
     """The journal in `folder` of the run that began last, or None."""
-    return max(folder().glob("*.jsonl"), default=None, key=lambda path: path.name)
+    return max(folder().glob("*.jsonl"), default=None, key=lambda path: path.stem)
 
 
 class Journal:
@@ -43,9 +44,14 @@ class Journal:
 
     @classmethod
     def of_this_run(cls) -> Journal:
-        """A journal at `default_path`. A user without a home folder gets a warning and no journal."""
+        """A journal at `default_path`; of a further engine in the same second, at that with a number.
+
+        A user without a home folder gets a warning and no journal.
+        """
         try:
-            return cls(default_path(datetime.now(), os.getpid()))
+            path = default_path(datetime.now(), os.getpid())
+            further = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+            return cls(next(each for each in itertools.chain([path], further) if not each.exists()))
         except RuntimeError as error:
             get_logger().warning("the run goes on without a journal: %s", str(error))
             return cls(None)
@@ -64,7 +70,8 @@ class Journal:
             with open(self._path, "ab") as file:
                 file.write(line.encode())
         except OSError as error:
-            get_logger().warning("the run goes on without its journal %s: %s", self._path, str(error))
+            text = "the run goes on without its journal %s, so `ds_adacc report` will not show it: %s"
+            get_logger().warning(text, self._path, str(error))
             self._path = None
 
 

@@ -27,11 +27,6 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
         setattr(module, attribute, types.MethodType(method, module))
 
 
-def has_wrapped_blocks(model: nn.Module) -> bool:
-    """Whether a runtime runs any of the model's modules."""
-    return any(hasattr(module.forward, "covered") for module in model.modules())
-
-
 def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
     """Restore the original forward of each block."""
     for module in blocks.values():

@@ -3,14 +3,10 @@
 import types
 
 import deepspeed
-import families
 import pytest
 
 from ds_adacc.config import load
 from ds_adacc.huggingface import AdaccCallback
-from ds_adacc.runtime.find_blocks import find_blocks
-from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import wrap_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +35,11 @@ def test_other_configs_are_left_alone(config):
     assert config in (None, {}, {"adacc": "auto"})
 
 
-def test_a_trainer_that_serves_no_block_is_warned_of(caplog):
-    model, _ = families.example("gpt2")
-    with caplog.at_level("WARNING", logger="ds_adacc"):
-        AdaccCallback().on_train_begin(None, None, None, model=model)
-        assert "adacc does nothing in this Trainer" in caplog.text
-        caplog.clear()
-        wrap_blocks(find_blocks(model, "auto"), Runtime(load({"adacc": {}}), stepped=True))
-        AdaccCallback().on_train_begin(None, None, None, model=model)
-        assert caplog.text == ""
+def test_a_trainer_without_deepspeed_is_warned_of(caplog):
+    AdaccCallback().on_train_begin(arguments(None), None, None)
+    assert "adacc does nothing in this Trainer, as it trains without DeepSpeed" in caplog.text
+
+
+def test_what_the_engine_says_of_its_section_is_not_said_again(caplog):
+    AdaccCallback().on_train_begin(arguments({}), None, None)
+    assert caplog.text == ""

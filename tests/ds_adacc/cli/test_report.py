@@ -204,7 +204,9 @@ def test_a_run_still_going_is_told_of_so_far(path, document, said):
     assert code == 0
     assert without_time(told["starts"]) == [START]
     assert told["plans"] == told["observed"] == told["rectifier"] == []
-    assert "Plans" not in said("report", str(path))[1]
+    shown = said("report", str(path))[1]
+    assert "Plans" not in shown
+    assert f"no plan yet: the last event is of {json.loads(first)['time'][11:19]}. The first plan comes" in shown
 
 
 def test_an_empty_journal_is_no_error(tmp_path, said):
@@ -214,8 +216,9 @@ def test_an_empty_journal_is_no_error(tmp_path, said):
 
 
 def test_without_any_journal_the_folder_is_named(cache, said):
-    told = f"ds_adacc report: no run has left a journal in {cache / 'runs'}; name one\n"
-    assert said("report") == (2, "", told)
+    code, out, told = said("report")
+    assert (code, out) == (2, "")
+    assert told.startswith(f"ds_adacc report: no run has left a journal in {cache / 'runs'}. If that folder could not")
 
 
 def test_a_missing_journal_is_bad_input(tmp_path, said):

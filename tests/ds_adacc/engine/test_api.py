@@ -109,6 +109,20 @@ def test_one_warning_when_no_block_was_run(caplog):
     assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
 
 
+def test_a_program_that_never_steps_is_told_so_once(caplog):
+    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime)
+    for _ in range(4):
+        for _ in range(39):
+            adacc.end_backward(micro_batches=2)
+        assert not caplog.text
+        adacc.end_step()
+        caplog.clear()
+    for _ in range(90):
+        adacc.end_backward(micro_batches=2)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("no step has come in 40 backward passes. Until engine.step() has run the ")
+
+
 def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
     adacc = stepped(nn.Linear(4, 4))
     votes = []

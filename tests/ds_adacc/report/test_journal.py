@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_adacc.report.journal import Journal, JournalError, default_path, latest, read
+from ds_adacc.report.journal import Journal, JournalError, default_path, folder, latest, read
 
 
 @pytest.fixture
@@ -86,7 +86,10 @@ def test_a_disk_that_fails_is_one_warning(warnings):
     journal = Journal(path)
     journal.write("start", text="x")
     journal.write("start", text="x")
-    assert warnings() == [f"the run goes on without its journal {path}: [Errno 28] No space left on device"]
+    told = (
+        f"the run goes on without its journal {path}, so `ds_adacc report` will not show it: [Errno 28] No space left"
+    )
+    assert warnings() == [f"{told} on device"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(warnings, tmp_path):
@@ -95,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(warnings, tmp_path):
     journal.write("start", text="x")
     journal.write("start", text="x")
     (warning,) = warnings()
-    assert warning.startswith(f"the run goes on without its journal {tmp_path / 'file' / 'run.jsonl'}: ")
+    assert warning.startswith(f"the run goes on without its journal {tmp_path / 'file' / 'run.jsonl'}, so ")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
@@ -143,6 +146,15 @@ def test_journals_lie_in_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = default_path(datetime(2026, 3, 4, 5, 6, 7), 89)
     assert path == tmp_path / "ds_adacc" / "runs" / "20260304-050607-89.jsonl"
+
+
+def test_two_engines_of_one_second_have_a_journal_each(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(3):
+        Journal.of_this_run().write("start", text=str(number))
+    stems = sorted(path.stem for path in folder().iterdir())
+    assert [read(folder() / f"{stem}.jsonl")[0]["text"] for stem in stems] == ["0", "1", "2"]
+    assert read(latest())[0]["text"] == "2"
 
 
 def test_the_latest_is_the_run_that_began_last(monkeypatch, tmp_path):
