@@ -125,6 +125,13 @@ class KnownType:
         ]
         self.profile = replace(self.profile, codecs=tuple(kept))
 
+    def keep_whole(self, place: int) -> None:
+        """From the next planning on, retain the input at this place if it is held: other calls hold the same memory."""
+        inputs = [value.index for value in self.recording.values if value.origin == "input" and value.source == place]
+        if any(self.profile.codecs[index] for index in inputs):
+            offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
+            self.profile = replace(self.profile, codecs=tuple(offers))
+
     def holds_outliers(self, index: int) -> bool:
         """Whether a policy in force holds the value with a codec that separates outliers."""
         return any(separates_outliers(policy.stores[index]) for policy in self.policies or ())

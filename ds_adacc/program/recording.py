@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class RecordedValue:
     `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
     that is an `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
-    `pinned`: the program holds it until backward, whatever the plan.
+    `pinned`: the program, or another call, holds it until backward, whatever the plan.
     """
 
     index: int
@@ -318,6 +318,13 @@ class Recording:
         )
         return replace(self, parameters=tuple(looks), buffers=())
 
+    def with_held(self, places: Collection[int]) -> Recording:
+        """This recording, whose inputs at these places an earlier call of the same forward holds: they count there."""
+        held = {v.index for v in self.values if v.origin == "input" and v.source in places and not v.pinned}
+        if not held:
+            return self
+        return replace(self, values=tuple(replace(v, pinned=True) if v.index in held else v for v in self.values))
+
     def doubted(self, doubt: str) -> Recording:
         """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
         return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
@@ -334,7 +341,9 @@ def _structure(value: RecordedValue) -> tuple[Any, ...]:
     So is the label: blocks that differ in nothing but their modules' names are of one type.
     """
     layout = None if value.dynamic else (value.geometry, value.channels)
-    flags = value.requires_grad, value.overwritten, value.dynamic
+    # Whether an input counts; of what the program makes, that follows from the program.
+    is_held = value.pinned and value.origin == "input"
+    flags = value.requires_grad, value.overwritten, value.dynamic, *(["held"] if is_held else [])
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
 
 

@@ -118,7 +118,8 @@ class Signature(NamedTuple):
     """What tells two calls of a block apart, besides what its function can reach.
 
     `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
-    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none.
+    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
+    `held`: the places of the inputs that an earlier call of the same forward was given, and holds.
     """
 
     arguments: Hashable
@@ -126,6 +127,7 @@ class Signature(NamedTuple):
     shared: Hashable = ()
     ambient: Hashable = None
     training: bool | None = None
+    held: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> Sizes:

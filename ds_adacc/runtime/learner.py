@@ -46,6 +46,7 @@ class Learner:
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return captured, None, False
+        captured.recording = captured.recording.with_held(signature.held)
         recalled = block.recall(captured.recording) if block.latest(signature) is None else None
         variant = recalled or Variant()
         variant.guards = guards
@@ -55,6 +56,7 @@ class Learner:
             known = self._known_type(incoming, captured, variant)
         step = controller.step
         controller.note_call(variant.digest, block)
+        controller.note_inputs(variant.digest, incoming.tensors)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         ranks = recalled is None or is_verified_anew

@@ -16,6 +16,7 @@ from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.runtime.given_inputs import GivenInputs
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -30,6 +31,8 @@ class Step:
     `tried`: the trials that a call measures, each with its block, and the block type that was planned for (the origin,
     if the call is of an adopted type). They are kept here, since a plan that is made in the step may put other policies
     on trial, and forget the adopted types.
+
+    `given`: the inputs of the current pass's calls.
 
     A pass is a forward and its backward. The engine reports the end of a backward that it runs. A pass with another
     backward is over when autograd holds nothing of its calls any more.
@@ -146,6 +149,7 @@ class Step:
             self.observer.drop_pass()
 
     def _begin_pass(self) -> None:
+        self.given = GivenInputs()
         self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
         self._forward: weakref.ref[Forward] | None = None
         self._backward_has_begun = False

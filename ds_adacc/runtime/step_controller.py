@@ -138,6 +138,11 @@ class StepController:
         self.agreement.note_use(digest)
         self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
 
+    def note_inputs(self, digest: str, inputs: Sequence[torch.Tensor]) -> None:
+        """Note the inputs of a call. Where an earlier call was given one of them, that call's type keeps it whole."""
+        for owner, place in self.step.given.add(digest, inputs):
+            self.agreement.known_types[owner].keep_whole(place)
+
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""
         if self.device is None or self.device.type == "cpu":
