@@ -70,7 +70,7 @@ def disarmed():
 
 
 class Engine:
-    """What of a DeepSpeed engine is needed: backward and step."""
+    """What of a DeepSpeed engine is needed: backward and step, for each micro-batch."""
 
     monitor = types.SimpleNamespace(enabled=False)
 
@@ -89,6 +89,9 @@ class Engine:
 
     def was_step_applied(self):
         return True
+
+    def gradient_accumulation_steps(self):
+        return 1
 
 
 class Trainer:
