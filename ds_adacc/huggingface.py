@@ -19,10 +19,14 @@ class AdaccCallback(TrainerCallback):
     TrainingArguments enable gradient checkpointing, ds_adacc does it.
     """
 
+    def __init__(self) -> None:
+        self._is_in_time = False
+
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         plugin = args.deepspeed_plugin
         if plugin is not None:
             _leave_out_auto(plugin.hf_ds_config.config.get(SECTION))
+        self._is_in_time = True
         patch_deepspeed()
 
     def on_train_begin(
@@ -32,6 +36,11 @@ class AdaccCallback(TrainerCallback):
             get_logger().warning(
                 "adacc does nothing in this Trainer, as it trains without DeepSpeed: pass "
                 'TrainingArguments(deepspeed="ds_config.json"), where ds_config.json has an "adacc" section'
+            )
+        elif not self._is_in_time:
+            get_logger().warning(
+                "adacc does nothing in this Trainer, as the callback came too late: pass it to the Trainer, as in "
+                "Trainer(..., callbacks=[AdaccCallback()]), in place of trainer.add_callback"
             )
 
 

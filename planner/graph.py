@@ -72,6 +72,8 @@ class BlockGraph:
     """The block: `ops` in forward (topological) order, `events` in backward order (`events[0]` runs first).
 
     `forward_overhead`: bytes alive in forward that are not outputs of the ops, such as what Python variables keep.
+    `carried_bytes`: those of gradients that the backward of later blocks has left for this one to add to: of an input
+    that they are given too. The last block in forward order has none.
     Raises ValueError, naming the culprit, if indices, orders or producers do not fit together, or if backward needs
     a value that can be neither stored nor rebuilt.
     """
@@ -80,9 +82,11 @@ class BlockGraph:
     ops: tuple[Op, ...]
     events: tuple[Event, ...]
     forward_overhead: int = 0
+    carried_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_count("forward_overhead", self.forward_overhead)
+        check_count("carried_bytes", self.carried_bytes)
         for value in self.values:
             check_count(f"nbytes of value {value.name!r}", value.nbytes)
         for index in range(len(self.ops)):

@@ -80,6 +80,7 @@ def in_granules(profile: Profile, granule: int) -> Profile:
             for event in profile.graph.events
         ),
         up(profile.graph.forward_overhead),
+        up(profile.graph.carried_bytes),
     )
     codecs = tuple(
         tuple(replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes)) for o in offers)
@@ -89,7 +90,7 @@ def in_granules(profile: Profile, granule: int) -> Profile:
 
 
 def _sizes(profile: Profile) -> Iterator[int]:
-    yield profile.graph.forward_overhead
+    yield from (profile.graph.forward_overhead, profile.graph.carried_bytes)
     yield from (value.nbytes for value in profile.graph.values)
     yield from (op.workspace_bytes for op in profile.graph.ops)
     for event in profile.graph.events:

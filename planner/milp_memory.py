@@ -54,7 +54,7 @@ class BlockMemory:
         for earlier in (time - 1, time):
             self._program.ran_by_all(earlier)
         alive = mip.xsum(self._alive(value, time) for value in self._used)
-        return alive + self._workspace(time) + self._graph.events[time].gradient_bytes
+        return alive + self._workspace(time) + self._graph.events[time].gradient_bytes + self._graph.carried_bytes
 
     def _workspace(self, time: int) -> Expr:
         codecs = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mip
 
@@ -91,6 +91,12 @@ class _Run:
         return _Choice(point, run, model.add_var(var_type=mip.INTEGER, ub=self._blocks))
 
 
+def _without_carried(block_type: BlockType) -> BlockType:
+    """The block type of the last block in forward order, whose backward is the first."""
+    graph = replace(block_type.profile.graph, carried_bytes=0)
+    return replace(block_type, profile=replace(block_type.profile, graph=graph))
+
+
 # a run, what is held when a block that takes the choice begins its backward, the choice
 Row = tuple[_Run, mip.LinExpr, _Choice]
 
@@ -117,9 +123,8 @@ class PerBlockModel:
             self._places.append(place)
             self._runs.append(run)
             if detailed:
-                self._last.append(
-                    BlockTypeModel(self._model, problem.block_types[place], self._granule, problem.max_gradient_error)
-                )
+                last = _without_carried(problem.block_types[place])
+                self._last.append(BlockTypeModel(self._model, last, self._granule, problem.max_gradient_error))
         self._bound_peak()
 
     def expect(self, policies: Sequence[Policy]) -> None:

@@ -72,7 +72,8 @@ def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[
     for number in reversed(range(len(calls))):
         before -= calls[number].held
         fetched = next((call.fetched for call in reversed(calls[:number]) if call.fetched), 0)
-        line += [(number, before + fetched + alive) for alive in calls[number].timeline]
+        carried = calls[number].carried if number == len(calls) - 1 else 0
+        line += [(number, before + fetched + alive - carried) for alive in calls[number].timeline]
     return line
 
 

@@ -29,7 +29,8 @@ class Simulation:
     `held`: bytes between forward and backward. `forward` and `timeline`: bytes alive at each op of forward and at each
     event of backward, with the largest workspace of the codecs and operators at work. `seconds`: what replays, codecs
     and transfers add. `fetched`: bytes that are copied to the host while forward runs the call after this one, and come
-    back while backward does.
+    back while backward does. `carried`: bytes of the timeline that are not there in the last block in forward order
+    (`BlockGraph.carried_bytes`).
     """
 
     held: int
@@ -37,6 +38,7 @@ class Simulation:
     timeline: tuple[int, ...]
     seconds: float
     fetched: int = 0
+    carried: int = 0
 
     @property
     def inner_peak(self) -> int:
@@ -94,7 +96,8 @@ class _Backward:
             changes[last + 1] -= nbytes
         workspace = self._workspace()
         alive = zip(accumulate(changes), events, workspace, strict=False)
-        return tuple(total + event.gradient_bytes + extra for total, event, extra in alive)
+        carried = self.profile.graph.carried_bytes
+        return tuple(total + event.gradient_bytes + extra + carried for total, event, extra in alive)
 
     def _intervals(self) -> Iterator[tuple[int, int, int]]:
         """First event, last event and bytes of each copy and payload."""
@@ -185,5 +188,10 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     backward.run()
     fetched = sum(profile.graph.values[v].nbytes for v, store in enumerate(policy.stores) if store == OFFLOAD)
     return Simulation(
-        policy.held_bytes(profile), forward_timeline(profile, policy), backward.timeline(), backward.seconds(), fetched
+        policy.held_bytes(profile),
+        forward_timeline(profile, policy),
+        backward.timeline(),
+        backward.seconds(),
+        fetched,
+        profile.graph.carried_bytes,
     )

@@ -74,6 +74,7 @@ class BatchLine:
             ),
             tuple(self._event(batch, e, f) for e, f in zip(a.events, b.events, strict=True)),
             self._bytes(batch, a.forward_overhead, b.forward_overhead),
+            self._bytes(batch, a.carried_bytes, b.carried_bytes),
         )
 
     def _event(self, batch: int, a: planner.Event, b: planner.Event) -> planner.Event:

@@ -16,7 +16,7 @@ from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
 
-_MANY_BACKWARDS = 20  # without a step: some programs run a few passes for one step
+_MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
 
 
 class Adacc:
@@ -42,7 +42,8 @@ class Adacc:
         self.is_stepping = False
         self._has_served = False
         self._has_warned = False
-        self._backwards = 0  # since the last step
+        self._backwards = 0  # before the first step
+        self._has_stepped = False
 
     @property
     def planned_held_bytes(self) -> int | None:
@@ -57,17 +58,17 @@ class Adacc:
     def end_backward(self, micro_batches: int) -> None:
         """Note the end of a backward pass; `micro_batches`: how many a step has, if the program steps at all."""
         self.runtime.controller.end_backward()
-        self._backwards += 1
-        if self._backwards == _MANY_BACKWARDS * micro_batches:
+        self._backwards += not self._has_stepped
+        if not self._has_stepped and self._backwards == _MANY_BACKWARDS * micro_batches:
             get_logger().warning(
-                "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no new "
-                "plan, and without a plan every block recomputes. Call engine.step() after each engine.backward()",
+                "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no plan, "
+                "and every block recomputes. Call engine.step() after each engine.backward()",
                 self._backwards,
             )
 
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
-        self._backwards = 0
+        self._has_stepped = True
         self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
         if self._has_served:
             try:

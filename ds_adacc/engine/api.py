@@ -239,11 +239,17 @@ def _section_of(source: Any) -> AdaccConfig | None:
 
 def _summary(blocks: dict[str, nn.Module]) -> str:
     if not blocks:
-        return "0 blocks found; blocks that the model itself runs through ds_adacc.checkpointing will be served"
+        return (
+            "0 blocks found. If the model itself runs its blocks through ds_adacc.checkpointing, they will be served. "
+            "If it does not, list the class names of its layers in adacc.blocks"
+        )
     names = [name or "the whole model" for name in blocks]
     classes = sorted({type(block).__name__ for block in blocks.values()})
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
-    return f"{found} ({', '.join(classes)})"
+    text = f"{found} ({', '.join(classes)})"
+    if "" in blocks:
+        text += ". A block that is the whole model saves next to nothing: list the class names of its layers instead"
+    return text
 
 
 def _config_source(args: Any, config: Any, config_params: Any) -> Any:

@@ -147,7 +147,7 @@ class Call:
             return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].pending = None  # Rule E4: all its sources are saved now
-        if self._offloads is not None and number == len(instructions) - 1:
+        if self._offloads is not None and number == len(instructions) - 1 and instruction.dtype is not None:
             slot = LastSlot(slot, self._offloads)
         if number == 0 and self.forward is not None:
             return FirstSlot(slot, self.forward)

@@ -1,8 +1,8 @@
 """Values that wait in host memory between forward and backward: the copies out and back, and when they start.
 
 The copies run while the blocks compute. A tensor that is copied out stays on the device while the next call runs; at
-the call after that it is dropped. Backward goes through the calls in reverse order: when it asks for a value of one
-call, the values of that call and of the call before it start to come back.
+the call after that it is dropped. Backward goes through the calls in reverse order: when it comes to one call, the
+values of that call and of the call before it start to come back.
 
 The host never waits for a copy. Memory that a copy reads or writes is freed in the order of the stream on which it was
 allocated, after that stream has waited for the copy. So what is allocated is what the plan counts, at every moment.

@@ -227,5 +227,5 @@ def _excess(call: Measured, known: KnownType) -> Correction:
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + GradientLifetimes(known.recording).of_outputs
+    at_first = run.held + run.carried + GradientLifetimes(known.recording).of_outputs
     return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))

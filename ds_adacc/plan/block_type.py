@@ -45,7 +45,8 @@ class KnownType:
     `outlier_channels` is the largest number of outlier channels found in any of its blocks on this rank, by value
     index. It is the capacity until the ranks agree on one. `errors` are the gradient errors of its codecs. As long as
     they are not measured, no lossy codec is offered where the section bounds them. `agreed` is None until the ranks
-    have planned for the type. `_courses`: what is known of calls under the policies of late.
+    have planned for the type. `_courses`: what is known of calls under the policies of late. `_whole`: the places of
+    the inputs that are only retained.
     """
 
     recording: Recording
@@ -57,6 +58,7 @@ class KnownType:
     errors_are_measured: bool = False
     agreed: AgreedType | None = None
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
+    _whole: set[int] = field(default_factory=set, repr=False)
 
     @property
     def policies(self) -> TypePolicies | None:
@@ -126,9 +128,10 @@ class KnownType:
         self.profile = replace(self.profile, codecs=tuple(kept))
 
     def keep_whole(self, place: int) -> None:
-        """From the next planning on, retain the input at this place if it is held: other calls hold the same memory."""
-        inputs = [value.index for value in self.recording.values if value.origin == "input" and value.source == place]
-        if any(self.profile.codecs[index] for index in inputs):
+        """From the next planning on, retain the input at this place: other calls hold the same memory."""
+        if place not in self._whole:  # this comes at every call
+            self._whole.add(place)
+            inputs = {v.index for v in self.recording.values if v.origin == "input" and v.source == place}
             offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
             self.profile = replace(self.profile, codecs=tuple(offers))
 

@@ -10,6 +10,7 @@ from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.program.recording import RecordedValue, Recording
 
 _MOST_VALUES = 3
+_FEW_OPERATORS = 3
 _FRACTION_DIGITS = 4
 
 
@@ -40,7 +41,12 @@ def explained(
     solutions = [planner.leanest(problem, "") for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
     in_one_block = solution.peak - sum(solution.held)
-    if 2 * in_one_block > solution.peak:
+    if all(len(block_type.profile.graph.ops) <= _FEW_OPERATORS for block_type in problem.block_types):
+        lines.append(
+            f"No block runs more than {_FEW_OPERATORS} operators, so hardly anything can be recomputed within one: "
+            "larger blocks (adacc.blocks), such as whole layers, take less."
+        )
+    elif 2 * in_one_block > solution.peak:
         lines.append(
             f"About {planner.human_bytes(in_one_block)} are taken only while the backward of a single block runs; "
             "smaller blocks (adacc.blocks) take less."

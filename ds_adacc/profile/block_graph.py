@@ -35,7 +35,12 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
     `costs`: one for each operator; if empty, no operator takes any bytes besides its results.
     """
     costs = costs or (OperatorCost(),) * len(recording.ops)
-    return planner.BlockGraph(_values(recording), _ops(recording, costs), _events(recording, costs))
+    # Of an input that other calls hold too, the gradients of the calls after this one are added up already.
+    held = (v for v in recording.values if v.origin == "input" and v.pinned and v.requires_grad)
+    carried = sum(value.nbytes for value in held)
+    return planner.BlockGraph(
+        _values(recording), _ops(recording, costs), _events(recording, costs), carried_bytes=carried
+    )
 
 
 def _values(recording: Recording) -> tuple[planner.Value, ...]:

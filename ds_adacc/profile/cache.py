@@ -138,7 +138,7 @@ class ProfileCache:
             self._failed = True
             text = (
                 "the profile cache %s cannot be used (%s): from now on this run measures every new block and keeps no "
-                "profile; free the disk or the lock, or set XDG_CACHE_HOME to another folder"
+                "profile. Set XDG_CACHE_HOME to a folder that can be written to, or make room there"
             )
             get_logger().warning(text, self._path, str(error))
             return None

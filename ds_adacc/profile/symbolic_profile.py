@@ -48,6 +48,8 @@ class SymbolicProfile:
 
         def whole(numbers: Sequence[int], moved: Callable[[Sequence[float]], float]) -> int:
             formula = fit(numbers, known.seen)
+            if formula is not None and formula.variables and formula.offset and len(numbers) < 3:
+                formula = None  # a product with an offset fits any two numbers
             number = None if formula is None or values is None else formula.at(values)
             return max(math.ceil(moved(numbers)) if number is None else number, 0)
 

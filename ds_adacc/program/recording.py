@@ -228,6 +228,12 @@ class Recording:
         return tuple(dict.fromkeys((*refused, *self.remarks)))
 
     @functools.cached_property
+    def saved_inputs(self) -> tuple[int, ...]:
+        """The places of the inputs that autograd saves, of any size: every policy holds them."""
+        values = (self.values[index] for index in self.saved)
+        return tuple(sorted({value.source for value in values if value.origin == "input"}))
+
+    @functools.cached_property
     def saved(self) -> frozenset[int]:
         """Values that autograd saves."""
         return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))

@@ -119,7 +119,7 @@ class Signature(NamedTuple):
 
     `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
     `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
-    `held`: the places of the inputs that an earlier call of the same forward was given, and holds.
+    `held`: the places of the inputs that an earlier call of the same forward holds.
     """
 
     arguments: Hashable

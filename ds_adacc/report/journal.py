@@ -51,7 +51,8 @@ class Journal:
         try:
             path = default_path(datetime.now(), os.getpid())
             further = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-            return cls(next(each for each in itertools.chain([path], further) if not each.exists()))
+            free = (each for each in itertools.chain([path], further) if not os.path.exists(each))  # never raises
+            return cls(next(free))
         except RuntimeError as error:
             get_logger().warning("the run goes on without a journal: %s", str(error))
             return cls(None)

@@ -42,7 +42,9 @@ def brief_tables(decisions: Sequence[Decision]) -> RenderableType:
 
 
 def heading(decision: Decision) -> str:
-    return f"{decision.name}: {decision.calls} calls held at once, {decision.operators} operators each"
+    calls = "1 call" if decision.calls == 1 else f"{decision.calls} calls"
+    operators = "1 operator" if decision.operators == 1 else f"{decision.operators} operators"
+    return f"{decision.name}: {calls} held at once, {operators} each"
 
 
 def alike(decisions: Iterable[Decision]) -> list[Decision]:

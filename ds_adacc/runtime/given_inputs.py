@@ -1,19 +1,19 @@
-"""Which inputs several calls of one forward are given, such as the states of an encoder.
+"""Which inputs several calls of one forward hold for their backward, such as the states of an encoder.
 
-Each call holds them for its backward, and all of them hold the same memory. So it counts once: the first call that is
-given the input owns it, and for the others it is held already.
+All of them hold the same memory. So it counts once: the first call that saves the input owns it, and for the others it
+is held already. A call that is given an input and does not save it owns nothing: its plan may drop it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class GivenInputs:
-    """The inputs with a gradient that the calls of a pass have been given, as long as they live.
+    """The inputs with a gradient that the calls of a pass have saved, as long as they live.
 
     An input without a gradient, such as a mask, stays with the program and counts for no call.
     """
@@ -22,24 +22,20 @@ class GivenInputs:
         self._owners: dict[Hashable, tuple[StorageWeakRef, str, int]] = {}
 
     def held(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """The places of those inputs that an earlier call has been given."""
+        """The places of those inputs that an earlier call holds."""
         return tuple([n for n, each in enumerate(inputs) if each.requires_grad and self._owner(_key(each))])
 
-    def add(self, digest: str, inputs: Sequence[torch.Tensor]) -> list[tuple[str, int]]:
-        """Note the inputs of a call of this block type.
+    def add(self, digest: str, saved: Mapping[int, torch.Tensor]) -> list[tuple[str, int]]:
+        """Note the inputs that a call of this block type saves, by place.
 
-        Returns, for each that an earlier call was given, that call's block type and the input's place there.
+        Returns, for each that an earlier call holds, that call's block type and the input's place there.
         """
-        owners = []
-        for place, tensor in enumerate(inputs):
-            if tensor.requires_grad:
-                key = _key(tensor)
-                owner = self._owner(key)
-                if owner is None:
-                    self._owners[key] = StorageWeakRef(tensor.untyped_storage()), digest, place
-                else:
-                    owners.append(owner)
-        return owners
+        keys = {place: _key(tensor) for place, tensor in saved.items() if tensor.requires_grad}
+        owners = {place: self._owner(key) for place, key in keys.items()}
+        for place, key in reversed(keys.items()):  # of one tensor at two places, the first counts
+            if owners[place] is None:
+                self._owners[key] = StorageWeakRef(saved[place].untyped_storage()), digest, place
+        return [owner for owner in owners.values() if owner is not None]
 
     def _owner(self, key: Hashable) -> tuple[str, int] | None:
         storage, *owner = self._owners.get(key, (None,))

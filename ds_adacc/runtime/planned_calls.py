@@ -52,7 +52,7 @@ class PlannedCalls:
         if bound is None:
             return incoming.run()
         self._controller.note_call(variant.digest, block)
-        self._controller.note_inputs(variant.digest, incoming.tensors)
+        self._controller.note_inputs(variant.recording, incoming.tensors)
         step = self._controller.step
         is_followed = self._is_to_follow(incoming, variant)
         reason = not_followed_now(bound.recording) if is_followed else None

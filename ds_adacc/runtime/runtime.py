@@ -135,7 +135,7 @@ class Runtime:
             block.last_reading, held = reach.read(marks_of(block.places), block.last_reading)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
-            training, given = getattr(owner, "training", None), self.controller.step.given.held(tensors)
+            training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             run = functools.partial(function, *args, **kwargs)
             return self._record_or_run(Incoming(block, signature, guards, reach, tensors, run))

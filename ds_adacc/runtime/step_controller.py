@@ -37,6 +37,7 @@ from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.program.recording import Recording
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
@@ -82,7 +83,7 @@ class StepController:
         self.review: Review | None = None
         self.schedule = StepSchedule()
         self.step = Step(Purpose.OBSERVE)
-        self.trials = Trials(coordinator.agreement, binder)
+        self.trials = Trials(coordinator.agreement, binder, tracks=rectifier is not None)
         self._coordinator = coordinator
         self._binder = binder
         self.bindings = self._bindings()
@@ -138,10 +139,20 @@ class StepController:
         self.agreement.note_use(digest)
         self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
 
-    def note_inputs(self, digest: str, inputs: Sequence[torch.Tensor]) -> None:
-        """Note the inputs of a call. Where an earlier call was given one of them, that call's type keeps it whole."""
-        for owner, place in self.step.given.add(digest, inputs):
-            self.agreement.known_types[owner].keep_whole(place)
+    def held_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The places of those inputs of a call that an earlier call of this forward holds.
+
+        None, where inputs are held in another way than as they are: then each call has its own.
+        """
+        return self.step.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
+
+    def note_inputs(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
+        """Note the inputs of a call of this program. What an earlier call holds of them, it keeps whole."""
+        saved = {place: inputs[place] for place in recording.saved_inputs}
+        for owner, place in self.step.given.add(recording.digest, saved):
+            known = self.agreement.known_types.get(owner)
+            if known is not None:  # a size that was forgotten in this forward
+                known.keep_whole(place)
 
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""

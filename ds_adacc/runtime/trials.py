@@ -33,11 +33,13 @@ from ds_adacc.runtime.step_schedule import Purpose
 class Trials:
     """Knows what is to be measured in a call, and collects the results.
 
-    `remembered`: the codecs' errors, by block type, of the run that this one resumes.
+    `remembered`: the codecs' errors, by block type, of the run that this one resumes. `tracks`: whether there are
+    tracking steps.
     """
 
-    def __init__(self, agreement: Agreement, binder: Binder) -> None:
+    def __init__(self, agreement: Agreement, binder: Binder, tracks: bool) -> None:
         self._agreement = agreement
+        self._tracks = tracks
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
         self._late: set[str] = set()
@@ -77,7 +79,7 @@ class Trials:
         known, trial = self._agreement.known_types[variant.digest], variant.trial
         if trial is not None and (trial.has_begun or step.purpose not in (Purpose.TRY, Purpose.TRACK)):
             trial = None
-        asks_for_codecs = self._asks_for_codecs(variant, known) and variant.digest not in step.probed
+        asks_for_codecs = self._asks_for_codecs(variant, known, step) and variant.digest not in step.probed
         if trial is None and not asks_for_codecs:
             return None
         if asks_for_codecs:
@@ -104,9 +106,16 @@ class Trials:
         """Whether the type's codecs have errors that are bounded and not measured yet."""
         return self.max_error is not None and not known.errors_are_measured and _lossy(known.profile)
 
-    def _asks_for_codecs(self, variant: Variant, known: KnownType) -> bool:
-        """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly."""
+    def _asks_for_codecs(self, variant: Variant, known: KnownType, step: Step) -> bool:
+        """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly.
+
+        Errors under a random gradient serve until there is one of training's. That may be zero for long. Then it is
+        looked for in the steps that measure anyway, if there are any.
+        """
         if not self.are_unknown(known):  # as in most calls; to look through the policy takes longer
+            return False
+        measures = step.purpose in (Purpose.TRY, Purpose.TRACK)
+        if known.errors.coarsest and self._tracks and known.agreed is not None and not measures:
             return False
         return known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
 

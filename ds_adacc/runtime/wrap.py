@@ -23,7 +23,7 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
     unwrap_blocks(blocks)
     for name, module in blocks.items():
         attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
-        method = _through(runtime, module, attribute, f"{name} ({class_name(module)})".lstrip())
+        method = _through(runtime, module, attribute, f"{name or 'the whole model'} ({class_name(module)})")
         setattr(module, attribute, types.MethodType(method, module))
 
 

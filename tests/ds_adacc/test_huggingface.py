@@ -41,5 +41,13 @@ def test_a_trainer_without_deepspeed_is_warned_of(caplog):
 
 
 def test_what_the_engine_says_of_its_section_is_not_said_again(caplog):
-    AdaccCallback().on_train_begin(arguments({}), None, None)
+    callback = AdaccCallback()
+    callback.on_init_end(arguments({}), None, None)
+    callback.on_train_begin(arguments({}), None, None)
     assert caplog.text == ""
+
+
+def test_a_callback_that_is_added_later_is_warned_of(caplog):
+    """The Trainer tells it of nothing before it trains, when it has its engine."""
+    AdaccCallback().on_train_begin(arguments({}), None, None)
+    assert "as the callback came too late" in caplog.text

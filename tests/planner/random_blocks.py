@@ -57,7 +57,7 @@ def graphs(draw, sizes, ops=5):
     events = tuple(
         Event(f"e{time}", tuple(event), *(draw(sizes) for _ in range(3))) for time, event in enumerate(events)
     )
-    return BlockGraph(values, tuple(made), events, draw(sizes))
+    return BlockGraph(values, tuple(made), events, draw(sizes), draw(sizes))
 
 
 @st.composite
@@ -125,9 +125,10 @@ def walk(calls):
     while alive:
         most = max(most, sum(alive))
         at_work = calls[len(alive) - 1]
+        carried = at_work.carried if len(alive) == len(calls) else 0
         alive.pop()
         fetched = next((call.fetched for call in reversed(calls[: len(alive)]) if call.fetched), 0)
-        most = max(most, sum(alive) + fetched + max(at_work.timeline, default=0))
+        most = max(most, sum(alive) + fetched + max(at_work.timeline, default=0) - carried)
     return most
 
 

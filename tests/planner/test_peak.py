@@ -64,6 +64,19 @@ def test_the_peak_may_fall_where_backward_begins():
     assert peak_bytes(problem, [[LEAN] * 3]) == 60
 
 
+def test_what_later_blocks_leave_is_there_in_all_but_the_last():
+    """The gradient of what all are given: 7 bytes, once the last block has begun it."""
+    profile = lean(20, Event("x", (0,), 30))
+    profile = replace(profile, graph=replace(profile.graph, carried_bytes=7))
+    for count, peak in ((1, 20 + 30), (2, 40 + 30), (9, 180 + 30)):
+        problem = Problem((BlockType("given", profile, count),), order=("given",) * count)
+        assert peak_bytes(problem, [[LEAN] * count]) == peak
+        assert peak_bytes(replace(problem, order=()), [[LEAN] * count]) == peak + 7
+    small, large = lean(20, Event("x", (0,), 30)), replace(profile, graph=replace(profile.graph, carried_bytes=70))
+    problem = Problem((BlockType("given", large, 2), BlockType("small", small, 1)), order=("given", "given", "small"))
+    assert peak_bytes(problem, [[LEAN] * 2, [LEAN]]) == 40 + 30 + 70
+
+
 def test_the_peak_may_fall_in_forward_of_the_last_block(block):
     """Backward takes 60 bytes at most, forward 260 in any case."""
     short = replace(block, graph=replace(block.graph, events=(Event("c", (3,), 0),)))
@@ -143,5 +156,5 @@ def test_the_peak_is_that_of_a_walk_through_forward_and_backward(plan):
     unordered = peak_bytes(replace(problem, order=()), policies)
     walks = [walk(order) for order in itertools.permutations(calls)]
     assert max(walks) <= unordered
-    if not any(call.fetched for call in calls):
+    if not any(call.fetched or call.carried for call in calls):
         assert max(walks) == unordered

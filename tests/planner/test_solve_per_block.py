@@ -234,7 +234,9 @@ def runs_on_offer(problem, single):
     if problem.order:
         # the last block may do anything
         place = blocks[-1][0]
-        every = (point.simulation for point in points(problem.block_types[place].profile, bound))
+        profile = problem.block_types[place].profile
+        profile = replace(profile, graph=replace(profile.graph, carried_bytes=0))
+        every = (point.simulation for point in points(profile, bound))
         best = undominated((run.held, run.inner_peak, microseconds(run.seconds)) for run in every)
         last = [Simulation(held, (), (inner_peak,), seconds * MICROSECOND) for held, inner_peak, seconds in best]
         blocks[-1] = (place, last)

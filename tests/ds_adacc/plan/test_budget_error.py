@@ -7,6 +7,7 @@ import sys
 import pytest
 import zoo
 from stack import WIDTH, Model
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -49,6 +50,14 @@ def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
 
     assert re.search(r"About [\d.]+ .iB are taken only while the backward of a single block runs", text(2))
     assert "single block" not in text(30)
+
+
+def test_blocks_of_single_operators_are_told_to_be_larger():
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
+    Model(lambda: nn.Linear(WIDTH, WIDTH)).step(runtime.checkpoint)
+    with pytest.raises(BudgetTooSmall, match=r"No block runs more than 3 operators, .*: larger blocks") as caught:
+        Adacc(runtime.config, runtime).end_step()
+    assert "smaller blocks" not in str(caught.value)
 
 
 class ReadsData(zoo.GPTBlock):

@@ -270,7 +270,7 @@ def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
 def unusable(path, reason):
     return (
         f"the profile cache {path} cannot be used ({reason}): from now on this run measures every new block and keeps "
-        "no profile; free the disk or the lock, or set XDG_CACHE_HOME to another folder"
+        "no profile. Set XDG_CACHE_HOME to a folder that can be written to, or make room there"
     )
 
 

@@ -124,7 +124,8 @@ def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp
     before = len(log())
     told.decided(plan, 1)
     told.observed(plan, SEEN, 2, is_corrected=False)
-    (table,) = log()[before:]
+    line, table = log()[before:]
+    assert line.startswith("step 1: a plan is made: its peak is ")
     names = [f"{decision.name} at {size}" for decision, size in (here, there)]
     assert all(f"  {name}: 3 calls held at once" in table for name in names)
     assert [each["name"] for each in read(journal)[0]["block_types"]] == names

@@ -53,7 +53,7 @@ def test_every_plan_fits_on_a_screen(types, values, policies):
     decisions = [made(f"blocks.{n} (Block)", values, policies, operators=40 + n) for n in range(types)]
     rows = rows_of(decisions)
     assert len(rows) <= SCREEN - 8 and HINT in rows  # that is for the sums; other strategies take a few lines more
-    assert sum("calls held at once" in row[0] for row in rows) == min(types, 2)
+    assert sum("call held at once" in row[0] for row in rows) == min(types, 2)
 
 
 def test_the_values_and_block_types_that_hold_most_are_kept():

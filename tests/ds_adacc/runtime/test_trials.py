@@ -13,7 +13,8 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.approvals import Approvals
-from ds_adacc.profile.gradient_error import PolicyError
+from ds_adacc.profile.gradient_error import PolicyError, measure_codecs
+from ds_adacc.runtime import trials
 from ds_adacc.runtime.after_step import _measured, why_rejected
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step_schedule import Purpose
@@ -461,6 +462,23 @@ def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight)
     assert training.is_lossy and training.runtime.controller.step.purpose is not Purpose.TRY
     errors = training.runtime.agreement.errors_in_force()
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_while_gradients_are_zero_only_steps_that_measure_anyway_measure_codecs(monkeypatch):
+    """To measure them takes several backwards, and a weight of 0 may last for the whole run."""
+    training, measured = Training(**LOSSY), []
+
+    def noted(*args):
+        measured.append(len(training.purposes))
+        return measure_codecs(*args)
+
+    monkeypatch.setattr(trials, "measure_codecs", noted)
+    training.weight = torch.zeros_like(training.weight)
+    training.run(24)
+    purposes = {training.purposes[number - 1] for number in measured if number > 1}
+    assert measured[0] == 1 and purposes == {Purpose.TRY, Purpose.TRACK}
+    assert training.purposes.count(Purpose.RUN) > 10
 
 
 @pytest.mark.usefixtures("slow_replays")

@@ -114,7 +114,7 @@ def gradients(model, inputs, seed):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("make", "most"), [(whisper, 6), (t5, 12), (crops, 7), (subsets, 8)])
+@pytest.mark.parametrize(("make", "most"), [(whisper, 8), (t5, 12), (crops, 7), (subsets, 8)])
 def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     lot = random.Random(3)
     model, batch = make(lot)
@@ -133,6 +133,5 @@ def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
         recordings.append(runtime.recordings)
     assert runtime.recordings <= most
     steady = [pair for pair, before, after in zip(held, recordings, recordings[1:], strict=False) if before == after]
-    # Each block that is given the encoder's output counts it, as if it held one of its own.
-    most_shared = 1.1 if make in (whisper, t5) else 1
-    assert steady and all(observed <= planned <= most_shared * observed for planned, observed in steady)
+    # What is held of a mask in whole bytes is predicted to the next byte.
+    assert steady and all(observed <= planned <= observed + 8 for planned, observed in steady)
