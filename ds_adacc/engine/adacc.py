@@ -58,8 +58,10 @@ class Adacc:
     def end_backward(self, micro_batches: int) -> None:
         """Note the end of a backward pass; `micro_batches`: how many a step has, if the program steps at all."""
         self.runtime.controller.end_backward()
-        self._backwards += not self._has_stepped
-        if not self._has_stepped and self._backwards == _MANY_BACKWARDS * micro_batches:
+        if self._has_stepped:
+            return
+        self._backwards += 1
+        if self._backwards == _MANY_BACKWARDS * micro_batches:
             get_logger().warning(
                 "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no plan, "
                 "and every block recomputes. Call engine.step() after each engine.backward()",

@@ -160,8 +160,8 @@ def _is_doubted(excess: Correction, known: KnownType) -> bool:
     In forward, Python variables may keep all that the block ever makes. In backward, a prediction is not off by more
     than all that a call takes without checkpointing.
     """
-    made = sum(value.nbytes for value in known.agreed.spec.profile.graph.values)
-    return abs(excess.forward) > max(made, _retained(known)) or abs(excess.backward or 0) > _retained(known)
+    retained, made = _retained(known), sum(value.nbytes for value in known.agreed.spec.profile.graph.values)
+    return abs(excess.forward) > max(made, retained) or abs(excess.backward or 0) > retained
 
 
 def _warn_of_others(known: KnownType, nbytes: int) -> None:

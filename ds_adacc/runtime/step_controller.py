@@ -142,7 +142,7 @@ class StepController:
     def held_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
 
-        None, where inputs are held in another way than as they are: then each call has its own.
+        None if block inputs are partitioned or held on the host: then each call makes a copy of its own.
         """
         return self.step.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
 
