@@ -31,7 +31,7 @@ def training(rows: Sequence[Row]) -> Iterator[Line]:
             model,
             strategy + (" (the least that fits)" if row.get("is_smallest") else ""),
             f"{row['tokens_per_second']:.0f}",
-            _share(row, base, "tokens_per_second"),
+            _speed(row) or _share(row, base, "tokens_per_second"),
             f"{row['peak_bytes'] / GIB:.2f}",
             _share(row, base, "peak_bytes"),
             f"{planned / seen:.3f}" if planned and seen else "",
@@ -91,6 +91,12 @@ def markdown(folder: Path, name: str) -> str:
 
 def _with(rows: Sequence[Row], field: str) -> list[Row]:
     return [row for row in rows if field in row]
+
+
+def _speed(row: Row) -> str:
+    """The speed beside the steps that took turns with the row's, and its range; nothing if none did."""
+    figures = [row.get(f"relative_speed{end}") for end in ("", "_low", "_high")]
+    return "" if None in figures else "{:.3f} ({:.3f}-{:.3f})".format(*figures)
 
 
 def _share(row: Row, of: Row | None, figure: str) -> str:

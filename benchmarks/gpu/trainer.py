@@ -10,6 +10,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from memory import PeakMemory
 from models import Size, build, precision, text
 from rows import Row
 from strategy import Attached, Strategy
-from timing import seconds
+from timing import Ratio, Seconds, in_turns, seconds
 from torch import Tensor
 
 import ds_adacc
@@ -99,33 +100,53 @@ class Trainer:
             self.step()
         raise never_steady(least + PATIENCE)
 
-    def measured(self, steps: int) -> Row:
-        """What steady steps take: tokens a second, the median; the peak of activations, and of all allocations."""
+    def measured(self, steps: int, beside: Strategy | None = None) -> Row:
+        """What steady steps take: tokens a second, the median; the peak of activations, and of all allocations.
+
+        `beside`: another strategy, which takes as many steps in turns with this one. `relative_speed` is then the speed
+        over that of the other one, the median of the rounds; `_low` and `_high` are the range that it is known to.
+        """
         memory = PeakMemory(self.device)
         memory.start()
         self.settle(WARM_UP_STEPS)
         first_steps_peak = memory.peak_bytes()
         release(self.device)
         self.settle(WARM_UP_STEPS)  # the allocator's cache fills again
-        taken, allocated = [], []
-        for _ in range(steps):
-            self.settle()
-            memory.start()
-            taken.append(seconds(self.step, self.device))
-            allocated.append(allocator(self.device))
-        step_seconds = statistics.median(each.computing for each in taken)
+        memory.start()
+        self.step()
+        allocated, level = allocator(self.device), memory.level
+        taken = self._in_turns(steps, beside)
+        mine = [each.computing for each in taken["mine"]]
+        step_seconds = statistics.median(mine)
         return {
             "tokens_per_second": self.size.tokens / step_seconds,
+            **_speed_of(mine, [each.computing for each in taken.get("beside", ())]),
             "step_seconds": step_seconds,
-            "slowest_step_seconds": max(each.computing for each in taken),
-            "wall_step_seconds": statistics.median(each.wall for each in taken),
-            "level_bytes": memory.level,
+            "slowest_step_seconds": max(mine),
+            "wall_step_seconds": statistics.median(each.wall for each in taken["mine"]),
+            "level_bytes": level,
             "peak_bytes": self.activation_peak(memory),
             "first_steps_peak_bytes": first_steps_peak,
-            **{name: max(each[name] for each in allocated) for name in allocated[0]},
+            **allocated,
             "loss": self.step().item(),
             **self.strategy.about(),
         }
+
+    def _in_turns(self, rounds: int, beside: Strategy | None) -> dict[str, list[Seconds]]:
+        """What steady steps take: "mine" under the strategy, and "beside" under the other one."""
+        strategies = {"mine": self.strategy} | ({} if beside is None else {"beside": beside})
+
+        def timed(strategy: Strategy) -> Seconds:
+            self.strategy = strategy
+            self.settle()
+            return seconds(self.step, self.device)
+
+        if beside is not None:
+            timed(beside)  # the allocator's cache grows to what this one needs
+        try:
+            return in_turns({name: partial(timed, each) for name, each in strategies.items()}, rounds)
+        finally:
+            self.strategy = strategies["mine"]
 
     def activation_peak(self, memory: PeakMemory) -> int:
         """The peak of a forward and backward in a steady step, in bytes above the level before it.
@@ -180,6 +201,14 @@ def _forget_zero3_models() -> None:
     cleared = [cache.cache_clear() for cache in caches if hasattr(cache, "cache_clear")]
     if not cleared:
         print("this DeepSpeed keeps models of ZeRO-3 elsewhere: they may stay in memory", file=sys.stderr)
+
+
+def _speed_of(mine: Sequence[float], base: Sequence[float]) -> Row:
+    """The speed of steps as a share of those of the same rounds, with its range; nothing if there are none."""
+    if not base:
+        return {}
+    ratio = Ratio.of(base, mine)
+    return {"relative_speed": ratio.median, "relative_speed_low": ratio.low, "relative_speed_high": ratio.high}
 
 
 def release(device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Stage `training`: a GPT and a LLaMA under every strategy, beside no checkpointing, in one process.
 
-Each model has one engine, in which the strategies take steps one after another. No checkpointing is measured twice.
-What matters most comes first, and each model has half of the time. ds_adacc's budgets are fractions of the peak without
+Each model has one engine. The timed steps of each strategy take turns with steps without checkpointing. What matters
+most comes first, and each model has half of the time. ds_adacc's budgets are fractions of the peak without
 checkpointing, and what the blocks take at the peak of full and of selective checkpointing.
 """
 
@@ -40,7 +40,6 @@ REHEARSED = {
         "full, inputs offloaded",
         "ours default, 0.4, offload",
         "compiled, 0.5",
-        f"{NONE} again",
     ),
     "LLaMA": (NONE, EVERYTHING),
 }
@@ -80,8 +79,6 @@ class Comparison:
             job = partial(self.in_the_peak_of, FULL, self.of_full, codecs=codecs, offload=offload)
             yield f"ours {name}, in the peak of {FULL}{words}", job, 0.0
         yield "full, inputs offloaded", partial(self.under, OffloadedInputs), 0.0
-        # Whether the device's clock has changed since the first row.
-        yield f"{NONE} again", partial(self.under, Strategy), 0.0
         first, *others = map(self.compiled, COMPILED)
         yield first
         for fraction, (words, offload), (name, codecs) in product(FRACTIONS, OFFLOAD.items(), CODECS.items()):
@@ -98,7 +95,7 @@ class Comparison:
         trainer = self.started()
         try:
             trainer.strategy = make()
-            row = trainer.measured(steps=2 if self.rehearses else 10)
+            row = trainer.measured(steps=2 if self.rehearses else 10, beside=Strategy())
             row["gradient_error"] = trainer.gradient_error(self.exact)
             trainer.strategy = Strategy()
         except planner.InfeasibleBudget:  # it ends a step

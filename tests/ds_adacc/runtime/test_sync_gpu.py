@@ -16,6 +16,7 @@ SECTIONS = {
     "lossless": {"codecs": "none", "offload": False},
     "lossy": {"codecs": "paper", "max_gradient_error": None, "offload": False},
     "offload": {"codecs": "none", "offload": True},
+    "lossy, offload": {"codecs": "paper", "max_gradient_error": None, "offload": True},
 }
 
 
