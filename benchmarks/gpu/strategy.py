@@ -44,13 +44,15 @@ recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 class Strategy:
     """No checkpointing; the base of the others."""
 
-    is_steady = True
-
     def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
         return block(*args)
 
     def end_step(self) -> None:
         """An optimizer step has ended."""
+
+    @property
+    def is_steady(self) -> bool:
+        return True
 
     def about(self) -> Mapping[str, Any]:
         return {}
@@ -82,25 +84,6 @@ class OffloadedInputs(Strategy):
     def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
         with save_on_cpu(pin_memory=args[0].is_cuda):
             return recomputed(block, *args)
-
-
-class MemoryBudget(Strategy):
-    """torch.compile of each block under a memory budget: a fraction of what a compiled block would save."""
-
-    def __init__(self, budget: float, backend: str) -> None:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        self._budget, self._backend = budget, backend
-        self._compiled: dict[nn.Module, Any] = {}
-
-    def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
-        if block not in self._compiled:
-            self._compiled[block] = torch.compile(block, backend=self._backend, fullgraph=True)
-        with torch._functorch.config.patch(activation_memory_budget=self._budget):  # it compiles in the first call
-            return self._compiled[block](*args)
-
-    def about(self) -> Mapping[str, Any]:
-        return {"graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
 class Ours(Strategy):
@@ -154,3 +137,32 @@ class Attached(Ours):
 
     def end_step(self) -> None:
         pass
+
+
+class Compiled(Strategy):
+    """Another strategy over blocks that torch.compile compiles, each by itself.
+
+    `budget` is torch's activation memory budget: a fraction of what a compiled block would save by itself.
+    """
+
+    def __init__(self, inner: Strategy, backend: str, budget: float = 1.0) -> None:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        self._inner, self._backend, self._budget = inner, backend, budget
+        self._compiled: dict[nn.Module, Any] = {}
+
+    def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
+        if block not in self._compiled:
+            self._compiled[block] = torch.compile(block, backend=self._backend, fullgraph=True)
+        with torch._functorch.config.patch(activation_memory_budget=self._budget):  # it compiles in the first call
+            return self._inner.checkpoint(self._compiled[block], *args)
+
+    def end_step(self) -> None:
+        self._inner.end_step()
+
+    @property
+    def is_steady(self) -> bool:
+        return self._inner.is_steady
+
+    def about(self) -> Mapping[str, Any]:
+        return {"graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"], **self._inner.about()}

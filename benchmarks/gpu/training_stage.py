@@ -17,7 +17,7 @@ import stage
 import torch
 from models import LARGE, MODELS, SMALL
 from rows import Row, Rows
-from strategy import Full, MemoryBudget, OffloadedInputs, Ours, Selective, Strategy
+from strategy import Compiled, Full, OffloadedInputs, Ours, Selective, Strategy
 from torch import Tensor
 from trainer import Trainer, release
 
@@ -27,7 +27,7 @@ NONE, FULL, SELECTIVE, EVERYTHING = "none", "full", "selective", "ours 1.0"
 FRACTIONS = (0.4, 0.6)
 CODECS = {"lossless": "none", "default": "auto"}
 OFFLOAD = {", offload": True, "": False}
-COMPILED = (0.5, 0.2)  # memory budgets of torch.compile
+MEMORY_BUDGETS = (0.5, 0.2)  # of torch.compile
 COMPILE_SECONDS = 40.0
 REHEARSED = {
     "GPT": (
@@ -40,6 +40,7 @@ REHEARSED = {
         "full, inputs offloaded",
         "ours default, 0.4, offload",
         "compiled, 0.5",
+        "compiled, ours default, in the peak of full",
     ),
     "LLaMA": (NONE, EVERYTHING),
 }
@@ -57,6 +58,10 @@ def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> 
             rows.measure(f"{name} {row}", job, f"{name} {row.split()[0]}", least, share * (len(MODELS) - number))
             release(device)
         comparison.close()
+
+
+def unchanged(strategy: Strategy) -> Strategy:
+    return strategy
 
 
 class Comparison:
@@ -78,17 +83,24 @@ class Comparison:
         for (words, offload), (name, codecs) in product(OFFLOAD.items(), CODECS.items()):
             job = partial(self.in_the_peak_of, FULL, self.of_full, codecs=codecs, offload=offload)
             yield f"ours {name}, in the peak of {FULL}{words}", job, 0.0
-        first, *others = map(self.compiled, COMPILED)
-        yield first
+        yield from self.compiled()
         yield "full, inputs offloaded", partial(self.under, OffloadedInputs), 0.0
         for fraction, (words, offload), (name, codecs) in product(FRACTIONS, OFFLOAD.items(), CODECS.items()):
             job = partial(self.ours, memory_budget=fraction, codecs=codecs, offload=offload)
             yield f"ours {name}, {fraction}{words}", job, 0.0
-        yield from others
 
-    def compiled(self, budget: float) -> Job:
+    def compiled(self) -> Iterator[Job]:
+        """Rows of blocks that torch.compile has compiled."""
         backend = "aot_eager_decomp_partition" if self.rehearses else "inductor"
-        return f"compiled, {budget}", partial(self.under, partial(MemoryBudget, budget, backend)), COMPILE_SECONDS
+        yield "compiled", partial(self.under, lambda: Compiled(Strategy(), backend)), COMPILE_SECONDS
+        yield "compiled, full", partial(self.under, lambda: Compiled(Full(), backend)), COMPILE_SECONDS
+        around = partial(Compiled, backend=backend)
+        for words, offload in OFFLOAD.items():
+            job = partial(self.in_the_peak_of, FULL, self.of_full, around, codecs="auto", offload=offload)
+            yield f"compiled, ours default, in the peak of {FULL}{words}", job, COMPILE_SECONDS
+        for budget in MEMORY_BUDGETS:
+            job = partial(self.under, partial(Compiled, Strategy(), backend, budget))
+            yield f"compiled, {budget}", job, COMPILE_SECONDS
 
     def under(self, make: Callable[[], Strategy]) -> Row:
         """The figures of a strategy, with its shares of the speed and of the memory without checkpointing."""
@@ -114,17 +126,24 @@ class Comparison:
             self.exact = self.trainer.gradients()
         return self.trainer
 
-    def ours(self, **section: Any) -> Row:
+    def ours(self, around: Callable[[Strategy], Strategy] = unchanged, **section: Any) -> Row:
+        """ds_adacc under this section; `around`: what is to be put around it."""
         try:
-            return self.under(partial(Ours, section))
+            return self.under(lambda: around(Ours(section)))
         except planner.InfeasibleBudget as error:
             return {"infeasible": str(error), "budget_bytes": error.budget, "smallest_bytes": error.smallest}
 
-    def in_the_peak_of(self, strategy: str, budget: Callable[[], int], **section: Any) -> Row:
+    def in_the_peak_of(
+        self,
+        strategy: str,
+        budget: Callable[[], int],
+        around: Callable[[Strategy], Strategy] = unchanged,
+        **section: Any,
+    ) -> Row:
         """ds_adacc in the peak of another strategy; if no plan fits that, in the smallest budget that one does."""
-        row = self.ours(memory_budget=budget(), **section)
+        row = self.ours(around, memory_budget=budget(), **section)
         if "infeasible" in row:
-            row = {"is_smallest": True, **self.ours(memory_budget=row["smallest_bytes"], **section)}
+            row = {"is_smallest": True, **self.ours(around, memory_budget=row["smallest_bytes"], **section)}
         if "infeasible" in row:
             return row
         return {**self.rows.shares(row, f"{self.name} {strategy}", strategy), **row}
