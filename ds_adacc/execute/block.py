@@ -196,12 +196,14 @@ class Block:
 
     `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
+    `other_graphs`: how many of its calls have run another compiled graph than the recorded one.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
         self.begins_gradient = False
+        self.other_graphs = 0
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
         self._variants: list[tuple[Signature, Variant]] = []
@@ -256,6 +258,11 @@ class Block:
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""
         self._variants = [(s, variant) for s, variant in self._variants if variant.digest not in digests]
+
+    def note_other_graph(self, variant: Variant) -> None:
+        """A call has run another graph of torch.compile than the variant's: the next one is recorded."""
+        self.drop(variant)
+        self.other_graphs += 1
 
     def drop(self, variant: Variant) -> None:
         """Forget this variant."""

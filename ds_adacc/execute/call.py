@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -12,6 +13,7 @@ from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.graphs import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
 
@@ -158,6 +160,24 @@ class Call:
         """What the plan expects next; None if the call has diverged, or the plan expects no more."""
         instructions = self.bound.course.instructions
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
+
+    def confirm(self, output: Any, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the forward, which has ended, has run the compiled graphs that backward is to run again (Rule R17).
+
+        If it has, the values that these make are let go; else they stay, and the call diverges.
+        """
+        if self.diverged or not self.bound.course.last:
+            return True
+        if graphs_behind(output, inputs) != self.bound.recording.graphs:
+            self.diverged = True
+            return False
+        self.release_last()
+        return True
+
+    def release_last(self) -> None:
+        """Let go of what is kept until it is known which compiled graphs have run."""
+        for index in self.bound.course.last:
+            self.holders[index].pending = None
 
     def close(self) -> None:
         """Let go of the holders at the end of the forward (Rule E5)."""

@@ -68,7 +68,8 @@ class Course:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
     itself. `replays`: what backward runs: by the operator at the end of each replay, all its operators in forward
     order. `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted
-    when the call begins, each with the value that holds its state.
+    when the call begins, each with the value that holds its state. `last`: the values that are kept until the forward
+    has ended, since only then it is known which graphs of torch.compile have run (Rule R17).
     """
 
     instructions: tuple[Instruction, ...]
@@ -77,6 +78,7 @@ class Course:
     uses: Mapping[int, int]
     inputs: tuple[tuple[int, Geometry | None], ...]
     first_states: tuple[tuple[int, torch.Generator], ...]
+    last: tuple[int, ...]
 
 
 def course_of(recording: Recording, policy: Policy) -> Course:
@@ -86,10 +88,10 @@ def course_of(recording: Recording, policy: Policy) -> Course:
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
     states = states_at([draw for op in ops for draw in recording.ops[op].draws])
-    instructions = _instructions(recording, policy, replays, order, states, copied(recording, ops))
+    instructions, last = _instructions(recording, policy, replays, order, states, copied(recording, ops))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()))
+    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()), last)
 
 
 def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
@@ -166,7 +168,8 @@ def _instructions(
     order: tuple[int, ...],
     states: Mapping[int, Mapping[int, torch.Generator]],
     copies: Collection[int],
-) -> tuple[Instruction, ...]:
+) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:
+    """The instructions by position, and the values that are kept until the forward has ended."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, position in enumerate(recording.positions):
@@ -183,10 +186,11 @@ def _instructions(
         _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
         for number in range(len(recording.positions))
     )
-    return tuple(
+    with_states = tuple(
         replace(instruction, states=tuple(states.get(number, {}).items()), copy=number in copies)
         for number, instruction in enumerate(instructions)
     )
+    return with_states, tuple(release.get(len(recording.positions), ()))
 
 
 def _instruction(
@@ -226,6 +230,11 @@ def _instruction(
     )
 
 
+def _classes(recording: Recording, ops: Sequence[int]) -> set[type]:
+    """The Functions among the operators."""
+    return {recording.ops[index].func.cls for index in ops if recording.ops[index].is_function}
+
+
 def _ready(
     recording: Recording, policy: Policy, replays: Replays, order: tuple[int, ...], first: Mapping[int, int]
 ) -> dict[int, int]:
@@ -239,7 +248,9 @@ def _ready(
         value = recording.values[index]
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
-        else:
+        elif recording.graphs.isdisjoint(_classes(recording, replays[value.producer])):
             needs = needs_of(recording, replays[value.producer])
             saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
+        else:
+            saved_at[index] = ready[index] = len(recording.positions)  # after all of them
     return ready

@@ -9,7 +9,7 @@ measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
+from ds_adacc.program.graphs import nodes_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
@@ -129,6 +130,7 @@ class Probe:
                 exact = [slot.unpack() for slot in own]
                 exact.reverse()
                 self._hold([self._lent(call.pack(exact.pop()), number) for number in times])
+                call.release_last()
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:
@@ -286,24 +288,12 @@ def _edges(tensors: Iterable[torch.Tensor]) -> list[GradientEdge]:
 
 def _before(nodes: Iterable[torch.autograd.graph.Node]) -> set[torch.autograd.graph.Node]:
     """The nodes of the autograd graph to which these lead, without themselves unless one leads to another."""
-    return set(_reached([following for node in nodes for following, _ in node.next_functions], set()))
+    return set(nodes_behind([following for node in nodes for following, _ in node.next_functions], set()))
 
 
-def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:
+def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterable[torch.autograd.graph.Node]:
     """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
-    return _reached([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})
-
-
-def _reached(
-    pending: list[torch.autograd.graph.Node | None], met: set[torch.autograd.graph.Node]
-) -> Iterator[torch.autograd.graph.Node]:
-    """The nodes that are `pending` and all that these lead to, each once, without those already `met`."""
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in met:
-            met.add(node)
-            pending.extend(following for following, _ in node.next_functions)
-            yield node
+    return nodes_behind([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})
 
 
 def _norm(*tensors: torch.Tensor | None) -> float:

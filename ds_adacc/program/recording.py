@@ -14,6 +14,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED
 from ds_adacc.python_state.python_reads import PythonReads
 
@@ -217,9 +218,19 @@ class Recording:
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 
     @functools.cached_property
+    def graphs(self) -> frozenset[type]:
+        """The graphs of torch.compile that are operators of the program (Rule R17)."""
+        return frozenset(op.func.cls for op in self.ops if op.is_function and is_graph(op.func.cls))
+
+    @functools.cached_property
+    def hides_compiled(self) -> bool:
+        """Whether compiled code runs in the block that is no operator."""
+        return any(op.refusal == COMPILED for op in self.ops)
+
+    @property
     def runs_compiled(self) -> bool:
         """Whether compiled code runs in the block."""
-        return any(op.refusal == COMPILED for op in self.ops)
+        return bool(self.graphs) or self.hides_compiled
 
     @property
     def remarks_on_replays(self) -> tuple[str, ...]:

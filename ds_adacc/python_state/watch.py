@@ -26,6 +26,8 @@ _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "to
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
+COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
+_STATE = ("getstate", "setstate")  # of Python's generator
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
@@ -286,14 +288,15 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
     """Whether what is drawn at random has no part in the block's values.
 
     A temporary file is named at random: Triton's compiler writes some when a kernel first runs. And torch.compile keeps
-    the state of Python's generator.
+    the state of Python's generator: in Python or, as it looks at a function, in C.
     """
-    names = []
+    places = []
     while frame is not None:
-        names.append(str(frame.f_globals.get("__name__")))
+        places.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
         frame = frame.f_back
-    caller = next((name for name in names if name != "random"), "")
-    return caller.startswith("torch._dynamo.") or "tempfile" in names
+    caller = next((module for module, _ in places if module != "random"), "")
+    keeps_state = places[0][1] in _STATE and COMPILED_CODE in places
+    return keeps_state or caller.startswith("torch._dynamo.") or any(module == "tempfile" for module, _ in places)
 
 
 def _is_ours(frame: types.FrameType) -> bool:

@@ -12,6 +12,7 @@ import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the
 from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.graphs import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import Slot, keep, unpack
@@ -152,12 +153,20 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = without_inaccessible(_sound(recorder.recording()))
+        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, inputs))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
     return Capture(output, inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
+
+
+def _found_again(recording: Recording, output: Any, inputs: Sequence[torch.Tensor]) -> Recording:
+    """Compiled graphs are run again only where each call can tell whether it has run them (Rule R17)."""
+    if not recording.graphs or graphs_behind(output, inputs) == recording.graphs:
+        return recording
+    graphs = (op.index for op in recording.ops if op.is_function and op.func.cls in recording.graphs)
+    return recording.refuse(dict.fromkeys(graphs, "the block's output does not depend on all of its compiled graphs"))
 
 
 def _sound(recording: Recording) -> Recording:

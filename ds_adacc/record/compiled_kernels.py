@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ds_adacc.python_state.watch import COMPILED_CODE
 from ds_adacc.record.frames import frames_of_block, place_of
-
-_COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")
 
 
 class _Kernel:
@@ -22,4 +21,4 @@ KERNEL = _Kernel()
 
 def in_compiled_code() -> bool:
     """Whether compiled code is running, called by the block that is being recorded."""
-    return any(place_of(frame) == _COMPILED for frame in frames_of_block())
+    return any(place_of(frame) == COMPILED_CODE for frame in frames_of_block())

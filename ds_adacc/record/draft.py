@@ -140,7 +140,8 @@ class Draft:
 
         A `function` saves before it has made its outputs.
         """
-        self.note_compiled()
+        if function is None:
+            self.note_compiled()
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None

@@ -10,6 +10,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.graphs import is_graph, run_in_cuda_graphs
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
@@ -18,6 +19,7 @@ from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.known import admit, storage_of
 from ds_adacc.record.ran import Ran
 
+_OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
@@ -40,11 +42,16 @@ class FunctionCall:
         self.is_dynamic = False
         self.reads_data = False
         self.python_reads = PythonReads(place_of(cls))
+        self._is_graph = is_graph(cls)
         self._made: set[int] = set()
         self._written: dict[int, torch.Tensor] = {}
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
         for tensor in given:
             admit(tensor)
+            if self._is_graph and run_in_cuda_graphs(tensor.device):
+                self.refuse(
+                    "torch.compile runs it as a CUDA graph, and a second run overwrites what the first has made"
+                )
         self._given = {storage_of(tensor) for tensor in given}
         self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
 
@@ -58,12 +65,14 @@ class FunctionCall:
         refusal = refusal_of(func, False)
         if refusal == COLLECTIVE:
             self.refusal = COLLECTIVE
-        elif refusal == OPAQUE:
+        elif refusal == OPAQUE and not (self._is_graph and func.namespace in _OF_INDUCTOR):
             self.refuse(f"it calls {func}, which is no plain operator")
         elif reveals_data(func, given, outputs):
             self.reads_data = True
             self.refuse("reads data into Python")
         self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
+        if self._is_graph:  # its own tensors are not seen when it makes them; what it writes to, `finish` finds
+            return
         if not all(map(self._is_own, read)):
             self.refuse("it reads a tensor that is not among its arguments")
         for tensor in _overwritten(func, given):
@@ -87,7 +96,7 @@ class FunctionCall:
         if changed is not None:
             self.refuse(f"it keeps state: {changed} changes")
         made = (*results, *(tensor for tensor, _ in self.packed))
-        if not all(self._is_own(each) for each in made if isinstance(each, torch.Tensor)):
+        if not self._is_graph and not all(self._is_own(each) for each in made if isinstance(each, torch.Tensor)):
             self.refuse("it hands on a tensor that is not among its arguments")
         return list(self._written.values())
 

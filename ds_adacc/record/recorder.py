@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.program.arguments import generators_in, tensors_in
 from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
+from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
@@ -36,8 +37,8 @@ class Recorder(TorchDispatchMode):
     it has run, so that its results may die as they do without a recorder (Rule R2). After a call that it cannot record
     it only passes calls on; `failure` says why.
 
-    torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels, and
-    it may be compiled anew for the same arguments, so nothing of it is replayed (Rule R6).
+    torch.compile's code runs compiled, as it will in later calls. The dispatcher does not see all of its kernels. A
+    graph that autograd knows is an operator as a whole (Rule R17); nothing else of compiled code is replayed (Rule R6).
     """
 
     supports_higher_order_operators = True
@@ -134,11 +135,11 @@ class Recorder(TorchDispatchMode):
 
     def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
         """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule R15)."""
-        if self.failure is not None or self._is_aside or in_compiled_code():
+        if self.failure is not None or self._is_aside or (in_compiled_code() and not is_graph(cls)):
             return False
         if self._python_reads is not None or registration_of(cls).replay == "operators":
             return False  # within an operator's kernel it is a part of that
-        reason = why_not_one(cls, args, self._is_guarded)
+        reason = None if is_graph(cls) else why_not_one(cls, args, self._is_guarded)
         if reason is not None:
             if reason:
                 self.draft.remark(f"{cls.__name__}: {reason}, so its operators are recorded one by one")

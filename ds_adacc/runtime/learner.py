@@ -18,6 +18,8 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
+_MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
+
 
 class Learner:
     """Records the calls of blocks for a runtime, and learns from them."""
@@ -74,6 +76,8 @@ class Learner:
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
+        if captured.recording.graphs and block.other_graphs >= _MOST_OTHER_GRAPHS:
+            unwatched = unwatched or "which of its graphs torch.compile runs, and that keeps changing"
         if not any(each.recording is not None and not each.doubt for each in block.variants()):
             unwatched = unwatched or self._kept_result(block, variant, captured.watch)
         codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
@@ -82,7 +86,7 @@ class Learner:
         if unwatched is not None:
             variant.doubt = unwatched
             self._warnings.doubtful(block, unwatched)
-        if captured.recording.runs_compiled:
+        if captured.recording.hides_compiled:
             self._warnings.compiled(block)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None:

@@ -92,6 +92,9 @@ class PlannedCalls:
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.run()
+            if not call.confirm(output, incoming.tensors):
+                incoming.block.note_other_graph(variant)
+                self._warnings.compiled_anew(incoming.block)
             if probe is not None:
                 output = probe.watch(output)
             done(output)
@@ -118,6 +121,7 @@ class PlannedCalls:
             probe.slots, probe.noted = captured.slots, noted
         try:
             captured.hand_over(pack)
+            call.release_last()
             done(output)
         finally:
             call.close()

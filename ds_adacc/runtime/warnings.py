@@ -51,12 +51,24 @@ class Warnings:
         )
 
     def compiled(self, block: Block) -> None:
-        """The block runs a graph of torch.compile, which no replay can follow."""
+        """The block runs code of torch.compile that is no operator."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs code that torch.compile has made: what its backward needs is retained or compressed, never "
-            "recomputed. To have it recomputed, leave out torch.compile (torch_compile=False in a Trainer)",
+            "block %s runs code that torch.compile has made and autograd does not know: what its backward needs is "
+            "retained or compressed, never recomputed. To have it recomputed, leave out torch.compile "
+            "(torch_compile=False in a Trainer)",
             block.name,
+        )
+
+    def compiled_anew(self, block: Block) -> None:
+        """A call has run another graph than the recorded one."""
+        self._tell(
+            (block.name.split(" ")[-1], "compiled anew"),
+            "block %s: torch.compile ran another graph than in the recorded call, so all that this call saved is "
+            "retained, and the next one is recorded. Gradients are right. TORCH_LOGS=recompiles tells why it compiles "
+            "again",
+            block.name,
+            level=logging.INFO,
         )
 
     def checkpoints_inside(self, block: Block, checkpoint: str) -> None:

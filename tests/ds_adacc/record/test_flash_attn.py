@@ -137,7 +137,9 @@ def test_a_layer_of_transformers_and_packed_texts_whose_lengths_are_given(llama)
 
 def test_packed_batches_of_varying_texts_are_predicted(llama):
     layer, arguments = llama
-    section = {"memory_budget": 0.9, "codecs": "none", "rectifier": {"enabled": False}}
+    # On a GPU a deterministic backward takes as much memory as the layer holds, so that little is left to save.
+    budget = 0.9 if DEVICE == "cpu" else 0.98
+    section = {"memory_budget": budget, "codecs": "none", "rectifier": {"enabled": False}}
     runtime = Runtime(load({"adacc": section}), stepped=True)
     adacc, lot, recordings = Adacc(runtime.config, runtime), random.Random(0), []
     for step in range(20):

@@ -1,0 +1,50 @@
+"""Graphs of torch.compile: each is an `autograd.Function` that AOTAutograd makes, and is run again as one (Rule R17).
+
+The kernels inside are unseen, but the graph as a whole takes all that it reads, weights too, as arguments. Which graph
+a call of compiled code runs is Dynamo's choice: it may compile another one for the same arguments at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+_PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
+_CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+
+
+def is_graph(cls: type) -> bool:
+    """Whether the Function is a graph of torch.compile."""
+    return (cls.__module__, cls.__name__) == _PLACE
+
+
+def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> frozenset[type]:
+    """The graphs that have made the tensors in `output` from `inputs`, as far as autograd knows."""
+    ends = [leaf.grad_fn for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    starts = {get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad}
+    classes = (getattr(node, "_forward_cls", None) for node in nodes_behind(ends, starts))
+    return frozenset(cls for cls in classes if cls is not None and is_graph(cls))
+
+
+def nodes_behind(ends: Iterable[Node | None], met: set[Node]) -> Iterable[Node]:
+    """The nodes of the autograd graph at `ends` and all that these lead to, each once, without those already `met`."""
+    pending = list(ends)
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            pending.extend(following for following, _ in node.next_functions)
+            yield node
+
+
+def run_in_cuda_graphs(device: torch.device) -> bool:
+    """Whether torch.compile runs graphs as CUDA graphs there: a second run would overwrite what the first has made."""
+    trees = sys.modules.get(_CUDA_GRAPHS)
+    if trees is None or device.type != "cuda":
+        return False
+    return trees.get_manager(device.index, create_if_none_exists=False) is not None
