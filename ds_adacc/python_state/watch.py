@@ -27,6 +27,7 @@ _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "to
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
+_COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
 _STATE = ("getstate", "setstate")  # of Python's generator
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
@@ -287,8 +288,8 @@ def _source(value: Any) -> str | None:
 def _is_of_no_account(frame: types.FrameType | None) -> bool:
     """Whether what is drawn at random has no part in the block's values.
 
-    A temporary file is named at random: Triton's compiler writes some when a kernel first runs. And torch.compile keeps
-    the state of Python's generator: in Python or, as it looks at a function, in C.
+    A temporary file is named at random: Triton's compiler writes some when a kernel first runs. torch.compile keeps the
+    state of Python's generator: in Python or, as it looks at a function, in C. And its compilers draw at random too.
     """
     places = []
     while frame is not None:
@@ -296,7 +297,8 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
         frame = frame.f_back
     caller = next((module for module, _ in places if module != "random"), "")
     keeps_state = places[0][1] in _STATE and COMPILED_CODE in places
-    return keeps_state or caller.startswith("torch._dynamo.") or any(module == "tempfile" for module, _ in places)
+    compiles = any(module == "tempfile" or module.startswith(_COMPILERS) for module, _ in places)
+    return keeps_state or compiles or caller.startswith("torch._dynamo.")
 
 
 def _is_ours(frame: types.FrameType) -> bool:
