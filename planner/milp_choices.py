@@ -119,7 +119,7 @@ class BlockVariables:
         """Quanta of the transfers out, and back, beyond the block's own compute, beside which they run."""
         moved = [(offer, chosen) for _, offer, chosen in self._all() if offer.codec == OFFLOAD]
         stalls = []
-        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.overlap_seconds, strict=True):
+        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.hiding_seconds, strict=True):
             if moved:
                 stalls.append(self.model.add_var())
                 transfers = mip.xsum(in_quanta(getattr(offer, field)) * chosen for offer, chosen in moved)

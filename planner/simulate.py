@@ -145,7 +145,7 @@ class _Backward:
 
     def _stalls(self, transfers: list[CodecCost]) -> float:
         """The seconds of the transfers beyond the block's own compute, beside which they run."""
-        forward, backward = self.profile.overlap_seconds
+        forward, backward = self.profile.hiding_seconds
         out = sum(offer.compress_seconds for offer in transfers) - forward
         back = sum(offer.decompress_seconds for offer in transfers) - backward
         return max(0.0, out) + max(0.0, back)
