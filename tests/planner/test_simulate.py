@@ -133,10 +133,10 @@ def offloading(block, overlap_seconds):
     ("overlap_seconds", "stalls"),
     [
         ((0.0, 0.0), 7.0 + 10.0),
-        ((5.0, 11.25), 3.0 + 1.0),  # 0.8 of it hides transfers: 4 and 9 seconds
-        ((10.0, 11.25), 0.0 + 1.0),  # what forward hides beyond the transfers is of no use to backward
-        ((8.125, 99.0), 0.5 + 0.0),
-        ((8.75, 12.5), 0.0),
+        ((4.0, 12.0), 4.0 + 1.0),  # 0.75 of it hides transfers: 3 and 9 seconds
+        ((10.0, 12.0), 0.0 + 1.0),  # what forward hides beyond the transfers is of no use to backward
+        ((9.0, 99.0), 0.25 + 0.0),
+        ((10.0, 14.0), 0.0),
     ],
 )
 def test_offloaded_values_come_back_before_the_first_event(block, overlap_seconds, stalls):
