@@ -23,7 +23,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.graphs import nodes_behind
+from ds_adacc.program.graphs import is_graph, nodes_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
@@ -242,6 +242,8 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
         if node.name() == "BackwardHookFunctionBackward":
             return "a module in it has a backward hook, which would run more than once"
+        if is_graph(getattr(node, "_forward_cls", type(node))):
+            return "torch.compile has compiled its backward, which must not run more than once"  # it reuses memory
         if is_function and node.name() not in _KNOWN and not _computes_only(node):
             return (
                 f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "

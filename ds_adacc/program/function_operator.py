@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.graphs import Part, whole
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_watch import has_setup_context
@@ -34,11 +35,14 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
-    `saved`: how many tensors a call saves for backward.
+    `saved`: how many tensors a call saves for backward. Of a compiled graph, for each of these: `roles`, if operators
+    inside tell, and `parts`, the memory that it stands for (`graphs.parts`).
     """
 
     cls: type[torch.autograd.Function]
     saved: int
+    roles: tuple[str | None, ...] = ()
+    parts: tuple[Part | None, ...] = ()
 
     def __str__(self) -> str:
         return f"{FUNCTION}.{self.cls.__name__}.{self.cls.__module__}.{self.cls.__qualname__}"
@@ -67,7 +71,7 @@ class FunctionOperator:
                 f"runs it again, and saved {self.saved} in the block's forward. Something that it reads besides its "
                 'arguments has changed. ds_adacc.register_function(cls, replay="never") has its results held instead'
             )
-        return (*as_tuple(result), *saved)
+        return (*as_tuple(result), *(map(whole, saved, self.parts) if self.parts else saved))
 
 
 def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:

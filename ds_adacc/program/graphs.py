@@ -14,6 +14,9 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from ds_adacc.program.geometry import span
+
+Part = tuple[int, int]  # where memory begins that a tensor is a part of, seen from it, and its length, in elements
 _PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 
@@ -21,6 +24,34 @@ _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 def is_graph(cls: type) -> bool:
     """Whether the Function is a graph of torch.compile."""
     return (cls.__module__, cls.__name__) == _PLACE
+
+
+def parts(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[Part | None, ...]:
+    """For each saved tensor, what to hold in its place; None: the tensor itself.
+
+    A graph saves views, as of the query, the key and the value that one product has made. The first of them stands for
+    the memory of all. Those of tensors `kept` anyway are left as they are.
+    """
+    others = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(saved):
+        groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(number)
+    found: list[Part | None] = [None] * len(saved)
+    for (storage, _), numbers in groups.items():
+        if len(numbers) > 1 and storage not in others:
+            spans = [span(saved[number]) for number in numbers]
+            start, stop = min(low for low, _ in spans), max(high for _, high in spans)
+            first, size = saved[numbers[0]], saved[numbers[0]].element_size()
+            found[numbers[0]] = (start - first.data_ptr()) // size, (stop - start) // size
+    return tuple(found)
+
+
+def whole(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
+    """The memory that the tensor stands for, as one dimension."""
+    if part is None:
+        return tensor
+    start, numel = part
+    return tensor.as_strided((numel,), (1,), tensor.storage_offset() + start)
 
 
 def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> frozenset[type]:

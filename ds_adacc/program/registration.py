@@ -74,7 +74,9 @@ def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
         if name in roles:
             read.setdefault(ref.index, roles[name])
     outputs = (("output" if number == 0 else f"output {number}", index) for number, index in enumerate(op.outputs))
-    return read, {index: roles[name] for name, index in outputs if index is not None and name in roles}
+    made = {index: roles[name] for name, index in outputs if index is not None and name in roles}
+    inside = zip(op.outputs[len(op.outputs) - len(op.func.roles) :], op.func.roles, strict=True)
+    return read, {**{index: role for index, role in inside if None not in (index, role)}, **made}
 
 
 def _references(op: RecordedOp) -> Iterator[tuple[str, ValueRef]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import is_graph, run_in_cuda_graphs
+from ds_adacc.program.graphs import is_graph, parts, run_in_cuda_graphs, whole
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
@@ -18,6 +19,7 @@ from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integ
 from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.known import admit, storage_of
 from ds_adacc.record.ran import Ran
+from ds_adacc.record.roles_inside import RolesInside
 
 _OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
@@ -43,6 +45,7 @@ class FunctionCall:
         self.reads_data = False
         self.python_reads = PythonReads(place_of(cls))
         self._is_graph = is_graph(cls)
+        self._roles = RolesInside()
         self._made: set[int] = set()
         self._written: dict[int, torch.Tensor] = {}
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
@@ -72,6 +75,7 @@ class FunctionCall:
             self.refuse("reads data into Python")
         self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
         if self._is_graph:  # its own tensors are not seen when it makes them; what it writes to, `finish` finds
+            self._roles.note(func, given[0], outputs)
             return
         if not all(map(self._is_own, read)):
             self.refuse("it reads a tensor that is not among its arguments")
@@ -103,10 +107,15 @@ class FunctionCall:
     def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
         """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
         saved = [tensor for tensor, _ in self.packed]
+        func = FunctionOperator(self.cls, len(saved))
+        if self._is_graph:
+            others = parts(saved, [*tensors_in(self.args), *tensors_in(results)])
+            func = replace(func, roles=tuple(map(self._roles.of, saved)), parts=others)
+            saved = list(map(whole, saved, others))
         outputs = (*results, *saved)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(
-            func=FunctionOperator(self.cls, len(saved)),
+            func=func,
             args=encode(self.args),
             kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
             given=(self.args, {}),
@@ -116,7 +125,7 @@ class FunctionCall:
             refusal=self.refusal,
             dynamic=self.is_dynamic,
             saved=len(saved),
-            handed_on=small_integers(outputs) if is_attention(self.cls) else frozenset(),
+            handed_on=small_integers(outputs) if self._is_graph or is_attention(self.cls) else frozenset(),
             python_reads=self.python_reads,
         )
 

@@ -14,17 +14,18 @@ from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.tensors import RecordedTensors
 
-_MATMUL = ("mm", "addmm", "linear", "_linear")
+MATMUL = ("mm", "addmm", "linear", "_linear")
 _BATCHED = ("bmm", "baddbmm")
-_NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
-_ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
-_SOFTMAX = ("_softmax", "_safe_softmax")
+NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
+ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
+SOFTMAX = ("_softmax", "_safe_softmax")
 _RANDOM = ("bernoulli_", "bernoulli")
 _PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
 
@@ -62,13 +63,13 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         part = _attention_part(op, slot, value, recording)
         if part:
             return part
-    if made_by in _SOFTMAX:
+    if made_by in SOFTMAX:
         return "softmax"
-    if any(_like(op) in _SOFTMAX for op, _, _ in uses):
+    if any(_like(op) in SOFTMAX for op, _, _ in uses):
         return "score"
-    if producer and (ATTENTION in made_by or made_by in _NORM) and not _is_main_output(value, producer, recording):
+    if producer and (ATTENTION in made_by or made_by in NORM) and not _is_main_output(value, producer, recording):
         return "statistic"
-    if producer and producer.func is KERNEL and _is_small(value, recording):
+    if producer and _is_compiled(producer) and _is_small(value, recording):
         return "statistic"
     if producer and ATTENTION in made_by:
         return "attention"
@@ -76,11 +77,11 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         return "block_input"
     if made_by in _PROJECTION:
         return "linear"
-    if made_by in _NORM or any(_like(op) in _NORM for op, _, _ in uses):
+    if made_by in NORM or any(_like(op) in NORM for op, _, _ in uses):
         return "layernorm"
-    if any(_like(op) in _ACTIVATION for op, _, _ in uses):
+    if any(_like(op) in ACTIVATION for op, _, _ in uses):
         return "gelu"
-    if any(_like(op) in _MATMUL for op, _, _ in uses):
+    if any(_like(op) in MATMUL for op, _, _ in uses):
         return "linear"
     return "other"
 
@@ -109,7 +110,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
-            if _like(op) in _SOFTMAX:
+            if _like(op) in SOFTMAX:
                 return True
             if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
                 return False
@@ -126,10 +127,14 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
         if producer is None:
             return False
         maker = recording.ops[producer]
-        if _like(maker) in _SOFTMAX:
+        if _like(maker) in SOFTMAX:
             return True
         factor = maker.reads[0] if maker.reads else None
     return False
+
+
+def _is_compiled(op: RecordedOp) -> bool:
+    return op.func is KERNEL or (isinstance(op.func, FunctionOperator) and is_graph(op.func.cls))
 
 
 def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:

@@ -1,0 +1,52 @@
+"""The roles of what a compiled graph saves, as those operators inside tell which the dispatcher sees (Rule R17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.known_functions import ATTENTION
+from ds_adacc.record.known import storage_of
+from ds_adacc.record.roles import ACTIVATION, MATMUL, NORM, SOFTMAX
+
+_STRONGEST_FIRST = ("query", "key", "value", "softmax", "statistic", "attention", "layernorm", "gelu", "linear")
+
+
+class RolesInside:
+    """Collects roles while a graph runs, by the storage of the tensors."""
+
+    def __init__(self) -> None:
+        self._roles: dict[int, str] = {}
+
+    def note(self, func: Any, args: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Note an operator that has run."""
+        read = {storage_of(tensor) for tensor in tensors_in(args)}
+        for key in {storage_of(tensor) for tensor in tensors_in(outputs)} - read:
+            self._roles.pop(key, None)  # the memory was another tensor's
+        for tensor, role in _roles(getattr(func, "overloadpacket", func).__name__, args, outputs):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                key = storage_of(tensor)
+                self._roles[key] = min(role, self._roles.get(key, role), key=_STRONGEST_FIRST.index)
+
+    def of(self, tensor: torch.Tensor) -> str | None:
+        return self._roles.get(storage_of(tensor))
+
+
+def _roles(name: str, args: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    if ATTENTION in name:
+        yield from zip(args, ("query", "key", "value"), strict=False)
+        yield outputs[0], "attention"
+        yield from ((output, "statistic") for output in outputs[1:])
+    elif name in NORM:
+        yield args[0], "layernorm"
+        yield outputs[0], "layernorm"
+        yield from ((output, "statistic") for output in outputs[1:])
+    elif name in SOFTMAX:
+        yield outputs[0], "softmax"
+    elif name in ACTIVATION:
+        yield args[0], "gelu"
+    elif name in MATMUL:
+        yield args[1 if name == "addmm" else 0], "linear"
