@@ -55,6 +55,9 @@ class FunctionCall:
                 self.refuse(
                     "torch.compile runs it as a CUDA graph, and a second run overwrites what the first has made"
                 )
+        # The Python function whose graph it is does not run, so what it reads is not watched: a number may be a global.
+        if self._is_graph and not all(isinstance(arg, torch.Tensor | None) for arg in args):
+            self.refuse("torch.compile gives it numbers, which another call may change")
         self._given = {storage_of(tensor) for tensor in given}
         self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
 

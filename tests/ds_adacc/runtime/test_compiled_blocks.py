@@ -14,6 +14,7 @@ from ds_adacc import checkpointing
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import compiling_blocks_first
+from ds_adacc.program.graphs import graphs_behind
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
@@ -69,8 +70,8 @@ def around(model):
     model.compile(backend="aot_eager")
 
 
-def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, **section):
-    """Losses and the sums of the gradients by step; and the runtime, if codecs are given."""
+def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, before=lambda step: None, **section):
+    """Losses and the sums of the gradients by step; and the runtime, if codecs are given. `before` is told each step."""
     runtime = adacc = None
     if prepare not in (None, around):
         prepare(model)
@@ -84,6 +85,7 @@ def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, **s
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seen = []
     for step, length in enumerate(lengths):
+        before(step)
         torch.manual_seed(step)
         loss = zoo.loss_of(model(torch.randn(2, length, zoo.WIDTH, requires_grad=True)))
         loss.backward()
@@ -119,7 +121,7 @@ def test_compiled_blocks_train_as_without_and_are_recomputed(prepare, codecs, ca
     assert "runs code that torch.compile has made" not in caplog.text
 
 
-def test_a_lossy_codec_applies_to_what_a_graph_saves():
+def test_a_lossy_codec_applies_to_what_a_graph_saves(slow_replays):
     plain, _ = train(stack(), prepare=in_place)
     seen, runtime = train(stack(), "paper", 0.8, prepare=in_place, max_gradient_error=None)
     assert [row[0] for row in seen] == pytest.approx([row[0] for row in plain], rel=0.1)
@@ -198,6 +200,27 @@ def test_a_graph_compiled_anew_for_shapes_met_before(caplog):
     seen, runtime = train(stack(), BITS, "10MiB", prepare=in_place, lengths=lengths)
     assert seen == plain
     assert runtime.recordings >= 2 + 2 + 2 + 1, "16, 24, 16 by the graph that the second length brought, and 40"
+
+
+@pytest.mark.parametrize("steps", [(6,), (6, 8, 10)], ids=["once", "again and again"])
+def test_calls_that_run_another_graph(monkeypatch, steps, caplog):
+    """Each keeps all, and the next one is recorded; after three of them nothing of the block is replayed."""
+    plain, _ = train(stack(), prepare=in_place, lengths=(48,) * 13)
+    torch._dynamo.reset()
+    now = []
+
+    def behind(output, inputs):
+        return frozenset() if now[0] in steps else graphs_behind(output, inputs)
+
+    monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        seen, runtime = train(
+            stack(), "none", 0.8, in_place, (48,) * 13, before=lambda step: now.__setitem__(slice(None), [step])
+        )
+    assert seen == plain
+    assert "torch.compile ran another graph than in the recorded call" in caplog.text
+    assert any(variant.bound.replays for _, variant in runtime.blocks.variants()) == (len(steps) < 3)
+    assert ("which of its graphs torch.compile runs" in caplog.text) == (len(steps) == 3)
 
 
 def test_compiled_blocks_through_checkpoint():

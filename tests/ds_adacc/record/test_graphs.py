@@ -1,0 +1,208 @@
+"""A graph of torch.compile as an operator of the recorded program (Rule R17)."""
+
+import functools
+
+import pytest
+import torch
+import zoo
+from recorded import profile_of, random_policy, record, under
+from torch import nn
+
+from ds_adacc import planner
+from ds_adacc.program.function_operator import FunctionOperator
+from ds_adacc.program.graphs import graphs_behind, is_graph, parts, whole
+
+BACKENDS = ["aot_eager", "inductor"]
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    torch._dynamo.reset()
+
+
+def gpt(dropout=0.0):
+    return zoo.GPTBlock(zoo.WIDTH, 4, dropout=dropout), (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),)
+
+
+def llama():
+    x = torch.randn(2, 9, 64, requires_grad=True)
+    return zoo.LlamaBlock(64, 4, 2), (x, zoo.rope(9, 16))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", [gpt, functools.partial(gpt, 0.2), llama], ids=["gpt", "dropout", "llama"])
+def test_a_graph_is_replayed_with_the_same_bits(make, backend):
+    torch.manual_seed(0)
+    block, args = make()
+    compiled = torch.compile(block, backend=backend)
+    recording = record(compiled, args, {})
+    (op,) = recording.ops
+    assert op.replayable and recording.graphs == {op.func.cls} and is_graph(op.func.cls)
+    recompute = planner.recompute_policy(profile_of(recording))
+    for policy in (recompute, *(random_policy(recording, seed) for seed in range(4))):
+        run, calls = under(compiled, recording, policy)
+        zoo.assert_same_bits(seeded(compiled, args), seeded(compiled, args, run))
+        assert not calls[-1].diverged
+
+
+def seeded(block, args, *run):
+    torch.manual_seed(7)
+    return zoo.gradients(block, args, {}, *run)
+
+
+def test_views_of_one_memory_are_one_value():
+    """Query, key and value of a GPT are parts of what one product has made."""
+    block, args = gpt()
+    recording = record(torch.compile(block, backend="aot_eager"), args, {})
+    (product,) = [value for value in recording.values if value.role == "query"]
+    assert product.nbytes == 3 * args[0].nbytes
+    assert sum(product.index == getattr(position.ref, "index", None) for position in recording.positions) == 3
+
+
+def test_parts():
+    product, alone, twice = torch.arange(24.0), torch.zeros(3), torch.ones(4)
+    saved = [product[8:16], alone, product[0:8], product[20:], twice, twice]
+    assert parts(saved, [twice]) == ((-8, 24), None, None, None, None, None)
+    assert torch.equal(whole(saved[0], (-8, 24)), product)
+    assert whole(alone, None) is alone
+
+
+def test_a_call_that_has_run_another_graph_keeps_all():
+    block, args = gpt()
+    compiled = torch.compile(block, backend="aot_eager")
+    recording = record(compiled, args, {})
+    expected = zoo.gradients(compiled, args, {})
+    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    torch._dynamo.reset()  # the same code, compiled once more: another graph
+    output = run(*args)
+    assert graphs_behind(output, args) and graphs_behind(output, args) != recording.graphs
+    assert calls[0].diverged
+    torch._dynamo.reset()
+    zoo.assert_same_bits(expected, zoo.gradients(compiled, args, {}, run))
+    assert calls[1].diverged
+
+
+def test_graphs_behind_an_output_end_at_the_inputs():
+    first, second = (torch.compile(nn.Linear(4, 4), backend="aot_eager") for _ in range(2))
+    hidden = first(torch.randn(2, 4))
+    output = second(hidden)
+    (of_first,), (of_second,) = graphs_behind(hidden, []), graphs_behind(output, [hidden])
+    assert graphs_behind(output, []) == {of_first, of_second}
+    assert graphs_behind((output.detach(), None), []) == frozenset()
+
+
+class CompiledFunction(torch.autograd.Function):
+    """Looks like a graph with attention that drops nothing: its generator's state is memory nobody has written to."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        CompiledFunction.runs += 1
+        out = x.sin()
+        ctx.save_for_backward(out.cos(), torch.full((2,), CompiledFunction.runs), x)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+CompiledFunction.__module__ = "torch._functorch._aot_autograd.runtime_wrappers"
+
+
+class Fused(nn.Module):
+    def forward(self, x):
+        return CompiledFunction.apply(x) * 2
+
+
+def test_the_state_of_a_generator_is_held_and_never_compared():
+    fused, args = Fused(), (torch.randn(3, 5, requires_grad=True),)
+    recording = record(fused, args, {})
+    (op,) = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
+    assert op.replayable, op.refusal
+    run, _ = under(fused, recording, planner.recompute_policy(profile_of(recording)))
+    before = CompiledFunction.runs
+    zoo.assert_same_bits(zoo.gradients(fused, args, {}), zoo.gradients(fused, args, {}, run))
+    assert CompiledFunction.runs == before + 3, "two forwards and one replay"
+
+
+def test_cuda_graphs_are_never_replayed(monkeypatch):
+    monkeypatch.setattr("ds_adacc.record.function_call.run_in_cuda_graphs", lambda device: True)
+    recording = record(Fused(), (torch.randn(3, 5, requires_grad=True),), {})
+    assert [op.refusal for op in recording.ops if op.is_function] == [
+        "torch.compile runs it as a CUDA graph, and a second run overwrites what the first has made"
+    ]
+
+
+class Counting(nn.Module):
+    """A graph that writes to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.tanh(self.fc(x)) * self.calls
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_that_writes_is_never_replayed(backend):
+    compiled = torch.compile(Counting(), backend=backend)
+    recording = record(compiled, (torch.randn(3, 6, requires_grad=True),), {})
+    assert not any(op.replayable for op in recording.ops)
+
+
+SCALE = 1.0
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.fc(x) * SCALE)
+
+
+def test_numbers_that_a_graph_is_given_are_not_trusted(monkeypatch):
+    """Dynamo makes a global that changes an argument. Nobody sees the function read it: it does not run."""
+    compiled, args = torch.compile(Scaled(), backend="aot_eager"), (torch.randn(3, 6, requires_grad=True),)
+    for scale in (1.0, 2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        compiled(*args)
+    recording = record(compiled, args, {})
+    policy = planner.recompute_policy(profile_of(recording))
+    run, _ = under(compiled, recording, policy)
+    monkeypatch.setitem(globals(), "SCALE", 4.0)
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_for_any_length_is_never_replayed(backend):
+    block = gpt()[0]
+    compiled = torch.compile(block, backend=backend, dynamic=True)
+    recording = record(compiled, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
+    assert [op.refusal for op in recording.ops if op.is_function] == [
+        "torch.compile gives it numbers, which another call may change"
+    ]
+
+
+class Aside(nn.Module):
+    """Backward does not lead to one of its two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.compile(nn.Linear(6, 6), backend="aot_eager")
+        self.dropped = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend="aot_eager")
+
+    def forward(self, x):
+        return self.kept(x) + self.dropped(x).detach()
+
+
+def test_a_graph_that_no_call_can_find_again_is_never_replayed():
+    recording = record(Aside(), (torch.randn(3, 6, requires_grad=True),), {})
+    refusals = {op.refusal for op in recording.ops if op.is_function}
+    assert refusals == {"the block's output does not depend on all of its compiled graphs"}
