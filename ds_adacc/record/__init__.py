@@ -14,7 +14,8 @@ The files, in the order in which a call meets them:
 * `known`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
 * `function_call`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
-* `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see.
+* `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
+  `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
@@ -39,8 +40,8 @@ R4. A write in place makes a new value. If nobody has read the old one, the oper
 R5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
     parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
 R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-    part in a collective, those that torch runs compiled, and higher-order operators. They give other bits, have
-    effects, or wait for other ranks.
+    part in a collective, those that run between the graphs of torch.compile, and higher-order operators. They give
+    other bits, have effects, or wait for other ranks.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors.
 R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
@@ -76,4 +77,11 @@ R16. Fused attention returns the state of its random generator, for its backward
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them
     on the host, where they show nothing of the data (Rule R7).
+R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, and a call of it is one operator (Rule
+    R15). It makes its own tensors where the dispatcher does not see it. Its weights are among its arguments; but the
+    Python function that it was made of does not run, so nobody can tell where a number among them comes from: a graph
+    that takes one is never replayed. Of what it saves, views of one memory are one value, and one or two whole numbers
+    may be a generator's state (Rule R16). Which graph a call runs is Dynamo's choice, for reasons of its own, and is
+    known when the forward has ended: autograd's nodes tell. Until then all is kept that the graph's replay would make;
+    if another one has run, it stays, and the next call is recorded.
 """

@@ -71,7 +71,7 @@ def around(model):
 
 
 def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, before=lambda step: None, **section):
-    """Losses and the sums of the gradients by step; and the runtime, if codecs are given. `before` is told each step."""
+    """Losses and sums of gradients by step; and the runtime, if codecs are given. `before` hears of each step."""
     runtime = adacc = None
     if prepare not in (None, around):
         prepare(model)
