@@ -40,13 +40,16 @@ def test_the_readme_of_the_benchmarks_has_all_of_it(recorded):
     assert {(row[0], ARMS[row[1]]): row[2:] for row in rows} == recorded
 
 
-@pytest.mark.parametrize("name", ["training", "codecs", "largest_batch", "attention", "tests"])
-def test_the_readme_of_the_benchmarks_has_the_rows_of_the_gpu(monkeypatch, name):
+OF_GPUS = [(f, n) for f in ("h100", "h200") for n in ("training", "codecs", "largest_batch", "attention", "tests")]
+
+
+@pytest.mark.parametrize(("folder", "name"), [*OF_GPUS, ("h200-batch8", "training")])
+def test_the_readme_of_the_benchmarks_has_the_rows_of_the_gpu(monkeypatch, folder, name):
     benchmarks = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(benchmarks / "gpu")
     import summary
 
-    assert summary.markdown(benchmarks / "results" / "h100", name) in (benchmarks / "README.md").read_text()
+    assert summary.markdown(benchmarks / "results" / folder, name) in (benchmarks / "README.md").read_text()
 
 
 RATIOS = ["first 60 steps", "of checkpointing", "new size", "known size", "of checkpointing"]
