@@ -28,7 +28,7 @@ FRACTIONS = (0.4, 0.6)
 CODECS = {"lossless": "none", "default": "auto"}
 OFFLOAD = {", offload": True, "": False}
 MEMORY_BUDGETS = (0.5, 0.2)  # of torch.compile
-COMPILE_SECONDS = 40.0
+COMPILE_SECONDS = 25.0
 REHEARSED = {
     "GPT": (
         NONE,

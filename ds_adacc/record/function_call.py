@@ -59,7 +59,7 @@ class FunctionCall:
         if self._is_graph and not all(isinstance(arg, torch.Tensor | None) for arg in args):
             self.refuse("torch.compile gives it numbers, which another call may change")
         self._given = {storage_of(tensor) for tensor in given}
-        self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
+        self._before = [(tensor, tensor._version, self._bits(tensor)) for tensor in given]
 
     def note(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         """Note an operator that has run inside."""
@@ -96,7 +96,7 @@ class FunctionCall:
         Returns the tensors that it has written to, one for each storage.
         """
         for tensor, version, bits in self._before:
-            if tensor._version != version or not _have_same_bits(bits, tensor.detach()):
+            if tensor._version != version or not (bits is None or _have_same_bits(bits, tensor.detach())):
                 self._written.setdefault(storage_of(tensor), tensor)
         self._before.clear()
         changed = self.python_reads.changed()
@@ -131,6 +131,13 @@ class FunctionCall:
             handed_on=small_integers(outputs) if self._is_graph or is_attention(self.cls) else frozenset(),
             python_reads=self.python_reads,
         )
+
+    def _bits(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy, to tell whether the call writes to the tensor; None if its version will tell.
+
+        A graph has all weights of its block as arguments, and AOTAutograd counts what it writes to them.
+        """
+        return None if self._is_graph and tensor.requires_grad and tensor.is_leaf else tensor.detach().clone()
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._given or storage_of(tensor) in self._made

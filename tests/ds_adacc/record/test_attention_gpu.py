@@ -17,18 +17,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("device", "backend", "dropout"), CASES)
-def test_no_recording_refuses_attention(device, backend, dropout):
+def attention(device, backend, dropout):
+    """A block that attends, and its arguments. Skips the test if the backend does not run here."""
+
     def block(x):
         q, k, v = (x * factor for factor in (0.5, 2.0, 3.0))
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).sin()
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).sin()
 
     args = (torch.randn(2, 4, 128, 64, device=device, dtype=torch.bfloat16, requires_grad=True),)
     try:
-        block(*args)
+        with sdpa_kernel(backend):
+            block(*args)
     except RuntimeError as error:
         pytest.skip(f"{backend.name} does not run here: {error}")
+    return block, args
+
+
+@pytest.mark.parametrize(("device", "backend", "dropout"), CASES)
+def test_no_recording_refuses_attention(device, backend, dropout):
+    attend, args = attention(device, backend, dropout)
+
+    def block(x):
+        with sdpa_kernel(backend):
+            return attend(x)
+
     for _ in range(8):
         recording = record(block, args, {})
         assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
@@ -38,3 +50,17 @@ def test_no_recording_refuses_attention(device, backend, dropout):
         "all but sin, whose result backward does not need"
     )
     assert not calls[-1].diverged
+
+
+@pytest.mark.parametrize(("device", "backend", "dropout"), CASES)
+def test_no_recording_refuses_a_compiled_graph_with_attention(device, backend, dropout):
+    torch._dynamo.reset()
+    attend, args = attention(device, backend, dropout)
+    compiled = torch.compile(attend)
+    with sdpa_kernel(backend):
+        for _ in range(8):
+            recording = record(compiled, args, {})
+            assert [(op.short_name, op.refusal) for op in recording.ops] == [("CompiledFunction", None)]
+        run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+        zoo.gradients(torch.nn.Module(), args, {}, run)
+    assert calls[-1].bound.policy.replays == (0,) and not calls[-1].diverged
