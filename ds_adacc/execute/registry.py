@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ds_adacc.execute.block import Block, Variant
+from ds_adacc.program.graphs import class_name
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
@@ -30,7 +31,7 @@ class Registry:
     def of(self, function: Callable[..., Any]) -> Block:
         """The block of a module, or of a function: the same code over the same closure cells is the same block."""
         if isinstance(function, nn.Module):
-            return self.of_module(function, type(function).__name__)
+            return self.of_module(function, class_name(function))
         key = identity(function)
         block = self._functions.get(key)
         if block is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.graphs import Part, whole
+from ds_adacc.program.graphs import Part, is_graph, whole
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_watch import has_setup_context
@@ -45,7 +45,8 @@ class FunctionOperator:
     parts: tuple[Part | None, ...] = ()
 
     def __str__(self) -> str:
-        return f"{FUNCTION}.{self.cls.__name__}.{self.cls.__module__}.{self.cls.__qualname__}"
+        name = "compiled graph" if is_graph(self.cls) else self.cls.__name__
+        return f"{FUNCTION}.{name}.{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, *args: Any, needs_input_grad: tuple[bool, ...], autocast: Autocast) -> tuple[Any, ...]:
         """What forward returns, and after it what it saves. In grad mode: what `apply` returns."""

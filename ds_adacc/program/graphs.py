@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
@@ -19,6 +20,11 @@ from ds_adacc.program.geometry import span
 Part = tuple[int, int]  # where memory begins that a tensor is a part of, seen from it, and its length, in elements
 _PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the module's class. For the result of `torch.compile(module)`, the name of the class of `module`."""
+    return type(getattr(module, "_orig_mod", module)).__name__
 
 
 def is_graph(cls: type) -> bool:

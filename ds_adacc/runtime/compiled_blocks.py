@@ -1,4 +1,4 @@
-"""Blocks that torch.compile runs: the tensors that their graphs save are retained or compressed, never recomputed.
+"""Blocks that torch.compile runs: which they are, and where they may be compiled.
 
 Hooks receive what a compiled graph saves only if they are set outside the graph. So a block is compiled inside its
 hooks, and no graph may be compiled around it.
@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ds_adacc.program.graphs import class_name
+
 
 def is_compiled(function: Callable[..., Any]) -> bool:
     """Whether a call of `function`, a module or another callable, runs code that torch.compile compiled."""
     if isinstance(function, nn.Module) and (function._compiled_call_impl is not None or is_compiled(function.forward)):
         return True
     return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
-
-
-def class_name(module: nn.Module) -> str:
-    """The name of the module's class. For the result of `torch.compile(module)`, the name of the class of `module`."""
-    return type(getattr(module, "_orig_mod", module)).__name__
 
 
 def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:

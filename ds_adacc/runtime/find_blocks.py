@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from ds_adacc.config import ConfigError
-from ds_adacc.runtime.compiled_blocks import class_name
+from ds_adacc.program.graphs import class_name
 
 
 def find_blocks(

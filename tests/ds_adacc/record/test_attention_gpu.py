@@ -60,7 +60,7 @@ def test_no_recording_refuses_a_compiled_graph_with_attention(device, backend, d
     with sdpa_kernel(backend):
         for _ in range(8):
             recording = record(compiled, args, {})
-            assert [(op.short_name, op.refusal) for op in recording.ops] == [("CompiledFunction", None)]
+            assert [(op.short_name, op.refusal) for op in recording.ops] == [("compiled graph", None)]
         run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
         zoo.gradients(torch.nn.Module(), args, {}, run)
     assert calls[-1].bound.policy.replays == (0,) and not calls[-1].diverged

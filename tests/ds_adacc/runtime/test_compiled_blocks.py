@@ -157,9 +157,9 @@ def test_what_runs_between_two_graphs_is_never_replayed(caplog):
     seen, runtime = train(stack(Paused), "none", 0.95, prepare=in_place)
     assert seen == plain
     assert [(op.short_name, op.refusal) for op in recorded(runtime).ops] == [
-        ("CompiledFunction", None),
+        ("compiled graph", None),
         *[(name, "runs compiled") for name in ("sigmoid", "tanh", "mul")],
-        ("CompiledFunction", "another call may save another tensor at this position"),
+        ("compiled graph", "another call may save another tensor at this position"),
     ]
     assert any(policy.replays for policy in policies(runtime))
     assert caplog.text.count("runs code that torch.compile has made") == 1
@@ -187,10 +187,10 @@ def test_one_compiled_function_in_an_eager_block_is_one_operator_of_it():
     seen, runtime = train(stack(Activated), "none", 0.7)
     assert seen == plain
     assert {op.short_name: op.refusal for op in recorded(runtime).ops} == {
-        **dict.fromkeys(["native_layer_norm", "addmm", "CompiledFunction", "tanh", "add"]),
+        **dict.fromkeys(["native_layer_norm", "addmm", "compiled graph", "tanh", "add"]),
     }
     replayed = {recorded(runtime).ops[index].short_name for policy in policies(runtime) for index in policy.replays}
-    assert replayed >= {"CompiledFunction", "addmm"}
+    assert replayed >= {"compiled graph", "addmm"}
 
 
 def test_a_graph_compiled_anew_for_shapes_met_before(caplog):
