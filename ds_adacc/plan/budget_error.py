@@ -41,7 +41,7 @@ def explained(
     solutions = [planner.leanest(problem, "") for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
     in_one_block = solution.peak - sum(solution.held)
-    if all(len(block_type.profile.graph.ops) <= _FEW_OPERATORS for block_type in problem.block_types):
+    if all(_runs_little(block_type, recordings) for block_type in problem.block_types):
         lines.append(
             f"No block runs more than {_FEW_OPERATORS} operators, so hardly anything can be recomputed within one: "
             "larger blocks (adacc.blocks), such as whole layers, take less."
@@ -70,6 +70,12 @@ def explained(
 def fraction(nbytes: int, without: int) -> str:
     """The `memory_budget` that allows so many bytes, as a fraction of `without`, the peak without checkpointing."""
     return f"{math.ceil(nbytes / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS:g}"
+
+
+def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recording]) -> bool:
+    """Whether the block runs a few operators only. A compiled graph is one operator, however much it runs."""
+    recording = recordings.get(block_type.name)
+    return len(block_type.profile.graph.ops) <= _FEW_OPERATORS and not (recording and recording.graphs)
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.convert_frame import register_bytecode_hook
 
 import ds_adacc
-from ds_adacc import checkpointing
+from ds_adacc import checkpointing, planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import compiling_blocks_first
@@ -221,6 +221,12 @@ def test_calls_that_run_another_graph(monkeypatch, steps, caplog):
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
     assert any(variant.bound.replays for _, variant in runtime.blocks.variants()) == (len(steps) < 3)
     assert ("which of its graphs torch.compile runs" in caplog.text) == (len(steps) == 3)
+
+
+def test_a_budget_that_is_too_small_for_compiled_blocks():
+    with pytest.raises(planner.InfeasibleBudget, match="smallest budget") as refused:
+        train(stack(), "none", 0.1, prepare=in_place)
+    assert "No block runs more than" not in str(refused.value), "a graph is one operator, however much it runs"
 
 
 def test_compiled_blocks_through_checkpoint():
