@@ -13,7 +13,7 @@ from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.graphs import graphs_behind
+from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
 
 
@@ -162,21 +162,25 @@ class Call:
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
     def confirm(self, output: Any, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the forward, which has ended, has run the compiled graphs that backward is to run again (Rule R17).
+        """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
-        If it has, the values that these make are let go; else they stay, and the call diverges.
+        If it has run others, or has not saved all tensors, then all stays, and the call diverges. False: it has run
+        others.
         """
-        if self.diverged or not self.bound.course.last:
+        if not self.bound.course.until_confirmed:
             return True
-        if graphs_behind(output, inputs) != self.bound.recording.graphs:
+        has_run_others = graphs_behind(output, inputs) != self.bound.recording.graphs
+        if has_run_others:
             self.diverged = True
-            return False
-        self.release_last()
-        return True
+        elif self._position < len(self.bound.course.instructions):
+            self.diverge()
+        if not self.diverged:
+            self.release()
+        return not has_run_others
 
-    def release_last(self) -> None:
+    def release(self) -> None:
         """Let go of what is kept until it is known which compiled graphs have run."""
-        for index in self.bound.course.last:
+        for index in self.bound.course.until_confirmed:
             self.holders[index].pending = None
 
     def close(self) -> None:

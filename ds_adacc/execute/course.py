@@ -68,8 +68,8 @@ class Course:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
     itself. `replays`: what backward runs: by the operator at the end of each replay, all its operators in forward
     order. `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted
-    when the call begins, each with the value that holds its state. `last`: the values that are kept until the forward
-    has ended, since only then it is known which graphs of torch.compile have run (Rule R17).
+    when the call begins, each with the value that holds its state. `until_confirmed`: the values to be rebuilt that are
+    kept until the forward has ended, since only then it is known which graphs of torch.compile have run (Rule R17).
     """
 
     instructions: tuple[Instruction, ...]
@@ -78,7 +78,7 @@ class Course:
     uses: Mapping[int, int]
     inputs: tuple[tuple[int, Geometry | None], ...]
     first_states: tuple[tuple[int, torch.Generator], ...]
-    last: tuple[int, ...]
+    until_confirmed: tuple[int, ...]
 
 
 def course_of(recording: Recording, policy: Policy) -> Course:
@@ -88,10 +88,10 @@ def course_of(recording: Recording, policy: Policy) -> Course:
     uses = _uses(recording, replays)
     order = _order(recording, policy, replays, uses)
     states = states_at([draw for op in ops for draw in recording.ops[op].draws])
-    instructions, last = _instructions(recording, policy, replays, order, states, copied(recording, ops))
+    instructions, until_confirmed = _instructions(recording, policy, replays, order, states, copied(recording, ops))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()), last)
+    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()), until_confirmed)
 
 
 def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
@@ -230,9 +230,15 @@ def _instruction(
     )
 
 
-def _classes(recording: Recording, ops: Sequence[int]) -> set[type]:
-    """The Functions among the operators."""
-    return {recording.ops[index].func.cls for index in ops if recording.ops[index].is_function}
+def _begin_of_graphs(recording: Recording) -> int:
+    """The first position that a graph of torch.compile may have saved.
+
+    If another one runs, it may save more tensors or fewer: then what follows is saved at other positions (Rule R17).
+    """
+    graphs = (op.index for op in recording.ops if op.is_function and op.func.cls in recording.graphs)
+    first = next(graphs, len(recording.ops) + 1)
+    positions = enumerate(recording.positions)
+    return next((number for number, position in positions if position.ops_done >= first), len(recording.positions))
 
 
 def _ready(
@@ -244,13 +250,14 @@ def _ready(
     """
     ready: dict[int, int] = {}
     saved_at: dict[int, int] = {}
+    of_graphs = _begin_of_graphs(recording)
     for index in order:
         value = recording.values[index]
         if policy.stores[index] is not None:
             saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
-        elif recording.graphs.isdisjoint(_classes(recording, replays[value.producer])):
+        else:
             needs = needs_of(recording, replays[value.producer])
             saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
-        else:
-            saved_at[index] = ready[index] = len(recording.positions)  # after all of them
+            if first.get(index, -1) >= of_graphs:
+                ready[index] = len(recording.positions)  # after all of them
     return ready

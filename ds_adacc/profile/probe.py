@@ -23,7 +23,8 @@ from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.graphs import is_graph, nodes_behind
+from ds_adacc.program.graphs import is_graph
+from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
@@ -130,7 +131,7 @@ class Probe:
                 exact = [slot.unpack() for slot in own]
                 exact.reverse()
                 self._hold([self._lent(call.pack(exact.pop()), number) for number in times])
-                call.release_last()
+                call.release()
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
             finally:

@@ -10,6 +10,7 @@ import enum
 import inspect
 import sys
 import types
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.graphs import Part, is_graph, whole
+from ds_adacc.program.graphs import Extent, extended, is_graph
 from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_watch import has_setup_context
@@ -36,17 +37,20 @@ class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
     `saved`: how many tensors a call saves for backward. Of a compiled graph, for each of these: `roles`, if operators
-    inside tell, and `parts`, the memory that it stands for (`graphs.parts`).
+    inside tell, and `extents`, the memory that it stands for (`graphs.extents`).
     """
 
     cls: type[torch.autograd.Function]
     saved: int
     roles: tuple[str | None, ...] = ()
-    parts: tuple[Part | None, ...] = ()
+    extents: tuple[Extent | None, ...] = ()
 
     def __str__(self) -> str:
-        name = "compiled graph" if is_graph(self.cls) else self.cls.__name__
-        return f"{FUNCTION}.{name}.{self.cls.__module__}.{self.cls.__qualname__}"
+        place = f"{self.cls.__module__}.{self.cls.__qualname__}"
+        if not is_graph(self.cls):
+            return f"{FUNCTION}.{self.cls.__name__}.{place}"
+        looks = zlib.crc32(repr((self.roles, self.extents)).encode())  # all that the class's name does not tell
+        return f"{FUNCTION}.compiled graph.{place}.{looks:08x}"
 
     def __call__(self, *args: Any, needs_input_grad: tuple[bool, ...], autocast: Autocast) -> tuple[Any, ...]:
         """What forward returns, and after it what it saves. In grad mode: what `apply` returns."""
@@ -72,7 +76,7 @@ class FunctionOperator:
                 f"runs it again, and saved {self.saved} in the block's forward. Something that it reads besides its "
                 'arguments has changed. ds_adacc.register_function(cls, replay="never") has its results held instead'
             )
-        return (*as_tuple(result), *(map(whole, saved, self.parts) if self.parts else saved))
+        return (*as_tuple(result), *(map(extended, saved, self.extents) if self.extents else saved))
 
 
 def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils import _pytree as pytree
 
 from ds_adacc.program.geometry import span
 
-Part = tuple[int, int]  # where memory begins that a tensor is a part of, seen from it, and its length, in elements
+Extent = tuple[int, int]  # of memory, seen from a tensor that lies in it: where it begins, and its length, in elements
 _PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 
@@ -29,11 +26,11 @@ def class_name(module: nn.Module) -> str:
 
 def is_graph(cls: type) -> bool:
     """Whether the Function is a graph of torch.compile."""
-    return (cls.__module__, cls.__name__) == _PLACE
+    return (getattr(cls, "__module__", None), cls.__name__) == _PLACE
 
 
-def parts(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[Part | None, ...]:
-    """For each saved tensor, what to hold in its place; None: the tensor itself.
+def extents(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[Extent | None, ...]:
+    """For each saved tensor, the memory to hold in its place; None: the tensor itself.
 
     A graph saves views, as of the query, the key and the value that one product has made. The first of them stands for
     the memory of all. Those of tensors `kept` anyway are left as they are.
@@ -41,8 +38,9 @@ def parts(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[
     others = {tensor.untyped_storage().data_ptr() for tensor in kept}
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(saved):
-        groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(number)
-    found: list[Part | None] = [None] * len(saved)
+        if tensor.numel():  # an empty tensor has no address
+            groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(number)
+    found: list[Extent | None] = [None] * len(saved)
     for (storage, _), numbers in groups.items():
         if len(numbers) > 1 and storage not in others:
             spans = [span(saved[number]) for number in numbers]
@@ -52,31 +50,12 @@ def parts(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[
     return tuple(found)
 
 
-def whole(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
-    """The memory that the tensor stands for, as one dimension."""
-    if part is None:
+def extended(tensor: torch.Tensor, extent: Extent | None) -> torch.Tensor:
+    """The memory of this extent, as one dimension; None: the tensor."""
+    if extent is None:
         return tensor
-    start, numel = part
+    start, numel = extent
     return tensor.as_strided((numel,), (1,), tensor.storage_offset() + start)
-
-
-def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> frozenset[type]:
-    """The graphs that have made the tensors in `output` from `inputs`, as far as autograd knows."""
-    ends = [leaf.grad_fn for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    starts = {get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad}
-    classes = (getattr(node, "_forward_cls", None) for node in nodes_behind(ends, starts))
-    return frozenset(cls for cls in classes if cls is not None and is_graph(cls))
-
-
-def nodes_behind(ends: Iterable[Node | None], met: set[Node]) -> Iterable[Node]:
-    """The nodes of the autograd graph at `ends` and all that these lead to, each once, without those already `met`."""
-    pending = list(ends)
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in met:
-            met.add(node)
-            pending.extend(following for following, _ in node.next_functions)
-            yield node
 
 
 def run_in_cuda_graphs(device: torch.device) -> bool:

@@ -218,9 +218,9 @@ class Recording:
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 
     @functools.cached_property
-    def graphs(self) -> frozenset[type]:
-        """The graphs of torch.compile that are operators of the program (Rule R17)."""
-        return frozenset(op.func.cls for op in self.ops if op.is_function and is_graph(op.func.cls))
+    def graphs(self) -> tuple[type, ...]:
+        """The graphs of torch.compile that are operators of the program, in the order in which they run (Rule R17)."""
+        return tuple(op.func.cls for op in self.ops if op.is_function and is_graph(op.func.cls))
 
     @functools.cached_property
     def hides_compiled(self) -> bool:

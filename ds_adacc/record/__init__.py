@@ -82,6 +82,7 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     Python function that it was made of does not run, so nobody can tell where a number among them comes from: a graph
     that takes one is never replayed. Of what it saves, views of one memory are one value, and one or two whole numbers
     may be a generator's state (Rule R16). Which graph a call runs is Dynamo's choice, for reasons of its own, and is
-    known when the forward has ended: autograd's nodes tell. Until then all is kept that the graph's replay would make;
-    if another one has run, it stays, and the next call is recorded.
+    known when the forward has ended: autograd's nodes tell. Another one may save more tensors or fewer, so that all
+    that follows is saved at other positions. So from the first graph on, all that would be rebuilt is kept until then;
+    if another graph has run, it stays, and the next call is recorded.
 """

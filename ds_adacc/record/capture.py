@@ -12,7 +12,7 @@ import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the
 from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.graphs import graphs_behind
+from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import Slot, keep, unpack
@@ -166,7 +166,8 @@ def _found_again(recording: Recording, output: Any, inputs: Sequence[torch.Tenso
     if not recording.graphs or graphs_behind(output, inputs) == recording.graphs:
         return recording
     graphs = (op.index for op in recording.ops if op.is_function and op.func.cls in recording.graphs)
-    return recording.refuse(dict.fromkeys(graphs, "the block's output does not depend on all of its compiled graphs"))
+    reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
+    return recording.refuse(dict.fromkeys(graphs, reason))
 
 
 def _sound(recording: Recording) -> Recording:

@@ -200,7 +200,8 @@ class Draft:
     def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
         """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule R3).
 
-        Of what a Function saves, None also if it is (part of) a value. A generator's state is no output (Rule R16).
+        Of what a Function saves, None also if it is empty, or (part of) a value. A generator's state is no output (Rule
+        R16).
         """
         tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):
@@ -208,7 +209,7 @@ class Draft:
         admit(tensor)
         if storage_of(tensor) in given:
             return None
-        if is_saved and self.known.find(tensor) is not None:
+        if is_saved and (tensor.numel() == 0 or self.known.find(tensor) is not None):
             return None
         if output in ran.handed_on:
             self.known.handed_on(tensor, op, output)

@@ -11,7 +11,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import is_graph, parts, run_in_cuda_graphs, whole
+from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
@@ -112,9 +112,9 @@ class FunctionCall:
         saved = [tensor for tensor, _ in self.packed]
         func = FunctionOperator(self.cls, len(saved))
         if self._is_graph:
-            others = parts(saved, [*tensors_in(self.args), *tensors_in(results)])
-            func = replace(func, roles=tuple(map(self._roles.of, saved)), parts=others)
-            saved = list(map(whole, saved, others))
+            found = extents(saved, [*tensors_in(self.args), *tensors_in(results)])
+            func = replace(func, roles=tuple(map(self._roles.of, saved)), extents=found)
+            saved = list(map(extended, saved, found))
         outputs = (*results, *saved)
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(

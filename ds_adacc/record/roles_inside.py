@@ -26,7 +26,8 @@ class RolesInside:
         read = {storage_of(tensor) for tensor in tensors_in(args)}
         for key in {storage_of(tensor) for tensor in tensors_in(outputs)} - read:
             self._roles.pop(key, None)  # the memory was another tensor's
-        for tensor, role in _roles(getattr(func, "overloadpacket", func).__name__, args, outputs):
+        is_aten = getattr(func, "namespace", None) == "aten"
+        for tensor, role in _roles(func.overloadpacket.__name__, args, outputs) if is_aten else ():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 key = storage_of(tensor)
                 self._roles[key] = min(role, self._roles.get(key, role), key=_STRONGEST_FIRST.index)
@@ -38,15 +39,17 @@ class RolesInside:
 def _roles(name: str, args: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Any, str]]:
     if ATTENTION in name:
         yield from zip(args, ("query", "key", "value"), strict=False)
-        yield outputs[0], "attention"
-        yield from ((output, "statistic") for output in outputs[1:])
+        yield from _main_and_statistics(outputs, "attention")
     elif name in NORM:
-        yield args[0], "layernorm"
-        yield outputs[0], "layernorm"
-        yield from ((output, "statistic") for output in outputs[1:])
+        yield from zip(args[:1], ("layernorm",), strict=False)
+        yield from _main_and_statistics(outputs, "layernorm")
     elif name in SOFTMAX:
-        yield outputs[0], "softmax"
+        yield from zip(outputs[:1], ("softmax",), strict=False)
     elif name in ACTIVATION:
-        yield args[0], "gelu"
+        yield from zip(args[:1], ("gelu",), strict=False)
     elif name in MATMUL:
-        yield args[1 if name == "addmm" else 0], "linear"
+        yield from zip(args[name == "addmm" :], ("linear",), strict=False)
+
+
+def _main_and_statistics(outputs: Sequence[Any], role: str) -> Iterator[tuple[Any, str]]:
+    yield from ((output, "statistic" if number else role) for number, output in enumerate(outputs))

@@ -121,7 +121,7 @@ class PlannedCalls:
             probe.slots, probe.noted = captured.slots, noted
         try:
             captured.hand_over(pack)
-            call.release_last()
+            call.release()
             done(output)
         finally:
             call.close()

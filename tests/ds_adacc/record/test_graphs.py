@@ -1,6 +1,7 @@
 """A graph of torch.compile as an operator of the recorded program (Rule R17)."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.program.function_operator import FunctionOperator
-from ds_adacc.program.graphs import graphs_behind, is_graph, parts, whole
+from ds_adacc.program.graphs import extended, extents, is_graph
+from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
@@ -39,7 +41,7 @@ def test_a_graph_is_replayed_with_the_same_bits(make, backend):
     compiled = torch.compile(block, backend=backend)
     recording = record(compiled, args, {})
     (op,) = recording.ops
-    assert op.replayable and recording.graphs == {op.func.cls} and is_graph(op.func.cls)
+    assert op.replayable and recording.graphs == (op.func.cls,) and is_graph(op.func.cls)
     recompute = planner.recompute_policy(profile_of(recording))
     for policy in (recompute, *(random_policy(recording, seed) for seed in range(4))):
         run, calls = under(compiled, recording, policy)
@@ -61,12 +63,12 @@ def test_views_of_one_memory_are_one_value():
     assert sum(product.index == getattr(position.ref, "index", None) for position in recording.positions) == 3
 
 
-def test_parts():
+def test_extents():
     product, alone, twice = torch.arange(24.0), torch.zeros(3), torch.ones(4)
-    saved = [product[8:16], alone, product[0:8], product[20:], twice, twice]
-    assert parts(saved, [twice]) == ((-8, 24), None, None, None, None, None)
-    assert torch.equal(whole(saved[0], (-8, 24)), product)
-    assert whole(alone, None) is alone
+    saved = [product[8:16], alone, product[0:8], product[:0], product[20:], twice, twice]
+    assert extents(saved, [twice]) == ((-8, 24), None, None, None, None, None, None)
+    assert torch.equal(extended(saved[0], (-8, 24)), product)
+    assert extended(alone, None) is alone
 
 
 def test_a_call_that_has_run_another_graph_keeps_all():
@@ -89,8 +91,8 @@ def test_graphs_behind_an_output_end_at_the_inputs():
     hidden = first(torch.randn(2, 4))
     output = second(hidden)
     (of_first,), (of_second,) = graphs_behind(hidden, []), graphs_behind(output, [hidden])
-    assert graphs_behind(output, []) == {of_first, of_second}
-    assert graphs_behind((output.detach(), None), []) == frozenset()
+    assert graphs_behind(output, []) == (of_first, of_second)
+    assert graphs_behind((output.detach(), None), []) == ()
 
 
 class CompiledFunction(torch.autograd.Function):
@@ -225,4 +227,139 @@ class Aside(nn.Module):
 def test_a_graph_that_no_call_can_find_again_is_never_replayed():
     recording = record(Aside(), (torch.randn(3, 6, requires_grad=True),), {})
     refusals = {op.refusal for op in recording.ops if op.is_function}
-    assert refusals == {"the block's output does not depend on all of its compiled graphs"}
+    assert refusals == {
+        "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
+    }
+
+
+CURRICULUM = {"adds": False}
+
+
+class Mixed(nn.Module):
+    """A compiled function, and operators after it. The other graph of the function saves one tensor more."""
+
+    def forward(self, x):
+        return mixed(x).exp().tanh().sigmoid()
+
+
+@torch.compile(backend="aot_eager")
+def mixed(x):
+    return torch.sin(torch.cumsum(torch.sin(x), 0)) if CURRICULUM["adds"] else torch.sin(x)
+
+
+@pytest.mark.parametrize("kept", ["exp", "nothing"])
+def test_another_graph_may_save_other_tensors_before_the_operators_that_follow(monkeypatch, kept):
+    block, args = Mixed(), (torch.randn(3, 5, requires_grad=True),)
+    recording = record(block, args, {})
+    policy = planner.recompute_policy(profile_of(recording))
+    stores = [planner.RETAIN if value.name.startswith(kept) else store for value, store in each(recording, policy)]
+    run, calls = under(block, recording, replace(policy, stores=tuple(stores)))
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    assert not calls[-1].diverged
+    monkeypatch.setitem(CURRICULUM, "adds", True)
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    assert calls[-1].diverged
+
+
+def each(recording, policy):
+    return zip(recording.values, policy.stores, strict=True)
+
+
+class Ending(nn.Module):
+    """May end early: what a graph's replay needs is then saved by nobody."""
+
+    ends = False
+
+    def forward(self, x):
+        doubled = x * 2
+        out = summed(doubled)
+        return out if Ending.ends else out + doubled.sin()
+
+
+@torch.compile(backend="aot_eager")
+def summed(x):
+    return torch.exp(torch.cumsum(x, 1))
+
+
+def test_a_call_that_saves_fewer_tensors_keeps_all(monkeypatch):
+    block, args = Ending(), (torch.randn(3, 5, requires_grad=True),)
+    recording = record(block, args, {})
+    policy = planner.recompute_policy(profile_of(recording))
+    stores = [planner.RETAIN if value.name == "mul0" else store for value, store in each(recording, policy)]
+    run, calls = under(block, recording, replace(policy, stores=tuple(stores)))
+    monkeypatch.setattr(Ending, "ends", True)
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    assert calls[-1].diverged
+
+
+class Twice(nn.Module):
+    """Two graphs of one function, in either order."""
+
+    def forward(self, x, first):
+        return turn(turn(x, first), not first)
+
+
+@torch.compile(backend="aot_eager")
+def turn(x, squares):
+    return torch.sin(x * x) if squares else torch.exp(-x.sin())
+
+
+def test_the_order_of_graphs_counts():
+    x = torch.randn(3, 5, requires_grad=True)
+    forth, back = (graphs_behind(Twice()(x, first), [x]) for first in (True, False))
+    assert len(forth) == 2 and back == forth[::-1]
+
+
+class Prefixed(nn.Module):
+    """Saves an empty part of a product beside other parts of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.product, self.out = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.product(x)
+        before, after = hidden[:0], hidden[0:]
+        one, other = after.chunk(2, -1)
+        return torch.cat([self.out(before[:, :8]), self.out(one) * self.out(other)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_parts(backend):
+    compiled = torch.compile(Prefixed(), backend=backend)
+    args = (torch.randn(4, 8, requires_grad=True),)
+    recording = record(compiled, args, {})
+    run, _ = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+
+
+@torch.library.custom_op("ds_adacc_tests::scaled_dot_product_into", mutates_args=("out",))
+def into(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x * 2)
+
+
+@into.register_fake
+def _(x, out):
+    return None
+
+
+class Writing(nn.Module):
+    """Calls an operator that is named like attention, and returns nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        torch.ops.ds_adacc_tests.scaled_dot_product_into(x.detach(), out)
+        return torch.tanh(self.fc(x)) * out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_that_are_like_no_other(backend):
+    compiled = torch.compile(Writing(), backend=backend)
+    args = (torch.randn(3, 6, requires_grad=True),)
+    recording = record(compiled, args, {})
+    run, _ = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
