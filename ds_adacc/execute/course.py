@@ -258,6 +258,6 @@ def _ready(
         else:
             needs = needs_of(recording, replays[value.producer])
             saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
-            if first.get(index, -1) >= of_graphs:
+            if max(first.get(index, -1), ready[index]) >= of_graphs:
                 ready[index] = len(recording.positions)  # after all of them
     return ready

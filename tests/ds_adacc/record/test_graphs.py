@@ -247,9 +247,17 @@ def mixed(x):
     return torch.sin(torch.cumsum(torch.sin(x), 0)) if CURRICULUM["adds"] else torch.sin(x)
 
 
-@pytest.mark.parametrize("kept", ["exp", "nothing"])
-def test_another_graph_may_save_other_tensors_before_the_operators_that_follow(monkeypatch, kept):
-    block, args = Mixed(), (torch.randn(3, 5, requires_grad=True),)
+class Headed(nn.Module):
+    """What is saved before the graph is rebuilt from what is saved behind it."""
+
+    def forward(self, x):
+        doubled = x * 2
+        return mixed(doubled.tanh() + 1) + doubled.sin()
+
+
+@pytest.mark.parametrize(("make", "kept"), [(Mixed, "exp"), (Mixed, "nothing"), (Headed, "mul")])
+def test_another_graph_may_save_other_tensors_before_the_operators_that_follow(monkeypatch, make, kept):
+    block, args = make(), (torch.randn(3, 5, requires_grad=True),)
     recording = record(block, args, {})
     policy = planner.recompute_policy(profile_of(recording))
     stores = [planner.RETAIN if value.name.startswith(kept) else store for value, store in each(recording, policy)]
