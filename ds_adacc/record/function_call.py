@@ -22,6 +22,10 @@ from ds_adacc.record.ran import Ran
 from ds_adacc.record.roles_inside import RolesInside
 
 _OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
+_NUMBERS = (
+    "torch.compile gives it numbers, as it does to a graph for any length; with dynamic=False, and texts padded to a "
+    "few lengths, it gives it none"
+)
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
@@ -57,7 +61,7 @@ class FunctionCall:
                 )
         # The Python function whose graph it is does not run, so what it reads is not watched: a number may be a global.
         if self._is_graph and not all(isinstance(arg, torch.Tensor | None) for arg in args):
-            self.refuse("torch.compile gives it numbers, which another call may change")
+            self.refuse(_NUMBERS)
         self._given = {storage_of(tensor) for tensor in given}
         self._before = [(tensor, tensor._version, self._bits(tensor)) for tensor in given]
 

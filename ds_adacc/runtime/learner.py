@@ -88,6 +88,9 @@ class Learner:
             self._warnings.doubtful(block, unwatched)
         if captured.recording.hides_compiled:
             self._warnings.compiled(block)
+        for op in captured.recording.ops:
+            if op.is_function and op.refusal and op.func.cls in captured.recording.graphs:
+                self._warnings.never_recomputed(block, op.short_name, op.refusal)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None:
             self._warnings.checkpoints_inside(block, checkpoint)

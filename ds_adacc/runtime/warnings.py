@@ -60,6 +60,16 @@ class Warnings:
             block.name,
         )
 
+    def never_recomputed(self, block: Block, what: str, reason: str) -> None:
+        """Most of what the block saves can only be kept in one way or another."""
+        self._tell(
+            (block.name.split(" ")[-1], reason),
+            "block %s runs a %s that is never recomputed: %s. What it saves is retained, compressed or offloaded",
+            block.name,
+            what,
+            reason,
+        )
+
     def compiled_anew(self, block: Block) -> None:
         """A call has run another graph than the recorded one."""
         self._tell(

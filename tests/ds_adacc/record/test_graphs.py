@@ -207,9 +207,8 @@ def test_a_graph_for_any_length_is_never_replayed(backend):
     block = gpt()[0]
     compiled = torch.compile(block, backend=backend, dynamic=True)
     recording = record(compiled, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
-    assert [op.refusal for op in recording.ops if op.is_function] == [
-        "torch.compile gives it numbers, which another call may change"
-    ]
+    (refusal,) = [op.refusal for op in recording.ops if op.is_function]
+    assert refusal.startswith("torch.compile gives it numbers, as it does to a graph for any length")
 
 
 class Aside(nn.Module):

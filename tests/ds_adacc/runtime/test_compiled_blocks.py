@@ -200,6 +200,8 @@ def test_a_graph_compiled_anew_for_shapes_met_before(caplog):
     seen, runtime = train(stack(), BITS, "10MiB", prepare=in_place, lengths=lengths)
     assert seen == plain
     assert runtime.recordings >= 2 + 2 + 2 + 1, "16, 24, 16 by the graph that the second length brought, and 40"
+    assert caplog.text.count("runs a compiled graph that is never recomputed") == 1
+    assert "with dynamic=False, and texts padded to a few lengths, it gives it none" in caplog.text
 
 
 @pytest.mark.parametrize("steps", [(6,), (6, 8, 10)], ids=["once", "again and again"])
