@@ -63,4 +63,6 @@ def run_in_cuda_graphs(device: torch.device) -> bool:
     trees = sys.modules.get(_CUDA_GRAPHS)
     if trees is None or device.type != "cuda":
         return False
-    return trees.get_manager(device.index, create_if_none_exists=False) is not None
+    # Torch's own function for this fails in threads in which nothing was compiled.
+    containers = getattr(trees.local, "tree_manager_containers", {})
+    return device.index in containers and containers[device.index].tree_manager is not None

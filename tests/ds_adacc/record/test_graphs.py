@@ -1,6 +1,7 @@
 """A graph of torch.compile as an operator of the recorded program (Rule R17)."""
 
 import functools
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.program.function_operator import FunctionOperator
-from ds_adacc.program.graphs import extended, extents, is_graph
+from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
@@ -129,6 +130,25 @@ def test_the_state_of_a_generator_is_held_and_never_compared():
     before = CompiledFunction.runs
     zoo.assert_same_bits(zoo.gradients(fused, args, {}), zoo.gradients(fused, args, {}, run))
     assert CompiledFunction.runs == before + 3, "two forwards and one replay"
+
+
+def test_where_cuda_graphs_run():
+    from torch._inductor import cudagraph_trees as trees
+
+    device, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert not run_in_cuda_graphs(device)
+    trees.get_container(0)
+    assert not run_in_cuda_graphs(device), "nothing has run there"
+    trees.local.tree_manager_containers[0].tree_manager = object()
+    try:
+        assert run_in_cuda_graphs(device) and not run_in_cuda_graphs(cpu)
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(run_in_cuda_graphs(device)))
+        thread.start()
+        thread.join()
+        assert elsewhere == [False]
+    finally:
+        del trees.local.tree_manager_containers[0]
 
 
 def test_cuda_graphs_are_never_replayed(monkeypatch):
