@@ -235,8 +235,7 @@ def _begin_of_graphs(recording: Recording) -> int:
 
     If another one runs, it may save more tensors or fewer: then what follows is saved at other positions (Rule R17).
     """
-    graphs = (op.index for op in recording.ops if op.is_function and op.func.cls in recording.graphs)
-    first = next(graphs, len(recording.ops) + 1)
+    first = recording.graph_ops[0].index if recording.graph_ops else len(recording.ops) + 1
     positions = enumerate(recording.positions)
     return next((number for number, position in positions if position.ops_done >= first), len(recording.positions))
 

@@ -218,9 +218,14 @@ class Recording:
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 
     @functools.cached_property
+    def graph_ops(self) -> tuple[RecordedOp, ...]:
+        """The operators that are graphs of torch.compile, in the order in which they run (Rule R17)."""
+        return tuple(op for op in self.ops if op.is_function and is_graph(op.func.cls))
+
+    @functools.cached_property
     def graphs(self) -> tuple[type, ...]:
-        """The graphs of torch.compile that are operators of the program, in the order in which they run (Rule R17)."""
-        return tuple(op.func.cls for op in self.ops if op.is_function and is_graph(op.func.cls))
+        """The Functions of `graph_ops`."""
+        return tuple(op.func.cls for op in self.graph_ops)
 
     @functools.cached_property
     def hides_compiled(self) -> bool:

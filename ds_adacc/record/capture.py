@@ -165,9 +165,8 @@ def _found_again(recording: Recording, output: Any, inputs: Sequence[torch.Tenso
     """Compiled graphs are run again only where each call can tell whether it has run them (Rule R17)."""
     if not recording.graphs or graphs_behind(output, inputs) == recording.graphs:
         return recording
-    graphs = (op.index for op in recording.ops if op.is_function and op.func.cls in recording.graphs)
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
-    return recording.refuse(dict.fromkeys(graphs, reason))
+    return recording.refuse({op.index: reason for op in recording.graph_ops})
 
 
 def _sound(recording: Recording) -> Recording:

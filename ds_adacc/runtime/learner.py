@@ -88,8 +88,8 @@ class Learner:
             self._warnings.doubtful(block, unwatched)
         if captured.recording.hides_compiled:
             self._warnings.compiled(block)
-        for op in captured.recording.ops:
-            if op.is_function and op.refusal and op.func.cls in captured.recording.graphs:
+        for op in captured.recording.graph_ops:
+            if op.refusal:
                 self._warnings.never_recomputed(block, op.short_name, op.refusal)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None:

@@ -54,9 +54,9 @@ class Warnings:
         """The block runs code of torch.compile that is no operator."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs code that torch.compile has made and autograd does not know: what its backward needs is "
-            "retained or compressed, never recomputed. To have it recomputed, leave out torch.compile "
-            "(torch_compile=False in a Trainer)",
+            "block %s runs code that torch.compile has made, outside of its graphs: what that saves is retained or "
+            "compressed, never recomputed. To have it recomputed, leave out torch.compile (torch_compile=False in a "
+            "Trainer)",
             block.name,
         )
 
