@@ -161,6 +161,8 @@ class Watch:
         places: Mapping[str, Place] = {}
         if name == "<module>":
             self._importing = frame
+        elif "__name__" not in frame.f_globals and COMPILED_CODE in _calls(frame):
+            pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
         elif not is_library(module) or module in _READABLE_LIBRARIES:
             places = self._note_globals(frame)
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
@@ -291,14 +293,20 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
     A temporary file is named at random: Triton's compiler writes some when a kernel first runs. torch.compile keeps the
     state of Python's generator: in Python or, as it looks at a function, in C. And its compilers draw at random too.
     """
-    places = []
-    while frame is not None:
-        places.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
-        frame = frame.f_back
-    caller = next((module for module, _ in places if module != "random"), "")
-    keeps_state = places[0][1] in _STATE and COMPILED_CODE in places
-    compiles = any(module == "tempfile" or module.startswith(_COMPILERS) for module, _ in places)
+    calls = _calls(frame)
+    caller = next((module for module, _ in calls if module != "random"), "")
+    keeps_state = calls[0][1] in _STATE and COMPILED_CODE in calls
+    compiles = any(module == "tempfile" or module.startswith(_COMPILERS) for module, _ in calls)
     return keeps_state or compiles or caller.startswith("torch._dynamo.")
+
+
+def _calls(frame: types.FrameType | None) -> list[tuple[str, str]]:
+    """Python module and function of each call under way, the innermost first."""
+    calls = []
+    while frame is not None:
+        calls.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
 
 
 def _is_ours(frame: types.FrameType) -> bool:
@@ -308,6 +316,6 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _is_ours):
+for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _calls, _is_ours):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

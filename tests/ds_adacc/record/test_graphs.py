@@ -389,3 +389,18 @@ class Writing(nn.Module):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operators_that_are_like_no_other(backend):
     check_recomputed(torch.compile(Writing(), backend=backend), torch.randn(3, 6, requires_grad=True))
+
+
+def test_what_torch_compile_generates_is_not_read():
+    """Its guards look at all globals of the user's; they decide which graph runs, and that is told by the graphs."""
+    generated = {"G": {"held": [object()]}}
+    exec("def guard(x): return G['held'] and x.sin()", generated)
+    compiled = {"__name__": "torch._dynamo.eval_frame", **generated}
+    exec("def compile_wrapper(x): return guard(x)", compiled)
+    x = torch.randn(3, requires_grad=True)
+
+    def places_of(block):
+        return capture("block", [x], closure_of(nn.Identity()), lambda: block(x)).watch.places
+
+    assert "None.G" in places_of(generated["guard"])
+    assert "None.G" not in places_of(compiled["compile_wrapper"])
