@@ -260,8 +260,16 @@ class Block:
         self._variants = [(s, variant) for s, variant in self._variants if variant.digest not in digests]
 
     def note_other_graph(self, variant: Variant) -> None:
-        """A call has run another graph of torch.compile than the variant's: the next one is recorded."""
-        self.drop(variant)
+        """A call has run another graph of torch.compile than the variant's, or with other numbers.
+
+        That graph takes the place of the variant's in calls of other sizes too, so the next call of each is recorded.
+        """
+        outdated = {run.cls for run in variant.recording.graphs}
+        self._variants = [
+            (signature, other)
+            for signature, other in self._variants
+            if other.recording is None or outdated.isdisjoint(run.cls for run in other.recording.graphs)
+        ]
         self.other_graphs += 1
 
     def drop(self, variant: Variant) -> None:

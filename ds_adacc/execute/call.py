@@ -164,8 +164,8 @@ class Call:
     def confirm(self, output: Any, inputs: Sequence[torch.Tensor]) -> bool:
         """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
-        If it has run others, or has not saved all tensors, then all stays, and the call diverges. False: it has run
-        others.
+        If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
+        diverges. False: it has run others.
         """
         if not self.bound.course.until_confirmed:
             return True

@@ -36,24 +36,31 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
-    `saved`: how many tensors a call saves for backward. Of a compiled graph, for each of these: `roles`, if operators
-    inside tell, and `extents`, the memory that it stands for (`graphs.extents`).
+    `saved`: how many tensors a call saves for backward. `roles`: those of what a compiled graph saves, if operators
+    inside tell.
     """
 
     cls: type[torch.autograd.Function]
     saved: int
     roles: tuple[str | None, ...] = ()
-    extents: tuple[Extent | None, ...] = ()
 
     def __str__(self) -> str:
         place = f"{self.cls.__module__}.{self.cls.__qualname__}"
         if not is_graph(self.cls):
             return f"{FUNCTION}.{self.cls.__name__}.{place}"
-        looks = zlib.crc32(repr((self.roles, self.extents)).encode())  # all that the class's name does not tell
-        return f"{FUNCTION}.compiled graph.{place}.{looks:08x}"
+        return f"{FUNCTION}.compiled graph.{place}.{zlib.crc32(repr(self.roles).encode()):08x}"
 
-    def __call__(self, *args: Any, needs_input_grad: tuple[bool, ...], autocast: Autocast) -> tuple[Any, ...]:
-        """What forward returns, and after it what it saves. In grad mode: what `apply` returns."""
+    def __call__(
+        self,
+        *args: Any,
+        needs_input_grad: tuple[bool, ...],
+        autocast: Autocast,
+        extents: tuple[Extent | None, ...] = (),
+    ) -> tuple[Any, ...]:
+        """What forward returns, and after it what it saves. In grad mode: what `apply` returns.
+
+        `extents`: by tensor that a compiled graph saves, the memory that it stands for (`graphs.extents`).
+        """
         if torch.is_grad_enabled():  # to look at its backward
             with _autocast(autocast):
                 return as_tuple(self.cls.apply(*args))
@@ -76,7 +83,7 @@ class FunctionOperator:
                 f"runs it again, and saved {self.saved} in the block's forward. Something that it reads besides its "
                 'arguments has changed. ds_adacc.register_function(cls, replay="never") has its results held instead'
             )
-        return (*as_tuple(result), *(map(extended, saved, self.extents) if self.extents else saved))
+        return (*as_tuple(result), *(map(extended, saved, extents) if extents else saved))
 
 
 def arguments_of(cls: type[torch.autograd.Function]) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ a call of compiled code runs is Dynamo's choice: it may compile another one for 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +19,14 @@ from ds_adacc.program.geometry import span
 Extent = tuple[int, int]  # of memory, seen from a tensor that lies in it: where it begins, and its length, in elements
 _PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+_NUMBERS = "_ds_adacc_numbers"  # an attribute of autograd's node
+
+
+class GraphRun(NamedTuple):
+    """A call of a graph: its Function, and the numbers that it is given, as the length of a text."""
+
+    cls: type
+    numbers: tuple[float, ...]
 
 
 def class_name(module: nn.Module) -> str:
@@ -27,6 +37,39 @@ def class_name(module: nn.Module) -> str:
 def is_graph(cls: type) -> bool:
     """Whether the Function is a graph of torch.compile."""
     return (getattr(cls, "__module__", None), cls.__name__) == _PLACE
+
+
+def numbers_in(args: Iterable[Any]) -> tuple[float, ...]:
+    """The numbers among the arguments of a graph."""
+    return tuple(arg for arg in args if isinstance(arg, int | float))
+
+
+def keep_numbers(cls: type[torch.autograd.Function], node: Any, args: Sequence[Any]) -> None:
+    """Have autograd's `node` of a call of this graph keep the numbers among `args`, and the nodes of all calls to come.
+
+    Dynamo chooses them: they may be lengths, or numbers that the Python function reads, which does not run. AOTAutograd
+    has made the class for this graph alone.
+    """
+    if not numbers_in(args):
+        return
+    setattr(node, _NUMBERS, numbers_in(args))
+    forward = cls.forward
+    if hasattr(forward, _NUMBERS):
+        return
+
+    @functools.wraps(forward)
+    def keeping(ctx: Any, *given: Any) -> Any:
+        setattr(ctx, _NUMBERS, numbers_in(given))
+        return forward(ctx, *given)
+
+    setattr(keeping, _NUMBERS, True)
+    cls.forward = staticmethod(keeping)
+
+
+def run_of(node: Any) -> GraphRun | None:
+    """The call of a graph that autograd's node is of, if any. Of a graph that was never recorded, without numbers."""
+    cls = getattr(node, "_forward_cls", None)
+    return GraphRun(cls, getattr(node, _NUMBERS, ())) if cls is not None and is_graph(cls) else None
 
 
 def extents(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[Extent | None, ...]:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
-from ds_adacc.program.graphs import is_graph
+from ds_adacc.program.graphs import GraphRun, run_of
 from ds_adacc.program.signature import flatten
 
 
-def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> tuple[type, ...]:
-    """The graphs that have made the tensors in `output`, in the order in which they ran.
+def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> tuple[GraphRun, ...]:
+    """The calls of graphs that have made the tensors in `output`, in the order in which they ran.
 
     Autograd's nodes tell, from `output` back to `inputs`. Where the block reads a tensor that it was not given, they
     lead on, to graphs of other blocks too.
@@ -24,10 +24,10 @@ def graphs_behind(output: Any, inputs: Sequence[torch.Tensor]) -> tuple[type, ..
     starts = {get_gradient_edge(tensor).node for tensor in inputs if tensor.requires_grad}
     found = []
     for node in nodes_behind((tensor.grad_fn for tensor in tensors), starts):
-        cls = getattr(node, "_forward_cls", None)
-        if cls is not None and is_graph(cls):
-            found.append((node._sequence_nr(), cls))
-    return tuple(cls for _, cls in sorted(found, key=itemgetter(0)))
+        run = run_of(node)
+        if run is not None:
+            found.append((node._sequence_nr(), run))
+    return tuple(run for _, run in sorted(found, key=itemgetter(0)))
 
 
 def nodes_behind(ends: Iterable[Node | None], met: set[Node]) -> Iterable[Node]:

@@ -14,7 +14,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import is_graph
+from ds_adacc.program.graphs import GraphRun, is_graph, numbers_in
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED
 from ds_adacc.python_state.python_reads import PythonReads
 
@@ -223,9 +223,9 @@ class Recording:
         return tuple(op for op in self.ops if op.is_function and is_graph(op.func.cls))
 
     @functools.cached_property
-    def graphs(self) -> tuple[type, ...]:
-        """The Functions of `graph_ops`."""
-        return tuple(op.func.cls for op in self.graph_ops)
+    def graphs(self) -> tuple[GraphRun, ...]:
+        """The calls of `graph_ops`."""
+        return tuple(GraphRun(op.func.cls, numbers_in(op.args)) for op in self.graph_ops)
 
     @functools.cached_property
     def hides_compiled(self) -> bool:

@@ -78,11 +78,11 @@ R16. Fused attention returns the state of its random generator, for its backward
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them
     on the host, where they show nothing of the data (Rule R7).
 R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, and a call of it is one operator (Rule
-    R15). It makes its own tensors where the dispatcher does not see it. Its weights are among its arguments; but the
-    Python function that it was made of does not run, so nobody can tell where a number among them comes from: a graph
-    that takes one is never replayed. Of what it saves, views of one memory are one value, and one or two whole numbers
-    may be a generator's state (Rule R16). Which graph a call runs is Dynamo's choice, for reasons of its own, and is
-    known when the forward has ended: autograd's nodes tell. Another one may save more tensors or fewer, so that all
-    that follows is saved at other positions. So from the first graph on, all that would be rebuilt is kept until then;
-    if another graph has run, it stays, and the next call is recorded.
+    R15). It makes its own tensors where the dispatcher does not see it. Its weights are among its arguments. So are
+    numbers: the length of a text, or one that the Python function reads which does not run. Of what it saves, views of
+    one memory are one value, and one or two whole numbers may be a generator's state (Rule R16). Which graph a call
+    runs, with which numbers, is Dynamo's choice, and is known when the forward has ended: autograd's nodes tell, which
+    keep the numbers for this. Another graph may save more tensors or fewer, so that all that follows is saved at other
+    positions. So from the first graph on, all that would be rebuilt is kept until then; if another graph has run, or
+    with other numbers, it stays, and the next call is recorded.
 """

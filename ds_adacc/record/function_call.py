@@ -22,10 +22,6 @@ from ds_adacc.record.ran import Ran
 from ds_adacc.record.roles_inside import RolesInside
 
 _OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
-_NUMBERS = (
-    "torch.compile gives it numbers, as it does to a graph for any length; with dynamic=False, and texts padded to a "
-    "few lengths, it gives it none"
-)
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
@@ -59,9 +55,9 @@ class FunctionCall:
                 self.refuse(
                     "torch.compile runs it as a CUDA graph, and a second run overwrites what the first has made"
                 )
-        # The Python function whose graph it is does not run, so what it reads is not watched: a number may be a global.
-        if self._is_graph and not all(isinstance(arg, torch.Tensor | None) for arg in args):
-            self.refuse(_NUMBERS)
+        strange = next((arg for arg in args if not isinstance(arg, torch.Tensor | int | float | None)), None)
+        if self._is_graph and strange is not None:
+            self.refuse(f"torch.compile gives it a {type(strange).__name__}, and no call tells which")
         self._given = {storage_of(tensor) for tensor in given}
         self._before = [(tensor, tensor._version, self._bits(tensor)) for tensor in given]
 
@@ -115,16 +111,18 @@ class FunctionCall:
         """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
         saved = [tensor for tensor, _ in self.packed]
         func = FunctionOperator(self.cls, len(saved))
+        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
+        kwargs: tuple[tuple[str, Any], ...] = (("needs_input_grad", needs), ("autocast", autocast_now()))
         if self._is_graph:
             found = extents(saved, [*tensors_in(self.args), *tensors_in(results)])
-            func = replace(func, roles=tuple(map(self._roles.of, saved)), extents=found)
+            func = replace(func, roles=tuple(map(self._roles.of, saved)))
+            kwargs = (*kwargs, ("extents", found))
             saved = list(map(extended, saved, found))
         outputs = (*results, *saved)
-        needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         return Ran(
             func=func,
             args=encode(self.args),
-            kwargs=(("needs_input_grad", needs), ("autocast", autocast_now())),
+            kwargs=kwargs,
             given=(self.args, {}),
             outputs=outputs,
             states=self.states,

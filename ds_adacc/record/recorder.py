@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.program.arguments import generators_in, tensors_in
 from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.graphs import is_graph
+from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
@@ -183,6 +183,8 @@ class Recorder(TorchDispatchMode):
             op = self._note(running.ran(results, written, self.draft.encode))
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)
+            if not raised and is_graph(running.cls):
+                keep_numbers(running.cls, context, running.args)
             if not raised and any(tensor.requires_grad for tensor in tensors_in(results)):
                 self.draft.note_attributes(running, context)
 

@@ -71,12 +71,12 @@ class Warnings:
         )
 
     def compiled_anew(self, block: Block) -> None:
-        """A call has run another graph than the recorded one."""
+        """A call has run another graph than the recorded one, or with other numbers."""
         self._tell(
             (block.name.split(" ")[-1], "compiled anew"),
-            "block %s: torch.compile ran another graph than in the recorded call, so all that this call saved is "
-            "retained, and the next one is recorded. Gradients are right. TORCH_LOGS=recompiles tells why it compiles "
-            "again",
+            "block %s: torch.compile ran another graph than in the recorded call, or with other numbers. So all that "
+            "this call saved is retained, and the next one is recorded. Gradients are right. TORCH_LOGS=recompiles "
+            "tells why it compiles again",
             block.name,
             level=logging.INFO,
         )

@@ -12,12 +12,13 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.program.function_operator import FunctionOperator
-from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs
+from ds_adacc.program.graphs import GraphRun, extended, extents, is_graph, run_in_cuda_graphs
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 BACKENDS = ["aot_eager", "inductor"]
+CURRICULUM = {"adds": False, "times": 3}  # what a global decides
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def test_a_graph_is_replayed_with_the_same_bits(make, backend):
     compiled = torch.compile(block, backend=backend)
     recording = record(compiled, args, {})
     (op,) = recording.ops
-    assert op.replayable and recording.graphs == (op.func.cls,) and is_graph(op.func.cls)
+    assert op.replayable and recording.graphs == (GraphRun(op.func.cls, ()),) and is_graph(op.func.cls)
     recompute = planner.recompute_policy(profile_of(recording))
     for policy in (recompute, *(random_policy(recording, seed) for seed in range(4))):
         run, calls = under(compiled, recording, policy)
@@ -209,8 +210,8 @@ class Scaled(nn.Module):
         return torch.tanh(self.fc(x) * SCALE)
 
 
-def test_numbers_that_a_graph_is_given_are_not_trusted(monkeypatch):
-    """Dynamo makes a global that changes an argument. Nobody sees the function read it: it does not run."""
+def test_a_number_that_dynamo_makes_a_tensor_of_is_not_trusted(monkeypatch):
+    """It does so with a global that changes. Nobody sees the function read it: it does not run."""
     compiled, args = torch.compile(Scaled(), backend="aot_eager"), (torch.randn(3, 6, requires_grad=True),)
     for scale in (1.0, 2.0, 3.0):
         monkeypatch.setitem(globals(), "SCALE", scale)
@@ -222,13 +223,44 @@ def test_numbers_that_a_graph_is_given_are_not_trusted(monkeypatch):
     zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
 
 
+class Repeated(nn.Module):
+    """Its compiled function has a graph for any number."""
+
+    def forward(self, x):
+        return repeated(x, CURRICULUM["times"])
+
+
+@torch.compile(backend="aot_eager", dynamic=True)
+def repeated(x, times):
+    return torch.sin(torch.exp(x).repeat(times, 1) * times)
+
+
+def test_a_call_in_which_a_graph_is_given_another_number_keeps_all(monkeypatch):
+    monkeypatch.setitem(CURRICULUM, "times", 3)
+    block, args = Repeated(), (torch.randn(3, 6, requires_grad=True),)
+    recording = record(block, args, {})
+    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    (graph,), (now,) = recording.graphs, graphs_behind(block(*args), args)
+    assert now == graph and 3 in graph.numbers and not calls[-1].diverged
+    monkeypatch.setitem(CURRICULUM, "times", 4)
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    (other,) = graphs_behind(block(*args), args)
+    assert other.cls is graph.cls and 4 in other.numbers and calls[-1].diverged
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_graph_for_any_length_is_never_replayed(backend):
-    block = gpt()[0]
-    compiled = torch.compile(block, backend=backend, dynamic=True)
-    recording = record(compiled, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
-    (refusal,) = [op.refusal for op in recording.ops if op.is_function]
-    assert refusal.startswith("torch.compile gives it numbers, as it does to a graph for any length")
+@pytest.mark.parametrize("make", [gpt, functools.partial(gpt, 0.2)], ids=["gpt", "dropout"])
+def test_a_graph_for_any_length_is_replayed_with_the_numbers_that_it_was_given(make, backend):
+    compiled = torch.compile(make()[0], backend=backend, dynamic=True)
+    for length in (9, 13):
+        args = (torch.randn(2, length, zoo.WIDTH, requires_grad=True),)
+        recording = record(compiled, args, {})
+        ((_, numbers),) = recording.graphs
+        assert length in numbers and recording.ops[0].replayable
+        run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+        zoo.assert_same_bits(seeded(compiled, args), seeded(compiled, args, run))
+        assert not calls[-1].diverged
 
 
 class Aside(nn.Module):
@@ -249,9 +281,6 @@ def test_a_graph_that_no_call_can_find_again_is_never_replayed():
     assert refusals == {
         "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
     }
-
-
-CURRICULUM = {"adds": False}
 
 
 class Mixed(nn.Module):
