@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.execute.course import states_at
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
+from ds_adacc.program import compiled_backward
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph
@@ -61,6 +63,7 @@ class Probe:
         self._generators = recording.generators
         # The backward of a Function may write to its gradient and to what it has saved, as Liger-Kernel's do.
         self._copies = any(op.is_function for op in recording.ops)
+        self._graphs = [run.cls for run in recording.graphs]
         self._note(-1)
         self._study = study
         self._name = recording.name
@@ -105,6 +108,8 @@ class Probe:
         """Run the study, and leave the call's own slots to backward."""
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
+        if not all(map(compiled_backward.has_run, self._graphs)):
+            return  # a later call measures: training's own backward is to be the first
         own = [slot.slot for slot in self.slots]
         try:
             self._learn(edge, gradient, own)
@@ -162,7 +167,8 @@ class Probe:
     def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
         starts = [*self._of_inputs, *self._of_parameters]
         gradient = gradient.clone() if self._copies else gradient
-        return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
+        with compiled_backward.given_copies() if self._graphs else nullcontext():
+            return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
 
     def _error(self, gradients: Gradients, exact: Gradients) -> float:
         inputs = len(self._of_inputs)
@@ -244,8 +250,10 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
         if node.name() == "BackwardHookFunctionBackward":
             return "a module in it has a backward hook, which would run more than once"
         if is_graph(getattr(node, "_forward_cls", type(node))):
-            return "torch.compile has compiled its backward, which must not run more than once"  # it reuses memory
-        if is_function and node.name() not in _KNOWN and not _computes_only(node):
+            reason = compiled_backward.why_not_ahead(node, main.device)
+            if reason is not None:
+                return reason
+        elif is_function and node.name() not in _KNOWN and not _computes_only(node):
             return (
                 f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
                 "Function with ds_adacc.register_function"
@@ -258,7 +266,8 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
 def _computes_only(node: torch.autograd.graph.Node) -> bool:
     """Whether it is of a Function whose backward may be run by itself, all of whose tensors the pack hook has seen."""
     cls = getattr(node, "_forward_cls", None)
-    return cls is not None and computes_only(cls) and not any(tensors_in(list(vars(node).values())))
+    is_seen = next(tensors_in(list(vars(node).values())), None) is None
+    return cls is not None and computes_only(cls) and is_seen
 
 
 def relative_error(gradients: Gradients, exact: Gradients) -> float:

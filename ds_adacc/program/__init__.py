@@ -12,7 +12,8 @@ those of `record/`.
   not be replayed.
 * `function_operator`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of one;
   `known_functions`: which operator of ATen one is like, by its name; `graphs`: those that torch.compile has made;
-  `nodes`: autograd's nodes behind a tensor, which tell the graphs that have run.
+  `nodes`: autograd's nodes behind a tensor, which tell the graphs that have run; `compiled_backward`: may the backward
+  of a graph be run ahead of training's own.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.

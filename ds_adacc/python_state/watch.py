@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -175,7 +175,8 @@ class Watch:
             if not _is_ours(frame):
                 self._data_is_read()
         elif called.__name__ in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
-            if self._listener is not None:
+            # AOTAutograd sets some while it traces the block.
+            if self._listener is not None and not _is_of_compiler(_calls(frame)):
                 self._listener.note_hook()
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
@@ -296,8 +297,12 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
     calls = _calls(frame)
     caller = next((module for module, _ in calls if module != "random"), "")
     keeps_state = calls[0][1] in _STATE and COMPILED_CODE in calls
-    compiles = any(module == "tempfile" or module.startswith(_COMPILERS) for module, _ in calls)
-    return keeps_state or compiles or caller.startswith("torch._dynamo.")
+    is_temporary = any(module == "tempfile" for module, _ in calls)
+    return keeps_state or is_temporary or _is_of_compiler(calls) or caller.startswith("torch._dynamo.")
+
+
+def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
+    return any(module.startswith(_COMPILERS) for module, _ in calls)
 
 
 def _calls(frame: types.FrameType | None) -> list[tuple[str, str]]:
@@ -316,6 +321,6 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _calls, _is_ours):
+for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

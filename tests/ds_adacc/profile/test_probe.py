@@ -274,6 +274,21 @@ class SiluBlock(nn.Module):
         return OverwritingSilu.apply(self.fc(x).sin())
 
 
+class KeepingSilu(Overwriting):
+    """Keeps a tensor that no hook has seen. By its name it only computes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.scale = torch.zeros(2)
+        return Overwriting.forward(ctx, x)
+
+
+def test_a_function_that_keeps_a_tensor_to_itself_is_refused():
+    block = nn.Module()
+    block.forward = KeepingSilu.apply
+    assert "its backward runs KeepingSiluBackward" in refused(block, (torch.randn(4, 4, requires_grad=True),), {})
+
+
 def test_a_function_beside_a_main_grad_is_refused_for_it_may_add_to_it():
     block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
     assert refused(block, args, {}) is None
@@ -296,6 +311,55 @@ def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
         expected, zoo.gradients(block, args, {}, lambda x: probed(block, (x,), {}, found.recording, study))
     )
     assert 0 < errors[0] == errors[1] < 1
+
+
+@pytest.fixture
+def compiled_anew():
+    torch._dynamo.reset()
+
+
+def compiled_gpt(backend):
+    block, args, kwargs = zoo.example("gpt")
+    return torch.compile(block, backend=backend), args, kwargs
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_backward_reuses_memory_and_is_measured_on_copies(backend, compiled_anew):
+    block, args, kwargs = compiled_gpt(backend)
+    found = captured(block, args, kwargs)
+    assert why_unmeasurable(found.output, found.inputs, found.recording) is None
+    expected, errors, policy = zoo.gradients(block, args, kwargs), [], lossy(found.recording, found.tensors)
+    (graph,) = found.recording.graphs
+    assert graph.cls.metadata.bw_donated_idxs
+
+    def study(measure, is_training):
+        errors.extend(measure(bind(found.recording, *policy)) for _ in range(2))
+
+    zoo.assert_same_bits(
+        expected, zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, found.recording, study))
+    )
+    assert 0 < errors[0] == errors[1] < 1
+    actual = zoo.gradients(block, args, kwargs, under(block, found.recording, *policy)[0])
+    (_, off), (_, exact) = actual, expected
+    of_input, of_others = ([name for name in exact if (name == "input") == is_input] for is_input in (True, False))
+    parts = (([of[name] for name in names] for of in (off, exact)) for names in (of_input, of_others))
+    assert errors[0] == pytest.approx(max(relative_error(*part) for part in parts), rel=1e-5)
+
+
+def test_training_runs_a_compiled_backward_first_as_it_would_else_never_reuse_memory(compiled_anew, monkeypatch):
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # it has compiled backwards
+    block, args, kwargs = compiled_gpt("inductor")
+    found, errors = captured(block, args, kwargs), []
+    policy = lossy(found.recording, found.tensors)
+
+    def study(measure, is_training):
+        errors.append(measure(bind(found.recording, *policy)))
+
+    for count in range(3):
+        zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, found.recording, study))
+        assert len(errors) == count
+    (graph,) = found.recording.graphs
+    assert graph.cls.metadata.bw_donated_idxs
 
 
 def test_a_function_that_is_not_known_is_refused():

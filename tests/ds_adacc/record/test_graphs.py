@@ -44,6 +44,7 @@ def test_a_graph_is_replayed_with_the_same_bits(make, backend):
     recording = record(compiled, args, {})
     (op,) = recording.ops
     assert op.replayable and recording.graphs == (GraphRun(op.func.cls, ()),) and is_graph(op.func.cls)
+    assert not recording.has_hooks, "AOTAutograd sets some while it traces"
     recompute = planner.recompute_policy(profile_of(recording))
     for policy in (recompute, *(random_policy(recording, seed) for seed in range(4))):
         run, calls = under(compiled, recording, policy)

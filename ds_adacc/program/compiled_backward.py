@@ -1,0 +1,56 @@
+"""The backward of a graph of torch.compile: may it be run ahead of training's own, and how?
+
+It reuses the memory of what its forward has saved for what it makes itself, which AOTAutograd calls donated buffers. So
+every run must be given copies.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.graphs import run_in_cuda_graphs
+from ds_adacc.program.refusals import COLLECTIVE, refusal_of
+
+
+def given_copies() -> AbstractContextManager[Any]:
+    """In here, the backward of a graph may run while autograd keeps the graph. What it has saved must be copies.
+
+    AOTAutograd checks no more, in this thread, that it runs only once.
+    """
+    return functorch_config.patch(donated_buffer=False)
+
+
+def has_run(cls: type[torch.autograd.Function]) -> bool:
+    """Whether the graph's backward has been compiled, which its first run does.
+
+    If that is one for which autograd keeps the graph, then none ever reuses memory.
+    """
+    return getattr(cls, "compiled_bw", None) is not None
+
+
+def why_not_ahead(node: Any, device: torch.device) -> str | None:
+    """Why the backward of autograd's `node`, which is of a graph, must not be run ahead of training's own."""
+    if run_in_cuda_graphs(device):
+        return "torch.compile runs its backward as a CUDA graph, and a second run overwrites what the first has made"
+    held = vars(node)
+    if held.get("opaque_objects") or next(tensors_in(list(held.values())), None) is not None:
+        return "its backward reads tensors or objects that torch.compile keeps where no hook sees them"
+    module = _module_of(type(node)._forward_cls)
+    if module is None:
+        return "nothing tells whether its compiled backward holds a collective"
+    if any(refusal_of(each.target, False) == COLLECTIVE for each in module.graph.nodes):
+        return "its compiled backward holds a collective"
+    return None
+
+
+def _module_of(cls: type) -> torch.fx.GraphModule | None:
+    """The backward's operators, as AOTAutograd keeps them for a later compilation, or finds them in its cache."""
+    info = getattr(cls, "_lazy_backward_info", None)
+    if hasattr(info, "bw_module_fn"):
+        return info.bw_module_fn()
+    return getattr(info, "bw_module", None)
