@@ -39,6 +39,18 @@ def is_graph(cls: type) -> bool:
     return (getattr(cls, "__module__", None), cls.__name__) == _PLACE
 
 
+def written_by(cls: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """The arguments that a graph writes to, as AOTAutograd says. If it does not say which, all tensors among them.
+
+    Neither their versions nor their bits tell: AOTAutograd counts the writes before the graph runs, and a kernel may
+    write what is there already.
+    """
+    written = cls.metadata.mutated_graph_handled_indices
+    if len(cls.metadata.input_info) == len(args):
+        return [args[index] for index in written]
+    return [arg for arg in args if isinstance(arg, torch.Tensor)] if written else []
+
+
 def numbers_in(args: Iterable[Any]) -> tuple[float, ...]:
     """The numbers among the arguments of a graph."""
     return tuple(arg for arg in args if isinstance(arg, int | float))
@@ -75,21 +87,22 @@ def run_of(node: Any) -> GraphRun | None:
 def extents(saved: Sequence[torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[Extent | None, ...]:
     """For each saved tensor, the memory to hold in its place; None: the tensor itself.
 
-    A graph saves views, as of the query, the key and the value that one product has made. The first of them stands for
-    the memory of all. Those of tensors `kept` anyway are left as they are.
+    A graph saves views, as of the query, the key and the value that one product has made. Each keeps all memory of its
+    storage. So the first of them stands for all that memory. Those of tensors `kept` anyway are left as they are.
     """
     others = {tensor.untyped_storage().data_ptr() for tensor in kept}
-    groups: dict[tuple[int, torch.dtype], list[int]] = {}
+    views: dict[int, list[int]] = {}
     for number, tensor in enumerate(saved):
         if tensor.numel():  # an empty tensor has no address
-            groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(number)
+            views.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
     found: list[Extent | None] = [None] * len(saved)
-    for (storage, _), numbers in groups.items():
-        if len(numbers) > 1 and storage not in others:
-            spans = [span(saved[number]) for number in numbers]
-            start, stop = min(low for low, _ in spans), max(high for _, high in spans)
-            first, size = saved[numbers[0]], saved[numbers[0]].element_size()
-            found[numbers[0]] = (start - first.data_ptr()) // size, (stop - start) // size
+    for storage, numbers in views.items():
+        first = saved[numbers[0]]
+        numel, rest = divmod(first.untyped_storage().nbytes(), first.element_size())
+        low, high = span(first)
+        is_all = len(numbers) == 1 and high - low == numel * first.element_size()
+        if not (is_all or rest or storage in others):
+            found[numbers[0]] = -first.storage_offset(), numel
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs
+from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
@@ -48,6 +48,7 @@ class FunctionCall:
         self._roles = RolesInside()
         self._made: set[int] = set()
         self._written: dict[int, torch.Tensor] = {}
+        self._before: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
         for tensor in given:
             admit(tensor)
@@ -59,7 +60,10 @@ class FunctionCall:
         if self._is_graph and strange is not None:
             self.refuse(f"torch.compile gives it a {type(strange).__name__}, and no call tells which")
         self._given = {storage_of(tensor) for tensor in given}
-        self._before = [(tensor, tensor._version, self._bits(tensor)) for tensor in given]
+        if self._is_graph:
+            self._written = {storage_of(tensor): tensor for tensor in written_by(cls, args)}
+        else:
+            self._before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in given]
 
     def note(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         """Note an operator that has run inside."""
@@ -77,7 +81,7 @@ class FunctionCall:
             self.reads_data = True
             self.refuse("reads data into Python")
         self.is_dynamic = self.is_dynamic or has_dynamic_shape(func, given)
-        if self._is_graph:  # its own tensors are not seen when it makes them; what it writes to, `finish` finds
+        if self._is_graph:  # its own tensors are not seen when it makes them
             self._roles.note(func, given[0], outputs)
             return
         if not all(map(self._is_own, read)):
@@ -96,7 +100,7 @@ class FunctionCall:
         Returns the tensors that it has written to, one for each storage.
         """
         for tensor, version, bits in self._before:
-            if tensor._version != version or not (bits is None or _have_same_bits(bits, tensor.detach())):
+            if tensor._version != version or not _have_same_bits(bits, tensor.detach()):
                 self._written.setdefault(storage_of(tensor), tensor)
         self._before.clear()
         changed = self.python_reads.changed()
@@ -133,13 +137,6 @@ class FunctionCall:
             handed_on=small_integers(outputs) if self._is_graph or is_attention(self.cls) else frozenset(),
             python_reads=self.python_reads,
         )
-
-    def _bits(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A copy, to tell whether the call writes to the tensor; None if its version will tell.
-
-        A graph has all weights of its block as arguments, and AOTAutograd counts what it writes to them.
-        """
-        return None if self._is_graph and tensor.requires_grad and tensor.is_leaf else tensor.detach().clone()
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._given or storage_of(tensor) in self._made

@@ -89,7 +89,7 @@ class Known:
         """
         old = self._roots.pop(storage_of(tensor), [])
         if not old:
-            raise Unrecordable(f"{op.name} writes to a parameter in place")
+            raise Unrecordable(f"{op.short_name} writes to a parameter in place")
         new = []
         for index in old:
             value = self.values[index]
