@@ -22,6 +22,7 @@ from ds_adacc.python_state.watch import Place
 
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
+_UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 
@@ -196,7 +197,7 @@ class Block:
 
     `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
-    `other_graphs`: how many of its calls have run another compiled graph than the recorded one.
+    `other_graphs`: how many of its calls have run another compiled graph than the recorded one, of late.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     """
 
@@ -204,6 +205,7 @@ class Block:
         self.name = name
         self.begins_gradient = False
         self.other_graphs = 0
+        self._undisturbed = 0
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
         self._variants: list[tuple[Signature, Variant]] = []
@@ -270,7 +272,13 @@ class Block:
             for signature, other in self._variants
             if other.recording is None or outdated.isdisjoint(run.cls for run in other.recording.graphs)
         ]
-        self.other_graphs += 1
+        self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
+
+    def note_known_graphs(self) -> None:
+        """A call has run the graphs of its variant."""
+        self._undisturbed += 1
+        if self._undisturbed >= _UNDISTURBED:
+            self.other_graphs = 0
 
     def drop(self, variant: Variant) -> None:
         """Forget this variant."""

@@ -6,6 +6,7 @@ hooks, and no graph may be compiled around it.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,4 +46,9 @@ def compile_blocks(blocks: Mapping[str, nn.Module], backend: Any, options: Mappi
         if is_compiled(block):
             raise ValueError(f"adacc: the block {name} is compiled already; compile either the blocks or the engine")
     for block in blocks.values():
-        block.forward = torch.compile(block.forward, **{**options, "backend": backend})  # type: ignore[method-assign]
+        forward, how = block.forward, {**options, "backend": backend}
+        if isinstance(forward, types.MethodType):  # still a method, it is bound to a deep copy with the block
+            compiled: Any = types.MethodType(torch.compile(forward.__func__, **how), forward.__self__)
+        else:
+            compiled = torch.compile(forward, **how)
+        block.forward = compiled  # type: ignore[method-assign]

@@ -95,6 +95,8 @@ class PlannedCalls:
             if not call.confirm(output, incoming.tensors):
                 incoming.block.note_other_graph(variant)
                 self._warnings.compiled_anew(incoming.block)
+            elif bound.course.until_confirmed:
+                incoming.block.note_known_graphs()
             if probe is not None:
                 output = probe.watch(output)
             done(output)
@@ -121,7 +123,8 @@ class PlannedCalls:
             probe.slots, probe.noted = captured.slots, noted
         try:
             captured.hand_over(pack)
-            call.release()
+            if not call.diverged:
+                call.release()
             done(output)
         finally:
             call.close()

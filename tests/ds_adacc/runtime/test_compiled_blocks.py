@@ -1,5 +1,6 @@
 """Compiled blocks: their graphs are operators, and the losses are those without ds_adacc."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,28 @@ def test_lossy_codecs_keep_the_bound_on_the_gradient_error_of_compiled_blocks(sl
     assert known.errors_are_measured
 
 
+def by_engine(model):
+    compile_blocks(find_blocks(model, "auto"), "aot_eager", {})
+
+
+@pytest.mark.parametrize("prepare", [in_place, optimized, by_engine], ids=lambda f: f.__name__)
+def test_a_deep_copy_of_compiled_blocks_runs_its_own_weights(prepare):
+    model = stack()
+    prepare(model)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0}}))
+    wrap_blocks(find_blocks(model, "auto"), runtime)
+    x = torch.randn(2, 8, zoo.WIDTH)
+    model(x)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(x), x), "a block of zeros adds nothing"
+    twin(x).sum().backward()
+    assert all(p.grad is not None for p in twin.parameters()) and all(p.grad is None for p in model.parameters())
+    assert not torch.equal(model(x), x)
+
+
 def test_kernels_that_the_dispatcher_does_not_see(caplog):
     plain, _ = train(stack(), prepare=kernels)
     seen, runtime = train(stack(), "none", 0.8, prepare=kernels)
@@ -240,11 +263,16 @@ def test_lengths_that_vary(prepare, caplog):
     assert held is None or held.observed <= held.planned
 
 
-@pytest.mark.parametrize("steps", [(6,), (6, 8, 10, 12)], ids=["once", "again and again"])
-def test_calls_that_run_another_graph(monkeypatch, steps, caplog):
+@pytest.mark.parametrize(
+    ("steps", "undisturbed"),
+    [((6,), 64), ((6, 8, 10, 12), 64), ((6, 8, 10, 12), 1)],
+    ids=["once", "again and again", "now and then"],
+)
+def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
     """Each keeps all, and the next one is recorded; after three of them nothing of the block is replayed."""
     plain, _ = train(stack(), prepare=in_place, lengths=(48,) * 15)
     torch._dynamo.reset()
+    monkeypatch.setattr("ds_adacc.execute.block._UNDISTURBED", undisturbed)
     now = []
 
     def behind(output, inputs):
@@ -259,8 +287,9 @@ def test_calls_that_run_another_graph(monkeypatch, steps, caplog):
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
     replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.replays}
     doubted = {block.name for block in runtime.blocks.all() if block.other_graphs == 3}
-    assert not replaying & doubted and bool(doubted) == (len(steps) > 1)
-    assert ("which of its graphs torch.compile runs" in caplog.text) == (len(steps) > 1)
+    happens_often = len(steps) > 1 and undisturbed > 1
+    assert not replaying & doubted and bool(doubted) == happens_often
+    assert ("which of its graphs torch.compile runs" in caplog.text) == happens_often
 
 
 CURRICULUM = {"adds": False}
