@@ -129,12 +129,20 @@ def not_recorded_now(found: Closure) -> str | None:
     return Watch.refusal()
 
 
-def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Callable[[], Any]) -> Capture:
+def capture(
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    found: Closure,
+    run: Callable[[], Any],
+    inner: Sequence[torch.Tensor] = (),
+) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1).
+
+    `inner`: the tensors in objects among the block's arguments.
 
     Raises RuntimeError if the block differentiates in a way that torch allows under no hooks of saved tensors.
     """
-    recorder = Recorder(name, inputs, found)
+    recorder = Recorder(name, inputs, found, inner)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
     try:
@@ -153,7 +161,7 @@ def capture(name: str, inputs: Sequence[torch.Tensor], found: Closure, run: Call
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, inputs))
+        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, [*inputs, *inner]))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:

@@ -34,12 +34,13 @@ class Draft:
     `known` has the values, `draws` the random generators' states.
     """
 
-    def __init__(self, inputs: Sequence[torch.Tensor], found: Closure) -> None:
+    def __init__(self, inputs: Sequence[torch.Tensor], found: Closure, inner: Sequence[torch.Tensor]) -> None:
         self.known = Known(inputs, found)
         self.labels = Labels(inputs, found)
         self.draws = Draws(found.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
         self._closure = found
+        self._inner = list(map(storage_of, inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}
@@ -220,7 +221,8 @@ class Draft:
         found = self.known.find(tensor)
         if found is not None:
             return found
-        return self._made_unseen(tensor) if in_compiled_code() else self.known.captured(tensor)
+        is_unseen = storage_of(tensor) not in self._inner and in_compiled_code()
+        return self._made_unseen(tensor) if is_unseen else self.known.captured(tensor)
 
     def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""

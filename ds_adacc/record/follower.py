@@ -30,12 +30,14 @@ def follow(
     run: Callable[[], Any],
     pack: Callable[[torch.Tensor], Any],
     diverge: Callable[[], None],
+    inner: Sequence[torch.Tensor] = (),
 ) -> tuple[Any, bool]:
     """What `run()` returns, and whether it ran the predicted program. What it raises passes through.
 
-    `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on.
+    `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on. `inner`:
+    the tensors in objects among the block's arguments.
     """
-    follower = Follower(predicted, inputs, found, pack, diverge)
+    follower = Follower(predicted, inputs, found, pack, diverge, inner)
     try:
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
             output = run()
@@ -64,8 +66,9 @@ class Follower(Recorder):
         found: Closure,
         pack: Callable[[torch.Tensor], Any],
         diverge: Callable[[], None],
+        inner: Sequence[torch.Tensor] = (),
     ) -> None:
-        super().__init__(predicted.name, inputs, found)
+        super().__init__(predicted.name, inputs, found, inner)
         self._predicted, self._pack, self._diverge = predicted, pack, diverge
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared

@@ -48,10 +48,12 @@ class Recorder(TorchDispatchMode):
         """Torch asks here whether compiled code may run compiled under this mode."""
         return True
 
-    def __init__(self, name: str, inputs: Sequence[torch.Tensor], found: Closure) -> None:
+    def __init__(
+        self, name: str, inputs: Sequence[torch.Tensor], found: Closure, inner: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__()
         self.name = name
-        self.draft = Draft(inputs, found)
+        self.draft = Draft(inputs, found, inner)
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
         self._closure = found

@@ -17,7 +17,8 @@ class Incoming(NamedTuple):
     """What is known of the call. `run` runs it, and returns what the block's own forward returns.
 
     `guards`: the marks of what the block depends on now. `reach`: all that its function can reach. `tensors`: its
-    inputs, and after them the tensors that it reaches, without parameters.
+    inputs, and after them the tensors that it reaches, without parameters. `inner`: those in objects among its
+    arguments.
     """
 
     block: Block
@@ -25,4 +26,5 @@ class Incoming(NamedTuple):
     guards: Guards
     reach: Closure
     tensors: Sequence[torch.Tensor]
+    inner: Sequence[torch.Tensor]
     run: Callable[[], Any]

@@ -84,7 +84,7 @@ class PlannedCalls:
         try:
             if is_followed:
                 output, is_as_predicted = follow(
-                    bound.recording, incoming.tensors, incoming.reach, incoming.run, pack, call.diverge
+                    bound.recording, incoming.tensors, incoming.reach, incoming.run, pack, call.diverge, incoming.inner
                 )
                 if is_as_predicted:
                     self._seen.add(self._key(incoming, variant))
@@ -92,7 +92,7 @@ class PlannedCalls:
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.run()
-            if not call.confirm(output, incoming.tensors):
+            if not call.confirm(output, [*incoming.tensors, *incoming.inner]):
                 incoming.block.note_other_graph(variant)
                 self._warnings.compiled_anew(incoming.block)
             elif bound.course.until_confirmed:

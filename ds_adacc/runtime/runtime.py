@@ -138,7 +138,7 @@ class Runtime:
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             run = functools.partial(function, *args, **kwargs)
-            return self._record_or_run(Incoming(block, signature, guards, reach, tensors, run))
+            return self._record_or_run(Incoming(block, signature, guards, reach, tensors, inner, run))
         except Unreadable as reason:
             self.warnings.fallen_back(block, str(reason))
             return function(*args, **kwargs)

@@ -51,12 +51,13 @@ class Warnings:
         )
 
     def compiled(self, block: Block) -> None:
-        """The block runs code of torch.compile that is no operator."""
+        """The block runs operators under torch.compile that are in none of its graphs."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs code that torch.compile has made, outside of its graphs: what that saves is retained or "
-            "compressed, never recomputed. To have it recomputed, leave out torch.compile (torch_compile=False in a "
-            "Trainer)",
+            "block %s runs operators under torch.compile that are in none of its graphs: between two graphs, or where "
+            "it has nothing to compile, as in a single layer of torch.nn. What they save is retained or compressed, "
+            "never recomputed. To have it recomputed, compile the block as a whole, without graph breaks "
+            "(TORCH_LOGS=graph_breaks shows them), or leave out torch.compile there",
             block.name,
         )
 
