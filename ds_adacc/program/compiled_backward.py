@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.graphs import run_in_cuda_graphs
-from ds_adacc.program.refusals import COLLECTIVE, refusal_of
+from ds_adacc.program.refusals import names_collective
 
 
 def given_copies() -> AbstractContextManager[Any]:
@@ -40,17 +40,20 @@ def why_not_ahead(node: Any, device: torch.device) -> str | None:
     held = vars(node)
     if held.get("opaque_objects") or next(tensors_in(list(held.values())), None) is not None:
         return "its backward reads tensors or objects that torch.compile keeps where no hook sees them"
-    module = _module_of(type(node)._forward_cls)
-    if module is None:
+    code = _code_of(type(node)._forward_cls)
+    if code is None:
         return "nothing tells whether its compiled backward holds a collective"
-    if any(refusal_of(each.target, False) == COLLECTIVE for each in module.graph.nodes):
-        return "its compiled backward holds a collective"
-    return None
+    return "its compiled backward holds a collective" if names_collective(code) else None
 
 
-def _module_of(cls: type) -> torch.fx.GraphModule | None:
-    """The backward's operators, as AOTAutograd keeps them for a later compilation, or finds them in its cache."""
+def _code_of(cls: type) -> str | None:
+    """The backward's operators in Python, as AOTAutograd keeps them for a later compilation, or finds them on disk.
+
+    What it finds on disk cannot be made a module again if the graph is for any length.
+    """
     info = getattr(cls, "_lazy_backward_info", None)
-    if hasattr(info, "bw_module_fn"):
-        return info.bw_module_fn()
-    return getattr(info, "bw_module", None)
+    if hasattr(info, "bw_module"):
+        return info.bw_module.code
+    serialized = getattr(getattr(info, "bw_module_fn", None), "__self__", None)
+    body, *_ = getattr(serialized, "args", ({},))
+    return body.get("_code")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_module
 
 from ds_adacc.program.compiled_backward import has_run, why_not_ahead
 
@@ -14,6 +15,11 @@ def module_that_calls(target):
     graph = torch.fx.Graph()
     graph.output(graph.call_function(target, (graph.placeholder("x"),)))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def cached(module):
+    """What AOTAutograd has of a backward that it finds on disk."""
+    return SimpleNamespace(bw_module_fn=serialize_graph_module(module).deserialize)
 
 
 COPIES = module_that_calls(torch.ops.aten.clone.default)
@@ -29,12 +35,12 @@ def node_of(info, **held):
 
 def test_a_backward_that_only_computes_may_run_ahead():
     assert why_not_ahead(node_of(SimpleNamespace(bw_module=COPIES)), CPU) is None
-    assert why_not_ahead(node_of(SimpleNamespace(bw_module_fn=lambda: COPIES)), CPU) is None
+    assert why_not_ahead(node_of(cached(COPIES)), CPU) is None
 
 
 @pytest.mark.parametrize(
     "info",
-    [SimpleNamespace(bw_module=REDUCES), SimpleNamespace(bw_module_fn=lambda: REDUCES)],
+    [SimpleNamespace(bw_module=REDUCES), cached(REDUCES)],
     ids=["traced", "cached"],
 )
 def test_a_collective_must_not_run_ahead(info):
@@ -42,7 +48,8 @@ def test_a_collective_must_not_run_ahead(info):
 
 
 def test_what_nothing_tells_of_must_not_run_ahead():
-    assert why_not_ahead(node_of(None), CPU) == "nothing tells whether its compiled backward holds a collective"
+    for info in (None, SimpleNamespace(bw_module_fn=len)):
+        assert why_not_ahead(node_of(info), CPU) == "nothing tells whether its compiled backward holds a collective"
 
 
 @pytest.mark.parametrize("held", [{"_tensors_no_vc_check": [torch.zeros(2)]}, {"opaque_objects": (object(),)}])
