@@ -1,6 +1,9 @@
 """Time, peak memory and gradient error of every strategy on one GPT, beside no checkpointing and DeepSpeed's own.
 
     python benchmarks/strategies.py --out benchmarks/results
+    python benchmarks/strategies.py --compiled --rounds 11 --out benchmarks/results
+
+`--compiled`: torch.compile compiles each block, in every strategy, "none" too.
 
 Time: the strategies take turns in one process, on one thread, each once in a round, in an order that is drawn anew. A
 strategy's figures are the ratios to no checkpointing in the same round: their median, with its 95 % confidence
@@ -37,12 +40,14 @@ from ds_adacc.runtime.runtime import Runtime
 
 CODECS = ("auto", "none")
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
+COMPILED_BUDGETS = ("0.66", "0.5", "smallest")
 SETTLING_STEPS = 6  # enough for a plan to be tried, observed, and made anew by a corrected model
 
 
-def strategies():
+def strategies(compiled):
     """Names of all strategies; an adacc one is "adacc CODECS BUDGET"."""
-    return ["none", "deepspeed", *(f"adacc {codecs} {b}" for codecs in CODECS for b in BUDGETS)]
+    budgets = COMPILED_BUDGETS if compiled else BUDGETS
+    return ["none", "deepspeed", *(f"adacc {codecs} {b}" for codecs in CODECS for b in budgets)]
 
 
 class Strategy:
@@ -107,6 +112,9 @@ def build(args):
     windows = torch.stack([text[s : s + args.context + 1] for s in starts]).to(device, torch.long)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
+    if args.compiled:
+        for block in model.blocks:
+            block.compile()
     return model, (windows[:, :-1], windows[:, 1:]), device
 
 
@@ -114,7 +122,7 @@ def measure_times(args):
     """Per strategy its ratios to "none", its gradient error, and its plan in words."""
     model, data, device = build(args)
     rows, todo = {}, []
-    for name in strategies():
+    for name in strategies(args.compiled):
         try:
             todo.append(Strategy(name, model, data))
         except planner.InfeasibleBudget as error:
@@ -139,7 +147,6 @@ def measure_times(args):
                 "planned_peak": plan.peak / plan.without,
                 "planned_peak_bytes": plan.peak,
                 "solve_seconds": plan.solve_seconds,
-                "plan": strategy.runtime.controller.describe(),
             }
     return {"device": device_name(device), "kind": device.type, "rows": rows}
 
@@ -187,6 +194,7 @@ def main():
     sizes = (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4))
     for option, default in (*sizes, ("rounds", 21)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -205,7 +213,7 @@ def main():
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         about = origin(found["device"])
-        name = f"strategies-{found['kind']}"
+        name = f"strategies-{found['kind']}{'-compiled' if args.compiled else ''}"
         (args.out / f"{name}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
         (args.out / f"{name}.md").write_text(f"{table(rows)}\n\n{as_list(about)}\n")
 
