@@ -182,7 +182,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.25, help="of CompAct's updates (default: the paper's 0.25)")
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
+    for folder in (args.out, args.work):
+        folder.mkdir(parents=True, exist_ok=True)
     setting, file = {"steps": args.steps, "scale": args.scale, "model": MODEL}, args.work / "setting.json"
     if file.exists() and json.loads(file.read_text()) != setting:
         sys.exit(f"{args.work} holds runs of another setting ({file.read_text().strip()}); choose another --work")
