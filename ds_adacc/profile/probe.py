@@ -31,7 +31,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
 from ds_adacc.program.signature import flatten
-from ds_adacc.program.slots import CopyingSlot, Slot
+from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot
 from ds_adacc.record.capture import LateSlot
 
 Measure = Callable[[BoundPolicy], float]
@@ -63,6 +63,7 @@ class Probe:
         self._generators = recording.generators
         # The backward of a Function may write to its gradient and to what it has saved, as Liger-Kernel's do.
         self._copies = any(op.is_function for op in recording.ops)
+        self._copied: list[bool] = []
         self._graphs = [run.cls for run in recording.graphs]
         self._note(-1)
         self._study = study
@@ -111,8 +112,16 @@ class Probe:
         if not all(map(compiled_backward.has_run, self._graphs)):
             return  # a later call measures: training's own backward is to be the first
         own = [slot.slot for slot in self.slots]
+        # No backward writes to a parameter, and a compiled one takes all parameters of its block at once.
+        self._copied = [self._copies and not isinstance(slot, ParameterSlot) for slot in own]
         try:
             self._learn(edge, gradient, own)
+        except torch.OutOfMemoryError:
+            get_logger().warning(
+                "block %s: memory ran out while its gradient error was measured. A new policy does not come into "
+                "force unmeasured; one that is in force stays. A smaller micro-batch leaves room to measure",
+                self._name,
+            )
         finally:
             for slot, held in zip(self.slots, own, strict=True):
                 slot.slot = held
@@ -143,14 +152,7 @@ class Probe:
                 self._hold(own)
 
         with unmoved(self._generators), torch.no_grad():
-            try:
-                self._study(measure, is_training)
-            except torch.OutOfMemoryError:
-                get_logger().warning(
-                    "block %s: memory ran out while its gradient error was measured. A new policy does not come into "
-                    "force unmeasured; one that is in force stays. A smaller micro-batch leaves room to measure",
-                    self._name,
-                )
+            self._study(measure, is_training)
 
     def _lent(self, slot: Slot, times: int) -> Slot:
         """A slot of which the pass lets go where training's own backward would: no more is alive then.
@@ -161,13 +163,14 @@ class Probe:
 
     def _hold(self, slots: Iterable[Slot]) -> None:
         """Let backward take its tensors from these slots, and leave them as they are."""
-        for slot, held in zip(self.slots, slots, strict=True):
-            slot.slot = CopyingSlot(held) if self._copies else held
+        for slot, held, is_copied in zip(self.slots, slots, self._copied, strict=True):
+            slot.slot = CopyingSlot(held) if is_copied else held
 
     def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
         starts = [*self._of_inputs, *self._of_parameters]
         gradient = gradient.clone() if self._copies else gradient
-        with compiled_backward.given_copies() if self._graphs else nullcontext():
+        # Its own draws begin from one state in each run, and training's from the state that they would have had.
+        with unmoved(self._generators), compiled_backward.given_copies() if self._graphs else nullcontext():
             return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
 
     def _error(self, gradients: Gradients, exact: Gradients) -> float:

@@ -6,6 +6,7 @@ every run must be given copies.
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +15,11 @@ from torch._functorch import config as functorch_config
 
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.graphs import run_in_cuda_graphs
-from ds_adacc.program.refusals import names_collective
+from ds_adacc.program.refusals import OF_TORCH
+
+OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
+_ONLY_COMPUTE = (*OF_TORCH, *OF_INDUCTOR)
+_OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)(\.\w+)*")
 
 
 def given_copies() -> AbstractContextManager[Any]:
@@ -42,8 +47,9 @@ def why_not_ahead(node: Any, device: torch.device) -> str | None:
         return "its backward reads tensors or objects that torch.compile keeps where no hook sees them"
     code = _code_of(type(node)._forward_cls)
     if code is None:
-        return "nothing tells whether its compiled backward holds a collective"
-    return "its compiled backward holds a collective" if names_collective(code) else None
+        return "nothing tells what its compiled backward calls, which may be a collective"
+    unknown = next((each for each in _OPERATOR.finditer(code) if each["namespace"] not in _ONLY_COMPUTE), None)
+    return unknown and f"its compiled backward calls {unknown[0]}, which may hold a collective"
 
 
 def _code_of(cls: type) -> str | None:

@@ -45,12 +45,5 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
     return None
 
 
-def names_collective(code: str) -> bool:
-    """Whether operators in Python code, as in that of a `torch.fx.GraphModule`, are collectives."""
-    return any(f".{namespace}." in code for namespace in _COLLECTIVES) or any(
-        word in code for word in _COLLECTIVE_WORDS
-    )
-
-
 def reads_data(func: Any) -> bool:
     return torch.Tag.data_dependent_output in getattr(func, "tags", ())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.compiled_backward import OF_INDUCTOR
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
@@ -21,7 +22,6 @@ from ds_adacc.record.known import admit, storage_of
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.roles_inside import RolesInside
 
-_OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
@@ -75,7 +75,7 @@ class FunctionCall:
         refusal = refusal_of(func, False)
         if refusal == COLLECTIVE:
             self.refusal = COLLECTIVE
-        elif refusal == OPAQUE and not (self._is_graph and func.namespace in _OF_INDUCTOR):
+        elif refusal == OPAQUE and not (self._is_graph and func.namespace in OF_INDUCTOR):
             self.refuse(f"it calls {func}, which is no plain operator")
         elif reveals_data(func, given, outputs):
             self.reads_data = True

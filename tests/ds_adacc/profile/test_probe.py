@@ -17,7 +17,8 @@ from ds_adacc.execute.call import Call
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, relative_error, why_unmeasurable
-from ds_adacc.program.slots import keep, unpack
+from ds_adacc.program.arguments import ParameterRef
+from ds_adacc.program.slots import CopyingSlot, keep, unpack
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
@@ -346,8 +347,58 @@ def test_a_compiled_backward_reuses_memory_and_is_measured_on_copies(backend, co
     assert errors[0] == pytest.approx(max(relative_error(*part) for part in parts), rel=1e-5)
 
 
-def test_training_runs_a_compiled_backward_first_as_it_would_else_never_reuse_memory(compiled_anew, monkeypatch):
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)  # it has compiled backwards
+class Noisy(torch.autograd.Function):
+    """Its backward draws numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * torch.rand_like(grad)
+
+
+class NoisyBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return Noisy.apply(self.fc(x).tanh())
+
+
+def test_a_backward_that_draws_numbers_draws_the_same_in_each_run(compiled_anew):
+    block, args = torch.compile(NoisyBlock(), backend="aot_eager"), (torch.randn(8, 64, requires_grad=True),)
+    found, errors = captured(block, args, {}), []
+    expected, state = zoo.gradients(block, args, {}), torch.get_rng_state()
+    retained = bind(found.recording, planner.retain_policy(profile_of(found.recording)), {})
+
+    def study(measure, is_training):
+        errors.append(measure(retained))
+
+    zoo.assert_same_bits(
+        expected, zoo.gradients(block, args, {}, lambda x: probed(block, (x,), {}, found.recording, study))
+    )
+    assert errors == [0.0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_parameter_is_copied_to_measure_a_compiled_block(compiled_anew, monkeypatch):
+    block, args, kwargs = compiled_gpt("aot_eager")
+    recording, copied = captured(block, args, kwargs).recording, []
+    zoo.gradients(block, args, kwargs)
+    copy = CopyingSlot.unpack
+    monkeypatch.setattr(CopyingSlot, "unpack", lambda slot: copied.append(copy(slot)) or copied[-1])
+    zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, recording, lambda *_: None))
+    of_parameters = [each.ref for each in recording.positions if isinstance(each.ref, ParameterRef)]
+    assert of_parameters and len(copied) <= len(recording.positions) - len(of_parameters) + 1, "but for the first slot"
+
+
+@torch._functorch.config.patch(enable_autograd_cache=False)  # it has compiled backwards
+def test_training_runs_a_compiled_backward_first_as_it_would_else_never_reuse_memory(compiled_anew):
     block, args, kwargs = compiled_gpt("inductor")
     found, errors = captured(block, args, kwargs), []
     policy = lossy(found.recording, found.tensors)
@@ -396,7 +447,9 @@ def test_a_lossy_codec_that_gives_nan_is_hopeless():
     assert errors == [HOPELESS]
 
 
-def test_where_memory_runs_out_training_goes_on_exactly(caplog):
+@pytest.mark.parametrize("runs", [0, 1])
+def test_where_memory_runs_out_training_goes_on_exactly(runs, caplog, monkeypatch):
+    """In the block's backward as it is, or later."""
     block, args, kwargs = zoo.example("gpt")
     expected = zoo.gradients(block, args, kwargs)
     recording = record(block, args, kwargs)
@@ -404,6 +457,8 @@ def test_where_memory_runs_out_training_goes_on_exactly(caplog):
     def study(measure, is_training):
         raise torch.OutOfMemoryError("no memory")
 
+    if runs == 0:
+        monkeypatch.setattr(Probe, "_backward", lambda *given: study(*given[1:]))
     with caplog.at_level("WARNING", logger="ds_adacc"):
         actual = zoo.gradients(block, args, kwargs, lambda *a, **k: probed(block, a, k, recording, study))
     zoo.assert_same_bits(expected, actual)

@@ -44,12 +44,15 @@ def test_a_backward_that_only_computes_may_run_ahead():
     ids=["traced", "cached"],
 )
 def test_a_collective_must_not_run_ahead(info):
-    assert why_not_ahead(node_of(info), CPU) == "its compiled backward holds a collective"
+    name = "torch.ops._c10d_functional.wait_tensor.default"
+    assert why_not_ahead(node_of(info), CPU) == f"its compiled backward calls {name}, which may hold a collective"
 
 
 def test_what_nothing_tells_of_must_not_run_ahead():
     for info in (None, SimpleNamespace(bw_module_fn=len)):
-        assert why_not_ahead(node_of(info), CPU) == "nothing tells whether its compiled backward holds a collective"
+        assert why_not_ahead(node_of(info), CPU) == (
+            "nothing tells what its compiled backward calls, which may be a collective"
+        )
 
 
 @pytest.mark.parametrize("held", [{"_tensors_no_vc_check": [torch.zeros(2)]}, {"opaque_objects": (object(),)}])
