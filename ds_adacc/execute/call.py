@@ -76,7 +76,7 @@ class Call:
     """
 
     __slots__ = (
-        *("_noted", "_offloads", "_on_divergence", "_position", "_seen"),
+        *("_began", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
         *("bound", "diverged", "forward", "holders"),
     )
 
@@ -98,6 +98,7 @@ class Call:
         self.holders = _open(bound, self._offloads)
         self._noted = noted
         self._position = 0
+        self._began = torch.autograd._get_sequence_nr()
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
         self.forward: Forward | None = None
@@ -161,7 +162,7 @@ class Call:
         instructions = self.bound.course.instructions
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
-    def confirm(self, output: Any, inputs: Sequence[torch.Tensor]) -> bool:
+    def confirm(self, output: Any) -> bool:
         """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
@@ -169,7 +170,7 @@ class Call:
         """
         if not self.bound.course.until_confirmed:
             return True
-        has_run_others = graphs_behind(output, inputs) != self.bound.recording.graphs
+        has_run_others = graphs_behind(output, self._began) != self.bound.recording.graphs
         if has_run_others:
             self.diverged = True
         elif self._position < len(self.bound.course.instructions):

@@ -145,6 +145,7 @@ def capture(
     recorder = Recorder(name, inputs, found, inner)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
+    began = torch.autograd._get_sequence_nr()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
             output = run()
@@ -161,7 +162,7 @@ def capture(
         slots = hook.close()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, [*inputs, *inner]))
+        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, began))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
@@ -169,9 +170,9 @@ def capture(
     return Capture(output, inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
 
 
-def _found_again(recording: Recording, output: Any, inputs: Sequence[torch.Tensor]) -> Recording:
+def _found_again(recording: Recording, output: Any, began: int) -> Recording:
     """Compiled graphs are run again only where each call can tell whether it has run them (Rule R17)."""
-    if not recording.graphs or graphs_behind(output, inputs) == recording.graphs:
+    if not recording.graphs or graphs_behind(output, began) == recording.graphs:
         return recording
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
     return recording.refuse({op.index: reason for op in recording.graph_ops})

@@ -92,7 +92,7 @@ class PlannedCalls:
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.run()
-            if not call.confirm(output, [*incoming.tensors, *incoming.inner]):
+            if not call.confirm(output):
                 incoming.block.note_other_graph(variant)
                 self._warnings.compiled_anew(incoming.block)
             elif bound.course.until_confirmed:

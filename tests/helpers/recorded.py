@@ -81,7 +81,7 @@ def under(block, recording, policy, codecs=None, prefetcher=None):
         calls.append(call)
         with torch.autograd.graph.saved_tensors_hooks(call.pack, unpack):
             output = block(*args, **kwargs)
-        call.confirm(output, tensors_of(args, kwargs))
+        call.confirm(output)
         call.close()
         return output
 

@@ -87,20 +87,40 @@ def test_a_call_that_has_run_another_graph_keeps_all():
     run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
     torch._dynamo.reset()  # the same code, compiled once more: another graph
     output = run(*args)
-    assert graphs_behind(output, args) and graphs_behind(output, args) != recording.graphs
+    assert graphs_behind(output, 0) and graphs_behind(output, 0) != recording.graphs
     assert calls[0].diverged
     torch._dynamo.reset()
     zoo.assert_same_bits(expected, zoo.gradients(compiled, args, {}, run))
     assert calls[1].diverged
 
 
-def test_graphs_behind_an_output_end_at_the_inputs():
+def test_graphs_behind_an_output_are_those_since_the_block_began():
     first, second = (torch.compile(nn.Linear(4, 4), backend="aot_eager") for _ in range(2))
     hidden = first(torch.randn(2, 4))
+    since = torch.autograd._get_sequence_nr()
     output = second(hidden)
-    (of_first,), (of_second,) = graphs_behind(hidden, []), graphs_behind(output, [hidden])
-    assert graphs_behind(output, []) == (of_first, of_second)
-    assert graphs_behind((output.detach(), None), []) == ()
+    (of_first,), (of_second,) = graphs_behind(hidden, 0), graphs_behind(output, since)
+    assert graphs_behind(output, 0) == (of_first, of_second)
+    assert graphs_behind((output.detach(), None), 0) == ()
+
+
+class Mixing(nn.Module):
+    """Reads a tensor with a history of graphs that it is not given."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.fc = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend="aot_eager")
+        self.other = [other]
+
+    def forward(self, x):
+        return self.fc(x) * self.other[0]
+
+
+def test_graphs_before_the_block_do_not_count():
+    x = torch.randn(3, 6, requires_grad=True)
+    block = Mixing(torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend="aot_eager")(x))
+    recording = record(block, (x,), {})
+    assert len(recording.graphs) == 1 and recording.graph_ops[0].replayable
 
 
 class CompiledFunction(torch.autograd.Function):
@@ -269,11 +289,11 @@ def test_a_call_in_which_a_graph_is_given_another_number_keeps_all(monkeypatch):
     recording = record(block, args, {})
     run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
-    (graph,), (now,) = recording.graphs, graphs_behind(block(*args), args)
+    (graph,), (now,) = recording.graphs, graphs_behind(block(*args), 0)
     assert now == graph and 3 in graph.numbers and not calls[-1].diverged
     monkeypatch.setitem(CURRICULUM, "times", 4)
     zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
-    (other,) = graphs_behind(block(*args), args)
+    (other,) = graphs_behind(block(*args), 0)
     assert other.cls is graph.cls and 4 in other.numbers and calls[-1].diverged
 
 
@@ -390,7 +410,7 @@ def turn(x, squares):
 
 def test_the_order_of_graphs_counts():
     x = torch.randn(3, 5, requires_grad=True)
-    forth, back = (graphs_behind(Twice()(x, first), [x]) for first in (True, False))
+    forth, back = (graphs_behind(Twice()(x, first), 0) for first in (True, False))
     assert len(forth) == 2 and back == forth[::-1]
 
 

@@ -300,8 +300,8 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
     monkeypatch.setattr("ds_adacc.execute.block._UNDISTURBED", undisturbed)
     now = []
 
-    def behind(output, inputs):
-        return () if now[0] in steps else graphs_behind(output, inputs)
+    def behind(output, since):
+        return () if now[0] in steps else graphs_behind(output, since)
 
     monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
     with caplog.at_level("INFO", logger="ds_adacc"):
