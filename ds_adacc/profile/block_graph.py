@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 
 _SUMS = ("add", "add_", "sub", "sub_")
@@ -222,11 +223,19 @@ def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
     return [(g.numel, g.dtype) for g in given] == [(made.numel, made.dtype)]
 
 
+def _returned(op: RecordedOp) -> tuple[int | None, ...]:
+    """The outputs that may have a gradient: not what an `autograd.Function` has saved."""
+    if not isinstance(op.func, FunctionOperator):
+        return op.outputs
+    first, last = op.func.returned, op.func.returned + op.func.saved
+    return (*op.outputs[:first], *op.outputs[last:])  # after the last, what it has written to
+
+
 def _require_grad(recording: Recording) -> set[int]:
     required = {v.index for v in recording.values if v.origin == "input" and v.requires_grad}
     for op in recording.ops:
         references = list(op.references)
         if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):
-            made = [recording.values[index] for index in op.outputs if index is not None]
+            made = [recording.values[index] for index in _returned(op) if index is not None]
             required.update(v.index for v in made if v.geometry.dtype.is_floating_point and v.role != "statistic")
     return required

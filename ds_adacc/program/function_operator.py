@@ -36,11 +36,12 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
-    `saved`: how many tensors a call saves for backward. `roles`: those of what a compiled graph saves, if operators
-    inside tell.
+    `returned`: how many things a call returns. `saved`: how many tensors it saves for backward. `roles`: those of what
+    a compiled graph saves, if operators inside tell.
     """
 
     cls: type[torch.autograd.Function]
+    returned: int
     saved: int
     roles: tuple[str | None, ...] = ()
 

@@ -114,7 +114,7 @@ class FunctionCall:
     def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
         """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
         saved = [tensor for tensor, _ in self.packed]
-        func = FunctionOperator(self.cls, len(saved))
+        func = FunctionOperator(self.cls, len(results), len(saved))
         needs = tuple(isinstance(each, torch.Tensor) and each.requires_grad for each in self.args)
         kwargs: tuple[tuple[str, Any], ...] = (("needs_input_grad", needs), ("autocast", autocast_now()))
         if self._is_graph:

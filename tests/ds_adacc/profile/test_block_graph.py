@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from recorded import captured, under
+from recorded import captured, record, under
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import MemoryTrace
@@ -126,3 +128,38 @@ def test_replays_take_what_is_expected(block):
     expected, taken = expected_and_taken(block, planner.recompute_policy)
     of_two_values = 2 * 16 * SIZE
     assert taken <= expected <= taken + of_two_values
+
+
+class Saving(torch.autograd.Function):
+    """Saves what it makes on its way, which has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        inner = x.exp()
+        ctx.save_for_backward(inner)
+        return inner.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (inner,) = ctx.saved_tensors
+        return grad * inner.cos() * inner
+
+
+class SavingBlock(nn.Module):
+    def forward(self, x):
+        return Saving.apply(x)
+
+
+def compiled():
+    return torch.compile(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), backend="aot_eager")
+
+
+@pytest.mark.parametrize("make", [SavingBlock, compiled])
+def test_what_a_function_saves_has_no_gradient(make):
+    x = torch.randn(4, 8, requires_grad=True)
+    recording = record(make(), (x,), {})
+    (op,) = recording.ops
+    returned, *saved = (index for index in op.outputs if index is not None)
+    gradients = GradientLifetimes(recording)
+    assert saved and gradients.required == {0, returned}
+    assert gradients.of_outputs == x.nbytes
