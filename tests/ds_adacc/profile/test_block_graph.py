@@ -7,7 +7,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
+from ds_adacc.profile.block_graph import GradientLifetimes
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import MemoryTrace

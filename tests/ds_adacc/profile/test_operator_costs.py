@@ -23,6 +23,7 @@ from ds_adacc.profile.operator_costs import (
     replay_workspace,
 )
 from ds_adacc.profile.timer import Timer
+from ds_adacc.program.compiled_backward import has_run
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -161,6 +162,18 @@ def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
         assert replay_workspace(op, {}, found.recording.parameters, CPU) == 0
         assert backward_workspace(op, {}, gradients, CPU) == Backward(0, 0.0)
     assert by_name(torch.ops.ds_adacc_test.one_way.default)["one_way"] == (0, 0)
+
+
+def test_the_backward_of_a_compiled_graph_is_estimated_and_not_run():
+    block = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+    torch._dynamo.reset()
+    found = captured(torch.compile(block, backend="aot_eager"), x)
+    (op,) = found.recording.ops
+    (cost,) = operator_costs(found.recording, found.tensors, Timer(x.device))
+    assert cost.backward_bytes == 4 * 64 * 4, "a gradient of what GELU reads"
+    assert cost.backward_seconds == 2 * cost.replay_seconds > 0
+    assert not has_run(op.func.cls)
 
 
 def test_a_backward_is_timed():
