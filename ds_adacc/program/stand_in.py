@@ -37,9 +37,9 @@ class StandIn(torch.Tensor):
         # Autograd runs no other operator on what a hook returns: backward sees only what this one gives.
         if func is not torch.ops.aten.detach.default:
             raise RuntimeError(
-                f"torch runs {func} on what an unpack hook returned, where ds_adacc expects a detach. Compiled autograd "
-                "(torch._dynamo.config.compiled_autograd) does so, as it takes over the backward of the blocks: turn that "
-                "off, or adacc"
+                f"torch runs {func} on what an unpack hook returned, where ds_adacc expects a detach. Compiled "
+                "autograd (torch._dynamo.config.compiled_autograd) does so, as it takes over the backward of the "
+                "blocks: turn that off, or adacc"
             )
         parameter = args[0].parameter
         alias = torch.Tensor._make_subclass(type(parameter), parameter.detach())
