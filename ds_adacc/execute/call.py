@@ -168,7 +168,7 @@ class Call:
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
         diverges. False: it has run others.
         """
-        if not self.bound.course.until_confirmed:
+        if not self.bound.recording.graphs or self.bound.recording.loses_graphs:
             return True
         has_run_others = graphs_behind(output, self._began) != self.bound.recording.graphs
         if has_run_others:

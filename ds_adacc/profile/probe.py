@@ -145,6 +145,8 @@ class Probe:
                 exact = [slot.unpack() for slot in own]
                 exact.reverse()
                 self._hold([self._lent(call.pack(exact.pop()), number) for number in times])
+                if call.diverged:  # then it holds exactly what the policy would not
+                    return HOPELESS
                 call.release()
                 call.close()
                 return self._error(self._backward(edge, gradient), gradients)
@@ -245,6 +247,8 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
             return f"it calls {op.name}, a collective"
     if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
         return "a hook on a parameter or an input waits for its gradient"
+    if recording.loses_graphs:
+        return "no call tells which of its compiled graphs it runs"
     has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
     ends: list[torch.Tensor] = []
     flatten(output, ends)

@@ -36,20 +36,22 @@ _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; t
 class FunctionOperator:
     """Runs the forward of a Function again; it stands where ATen's operators stand in a `RecordedOp`.
 
-    `returned`: how many things a call returns. `saved`: how many tensors it saves for backward. `roles`: those of what
-    a compiled graph saves, if operators inside tell.
+    `returned`: how many things a call returns. `saved`: how many tensors it saves for backward. Of a compiled graph:
+    `roles`, those of what it saves, if operators inside tell; and what tells it from others
+    (`compiled_backward.fingerprint`).
     """
 
     cls: type[torch.autograd.Function]
     returned: int
     saved: int
     roles: tuple[str | None, ...] = ()
+    fingerprint: str = ""
 
     def __str__(self) -> str:
         place = f"{self.cls.__module__}.{self.cls.__qualname__}"
         if not is_graph(self.cls):
             return f"{FUNCTION}.{self.cls.__name__}.{place}"
-        return f"{FUNCTION}.compiled graph.{place}.{zlib.crc32(repr(self.roles).encode()):08x}"
+        return f"{FUNCTION}.compiled graph.{place}.{zlib.crc32(repr(self.roles).encode()):08x}.{self.fingerprint}"
 
     def __call__(
         self,

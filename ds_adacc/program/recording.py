@@ -191,6 +191,7 @@ class Recording:
 
     `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
     know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of its tensors.
+    `loses_graphs`: what it returns does not tell which of its graphs have run.
     """
 
     name: str
@@ -201,6 +202,7 @@ class Recording:
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
     remarks: tuple[str, ...] = ()
     has_hooks: bool = False
+    loses_graphs: bool = False
 
     @functools.cached_property
     def digest(self) -> str:

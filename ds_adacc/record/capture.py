@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ def _found_again(recording: Recording, output: Any, began: int) -> Recording:
     if not recording.graphs or graphs_behind(output, began) == recording.graphs:
         return recording
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
-    return recording.refuse({op.index: reason for op in recording.graph_ops})
+    return replace(recording.refuse({op.index: reason for op in recording.graph_ops}), loses_graphs=True)
 
 
 def _sound(recording: Recording) -> Recording:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.program.compiled_backward import OF_INDUCTOR
+from ds_adacc.program.compiled_backward import OF_INDUCTOR, fingerprint
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
@@ -119,7 +119,7 @@ class FunctionCall:
         kwargs: tuple[tuple[str, Any], ...] = (("needs_input_grad", needs), ("autocast", autocast_now()))
         if self._is_graph:
             found = extents(saved, [*tensors_in(self.args), *tensors_in(results)])
-            func = replace(func, roles=tuple(map(self._roles.of, saved)))
+            func = replace(func, roles=tuple(map(self._roles.of, saved)), fingerprint=fingerprint(self.cls))
             kwargs = (*kwargs, ("extents", found))
             saved = list(map(extended, saved, found))
         outputs = (*results, *saved)

@@ -95,9 +95,9 @@ class PlannedCalls:
             if not call.confirm(output):
                 incoming.block.note_other_graph(variant)
                 self._warnings.compiled_anew(incoming.block)
-            elif bound.course.until_confirmed:
+            elif bound.recording.graphs:
                 incoming.block.note_known_graphs()
-            if probe is not None:
+            if probe is not None and not call.diverged:  # else it would measure another program
                 output = probe.watch(output)
             done(output)
         finally:

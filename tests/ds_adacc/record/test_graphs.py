@@ -59,6 +59,19 @@ def seeded(block, args, *run):
     return zoo.gradients(block, args, {}, *run)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_graphs_that_save_what_looks_the_same_are_of_two_types(backend):
+    """Gradient errors and policies are known by type, also in the next run."""
+    x = torch.randn(3, 5, requires_grad=True)
+    digests = []
+    for function in (torch.sin, torch.cos, torch.sin):
+        torch._dynamo.reset()
+        layer = nn.Module()
+        layer.forward = torch.compile(lambda x, f=function: f(x * 200) * 2, backend=backend)
+        digests.append(record(layer, (x,), {}).digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
 def test_views_of_one_memory_are_one_value():
     """Query, key and value of a GPT are parts of what one product has made."""
     block, args = gpt()

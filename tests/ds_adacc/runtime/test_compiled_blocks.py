@@ -20,6 +20,7 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.wrap import wrap_blocks
 
 BITS = {"dropout_mask": "bits"}
@@ -315,6 +316,30 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
     happens_often = len(steps) > 1 and undisturbed > 1
     assert not replaying & doubted and bool(doubted) == happens_often
     assert ("which of its graphs torch.compile runs" in caplog.text) == happens_often
+
+
+def test_a_call_that_runs_another_graph_measures_nothing(monkeypatch, slow_replays):
+    """Its saved tensors may look otherwise, and then the policy on trial would hold them exactly, without an error."""
+    torch._dynamo.reset()
+    now, results = [], {}
+
+    def behind(output, since):
+        return () if now[0] == 1 else graphs_behind(output, since)
+
+    def before(step):
+        now[:] = [step]
+
+    def results_of(trials, step):
+        found = seen(trials, step)
+        results.setdefault(now[0], []).extend(found)
+        return found
+
+    seen = Trials.results
+    monkeypatch.setattr(Trials, "results", results_of)
+    monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
+    train(stack(), "auto", 0.85, prepare=in_place, lengths=(48,) * 10, before=before, max_gradient_error=0.1)
+    assert not results.get(1)
+    assert any(results.values())
 
 
 CURRICULUM = {"adds": False}
