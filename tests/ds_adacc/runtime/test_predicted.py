@@ -92,14 +92,14 @@ def training(make, monkeypatch, rectifies=False):
     followed, follow = [], room.follow
 
     def noted(*args):
-        *given, pack, diverge = args
+        *given, pack, diverge, inner = args
         storages = []
 
         def seen(tensor):
             storages.append(StorageWeakRef(tensor.untyped_storage()))
             return pack(tensor)
 
-        output, is_as_predicted = follow(*given, seen, diverge)
+        output, is_as_predicted = follow(*given, seen, diverge, inner)
         followed.append(is_as_predicted)
         assert not is_as_predicted or any(storage.expired() for storage in storages), "what is recomputed is not held"
         return output, is_as_predicted
