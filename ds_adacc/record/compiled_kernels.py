@@ -19,6 +19,14 @@ class _Kernel:
 KERNEL = _Kernel()
 
 
+def in_guards() -> bool:
+    """Whether Dynamo checks which of its code fits the call, in a function that it has generated.
+
+    Some versions make tensors there of floats that vary, and read them again. It is no part of the block.
+    """
+    return any(frame.f_code.co_name == "guard" and "__name__" not in frame.f_globals for frame in frames_of_block())
+
+
 def in_compiled_code() -> bool:
     """Whether compiled code is running, called by the block that is being recorded."""
     return any(place_of(frame) == COMPILED_CODE for frame in frames_of_block())

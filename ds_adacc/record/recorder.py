@@ -22,7 +22,7 @@ from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
-from ds_adacc.record.compiled_kernels import in_compiled_code
+from ds_adacc.record.compiled_kernels import in_compiled_code, in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Unrecordable
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.failure is not None or self._is_aside:
+        if self.failure is not None or self._is_aside or in_guards():
             return func(*args, **kwargs)
         if self._running is not None:
             result = func(*args, **kwargs)

@@ -200,6 +200,23 @@ def test_cuda_graphs_are_never_replayed(monkeypatch):
     ]
 
 
+GENERATED: dict = {}
+exec("def guard(check): return check()", GENERATED)
+
+
+class Guarded(nn.Module):
+    """Runs what Dynamo's guards run in some versions, for a float that varies."""
+
+    def forward(self, x):
+        assert GENERATED["guard"](lambda: torch.tensor(0.5).item()) == 0.5
+        return x.sin().exp()
+
+
+def test_what_dynamos_guards_read_is_no_part_of_the_block():
+    recording = record(Guarded(), (torch.randn(3, 5, requires_grad=True),), {})
+    assert [(op.short_name, op.refusal) for op in recording.ops] == [("sin", None), ("exp", None)]
+
+
 class Counting(nn.Module):
     """A graph that writes to a buffer."""
 
