@@ -266,13 +266,16 @@ class OverwritingSilu(Overwriting):
     """By its name it only computes."""
 
 
-class SiluBlock(nn.Module):
-    def __init__(self):
+class FunctionBlock(nn.Module):
+    """Applies a Function to what a Linear layer makes."""
+
+    def __init__(self, function):
         super().__init__()
         self.fc = nn.Linear(64, 64)
+        self.function = function
 
     def forward(self, x):
-        return OverwritingSilu.apply(self.fc(x).sin())
+        return self.function.apply(self.fc(x).sin())
 
 
 class KeepingSilu(Overwriting):
@@ -291,14 +294,14 @@ def test_a_function_that_keeps_a_tensor_to_itself_is_refused():
 
 
 def test_a_function_beside_a_main_grad_is_refused_for_it_may_add_to_it():
-    block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
+    block, args = FunctionBlock(OverwritingSilu), (torch.randn(8, 64, requires_grad=True),)
     assert refused(block, args, {}) is None
     block.fc.weight.main_grad = torch.zeros(64, 64)
     assert refused(block, args, {}).endswith("SiluBackward, which may add to a parameter's main_grad")
 
 
 def test_a_backward_that_writes_to_what_it_has_saved_is_measured_on_copies():
-    block, args = SiluBlock(), (torch.randn(8, 64, requires_grad=True),)
+    block, args = FunctionBlock(OverwritingSilu), (torch.randn(8, 64, requires_grad=True),)
     expected, errors = zoo.gradients(block, args, {}), []
     found = captured(block, args, {})
     assert why_unmeasurable(found.output, found.inputs, found.recording) is None
@@ -361,17 +364,8 @@ class Noisy(torch.autograd.Function):
         return grad * x.cos() * torch.rand_like(grad)
 
 
-class NoisyBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(64, 64)
-
-    def forward(self, x):
-        return Noisy.apply(self.fc(x).tanh())
-
-
 def test_a_backward_that_draws_numbers_draws_the_same_in_each_run(compiled_anew):
-    block, args = torch.compile(NoisyBlock(), backend="aot_eager"), (torch.randn(8, 64, requires_grad=True),)
+    block, args = torch.compile(FunctionBlock(Noisy), backend="aot_eager"), (torch.randn(8, 64, requires_grad=True),)
     found, errors = captured(block, args, {}), []
     expected, state = zoo.gradients(block, args, {}), torch.get_rng_state()
     retained = bind(found.recording, planner.retain_policy(profile_of(found.recording)), {})
