@@ -28,6 +28,7 @@ _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", 
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
+_MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
 _STATE = ("getstate", "setstate")  # of Python's generator
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
@@ -140,7 +141,7 @@ class Watch:
                 self._functions.called(frame)
             known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
             if known is None:
-                known = self._codes[id(frame.f_code)] = self._look_at(frame)
+                known = self._look_at(frame)
             if known.takes_context and self._functions is not None:
                 self._functions.context_is_seen(arguments(frame)[0])
             if known.places and self._listener is not None:
@@ -159,15 +160,20 @@ class Watch:
     def _look_at(self, frame: types.FrameType) -> _Code:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         places: Mapping[str, Place] = {}
+        is_kept = True  # what a compiler calls, the block may call later, and reads it then
         if name == "<module>":
             self._importing = frame
         elif "__name__" not in frame.f_globals and COMPILED_CODE in _calls(frame):
             pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
         elif not is_library(module) or module in _READABLE_LIBRARIES:
-            places = self._note_globals(frame)
+            is_kept = not _is_of_compiler(_calls(frame))
+            places = self._note_globals(frame) if is_kept else {}
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
-        return _Code(frame.f_code, places, is_collective, takes_context)
+        found = _Code(frame.f_code, places, is_collective, takes_context)
+        if is_kept:
+            self._codes[id(frame.f_code)] = found
+        return found
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
@@ -302,7 +308,9 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
 
 
 def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
-    return any(module.startswith(_COMPILERS) for module, _ in calls)
+    """Whether a compiler is at work, and no code that it has made has called what runs now."""
+    nearest = next((module for module, _ in calls if module.startswith((*_COMPILERS, _MADE_BY_COMPILERS))), "")
+    return nearest != "" and not nearest.startswith(_MADE_BY_COMPILERS)
 
 
 def _calls(frame: types.FrameType | None) -> list[tuple[str, str]]:

@@ -109,6 +109,26 @@ def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
     assert captured.watch.unguarded is None
 
 
+@torch.library.custom_op("ds_adacc_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * factor
+
+
+scaled.register_fake(torch.empty_like)
+scaled.register_autograd(lambda ctx, gradient: gradient * factor)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_what_an_operator_in_a_compiled_graph_reads_is_guarded(is_compiled):
+    """What torch's compilers read is no part of the block; what they have compiled reads for it."""
+    block = Block(lambda x: 2.0)
+    compiled = torch.compile(lambda x: scaled(block(x)).sin())
+    if is_compiled:
+        compiled(batch())
+    captured = capture("block", (batch(),), closure_of(block), lambda: compiled(batch()))
+    assert f"{__name__}.factor" in captured.watch.places
+
+
 def of_global(x):
     return factor
 

@@ -124,6 +124,17 @@ def test_compiled_blocks_train_as_without_and_are_recomputed(prepare, codecs, ca
     assert "runs operators under torch.compile" not in caplog.text
 
 
+@pytest.mark.parametrize("prepare", [in_place, optimized, kernels], ids=lambda f: f.__name__)
+def test_what_the_compilers_read_and_hold_is_no_part_of_a_block(prepare):
+    """They read the environment, which they also change, and hang what they know of it on the block."""
+    torch._dynamo.reset()
+    _, runtime = train(stack(zoo.LlamaBlock), codecs="none", prepare=prepare)
+    others = [name for block in runtime.blocks.all() for name in block.last_reading.others]
+    assert others
+    assert not [name for name in others if name.startswith(("os.", "posixpath.", "namedtuple_"))]
+    assert not [name for name in others if "dynamo_ctx" in name]
+
+
 def test_a_lossy_codec_applies_to_what_a_graph_saves(slow_replays):
     plain, _ = train(stack(), prepare=in_place)
     seen, runtime = train(stack(), "paper", 0.8, prepare=in_place, max_gradient_error=None)
