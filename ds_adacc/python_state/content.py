@@ -7,6 +7,7 @@ import dis
 import enum
 import functools
 import logging
+import numbers
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ import torch
 
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+_TOLD_OTHERWISE = (torch.nn.Module, torch.Tensor, numbers.Number, str, bytes)  # objects of which `guards.py` reads more
 _POINTER = 8  # bytes of a slot, on every platform that torch supports
 _BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
@@ -150,6 +152,17 @@ def _items_of(value: Any) -> Items | None:
     elif isinstance(value, list | tuple | collections.deque):
         items += enumerate(kind.__iter__(value))
     return items
+
+
+def attributes_alone(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object of a Python class, if it holds nothing else, and is told by nothing else."""
+    kind = type(value)
+    if kind.__basicsize__ != _size_without_slots(kind) or isinstance(value, (*_BASES, *_TOLD_OTHERWISE)):
+        return None
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or is_known_by_identity(value) or _special(value) is not None:
+        return None
+    return own
 
 
 def bytes_of(value: Any) -> Hashable | None:

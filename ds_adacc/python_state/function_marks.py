@@ -11,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.content import SCALARS, is_library, mark_of_number
 
-_WRAPPER = "ds_adacc.runtime.wrap"  # of its functions `__wrapped__` is enough
+_WRAPPER = "ds_adacc.runtime.wrap"
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
 
 
@@ -61,8 +61,10 @@ def wrapped_in(function: Any) -> list[types.FunctionType]:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    is_ours = isinstance(function, types.FunctionType) and function.__globals__.get("__name__") == _WRAPPER
-    for cell in () if is_ours else getattr(function, "__closure__", None) or ():
+    if isinstance(function, types.FunctionType) and function.__globals__.get("__name__") == _WRAPPER:
+        yield from function.__dict__.get("covered", ())  # a forward of the block's own; that of its class is read there
+        return
+    for cell in getattr(function, "__closure__", None) or ():
         try:
             yield cell.cell_contents
         except ValueError:  # a cell that its function has not assigned yet

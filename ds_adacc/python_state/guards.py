@@ -11,7 +11,7 @@ import functools
 import numbers
 import types
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -134,14 +134,15 @@ class Walk:
     """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end.
 
     `tensors`: those that it has met, parameters left out. Their marks do not tell which of them are one.
-    `met`: by identity, the names of objects whose marks are collected elsewhere. They must be alive.
+    `met`: by identity, the names of objects, also of those whose marks are collected elsewhere. They must be alive.
     """
 
-    def __init__(self, met: Mapping[int, str] = types.MappingProxyType({})) -> None:
+    def __init__(self, met: Mapping[int, str] = types.MappingProxyType({}), kinds: Iterable[type] = ()) -> None:
+        """`kinds`: the classes whose marks are collected elsewhere."""
         self.guards: Guards = {}
         self.tensors: list[torch.Tensor] = []
-        self._seen = dict(met)
-        self._kinds: set[type] = set()
+        self.met = dict(met)
+        self._kinds = set(kinds)
         self._classes: set[type] = set()
         self._trusts = False  # while it reads what an object of an installed package holds
 
@@ -252,7 +253,7 @@ class Walk:
             self.value(f"{name}.{key}", module.__dict__[key], depth)
 
     def _met(self, name: str, value: Any) -> bool:
-        first = self._seen.setdefault(id(value), name)
+        first = self.met.setdefault(id(value), name)
         if first is not name:
             self.guards[name] = "same", first
         return first is not name
@@ -281,6 +282,11 @@ def _long(kind: type, items: Items) -> Hashable:
     if len(items) <= _MOST_ITEMS and {*map(type, keys), *map(type, values)} <= SCALARS:
         return kind, keys, values, tuple(map(type, values))
     return Unreadable(kind, f"it holds more than {LONGEST} objects")
+
+
+def of_users(kinds: Iterable[type]) -> list[type]:
+    """The classes, each once, without those of libraries that inherit from none of the user's."""
+    return [kind for kind in dict.fromkeys(kinds) if not all(is_library(cls.__module__) for cls in kind.__mro__)]
 
 
 class _Class(NamedTuple):

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, mark_of_number
-from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, token
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, of_users, token
+from ds_adacc.python_state.plain_objects import PlainObjects
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
 _PARAMETERS, _MODULES, _HOOKS, _DICTS = 1, 2, 4, 8
@@ -40,9 +41,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read at one call. `marks` has all of it: those of `structure`, and the `others`."""
+    """What was read at one call. `marks` has all of it: those of `structure` and of `objects`, and the `others`."""
 
     structure: Structure
+    objects: PlainObjects
     others: Guards
     marks: Guards
 
@@ -63,22 +65,30 @@ def read(
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
-    walk = structure.walk(same)
+    held = structure.held(same)
+    is_same = same is not None and last.objects.unchanged([value for _, value, _ in held])
+    objects = last.objects if is_same else PlainObjects(held, structure.names)
+    walk = Walk(objects.names)
+    for kind in (*structure.kinds, *objects.kinds):
+        walk.classes(kind)
+    for place in objects.left:
+        walk.value(*held[place])
     for number, parameter in enumerate(parameters):
         walk.guards[f"parameter{number}"] = mark_of_parameter(parameter)
     for number, value in enumerate(values):
         walk.value(f"closure[{number}]", value, DEPTH)
     others = {**walk.guards, **more}
-    if same is not None and others == last.others:
+    if is_same and others == last.others:
         return last, walk.tensors
-    return Reading(structure, others, {**structure.marks, **others}), walk.tensors
+    return Reading(structure, objects, others, {**structure.marks, **objects.marks, **others}), walk.tensors
 
 
 class Structure:
     """What identity can tell of modules: which there are, the names of what they hold, their parameters and numbers.
 
     It keeps none of them alive: modules and parameters are referred to weakly. All else that it holds are plain numbers
-    and strings, and classes. `marks`: of what it compares.
+    and strings, and classes. `marks`: of what it compares. `names`: of the modules, by identity. `kinds`: their
+    classes, without those of libraries.
     """
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
@@ -90,7 +100,7 @@ class Structure:
         self._attributes: list[tuple[int, str]] = []  # whose, and the name
         self._numbers: list[Any] = []  # these attributes: plain numbers and strings
         self._others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
-        self._names: dict[int, str] = {}  # by identity
+        self.names: dict[int, str] = {}  # by identity
         modules: list[nn.Module] = []
         places: dict[int, int] = {}
 
@@ -98,21 +108,22 @@ class Structure:
             if module is None:
                 self.marks[name] = None
             elif id(module) in places:
-                self.marks[name] = "same", self._names[id(module)]
+                self.marks[name] = "same", self.names[id(module)]
             else:
-                places[id(module)], self._names[id(module)] = len(modules), name
+                places[id(module)], self.names[id(module)] = len(modules), name
                 modules.append(module)
             self._met.append(-1 if module is None else places[id(module)])
 
         for number, root in enumerate(roots):
             meet(f"block{number or ''}", root)
         for place, module in enumerate(modules):  # it grows
-            name = self._names[id(module)]
+            name = self.names[id(module)]
             self._note(name, place, module)
             for key, child in module._modules.items():
                 meet(f"{name}.{key}", child)
         self._modules = [token(module) for module in modules]
         self._types = [*map(type, modules)]
+        self.kinds = of_users(self._types)
         self._lengths, self._keys = _names_in([*chain.from_iterable(map(_dicts_of, modules))])
 
     def _note(self, name: str, place: int, module: nn.Module) -> None:
@@ -164,15 +175,13 @@ class Structure:
         # By identity: an equal number may be of another type, as 1 and True are.
         return modules if all(map(operator.is_, numbers, self._numbers)) else None
 
-    def walk(self, modules: Sequence[nn.Module] | None) -> Walk:
-        """A walk over what must be read again. `modules`: what `unchanged` has returned, if it was asked."""
+    def held(self, modules: Sequence[nn.Module] | None) -> list[tuple[str, Any, int]]:
+        """What the modules hold besides, each with its name and the depth to which it is to be read.
+
+        `modules`: what `unchanged` has returned, if it was asked.
+        """
         modules = modules or [reference() for reference in self._modules]
-        walk = Walk(self._names)
-        for kind in dict.fromkeys(self._types):
-            walk.classes(kind)
-        for name, place, held, key, depth in self._others:
-            walk.value(name, getattr(modules[place], held)[key], depth)
-        return walk
+        return [(name, getattr(modules[at], held)[key], depth) for name, at, held, key, depth in self._others]
 
 
 def _hooks_of(module: nn.Module) -> tuple[tuple[tuple[bool, ...], ...], ...]:
