@@ -40,7 +40,7 @@ R4. A write in place makes a new value. If nobody has read the old one, the oper
 R5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
     parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
 R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-    part in a collective, those that run between the graphs of torch.compile, and higher-order operators. They give
+    part in a collective, those that compiled code runs outside of its graphs, and higher-order operators. They give
     other bits, have effects, or wait for other ranks.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors.

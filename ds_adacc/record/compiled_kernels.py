@@ -1,4 +1,7 @@
-"""Code of torch.compile in a block that is recorded: its kernels bypass the dispatcher, so none of it is replayed."""
+"""Whether code of torch.compile runs in a block that is recorded. Its kernels bypass the dispatcher.
+
+A graph is replayed as a whole (Rule R17). Nothing that runs outside of a graph is replayed (Rule R6).
+"""
 
 from __future__ import annotations
 
