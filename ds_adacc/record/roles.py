@@ -144,7 +144,10 @@ def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recor
 
 
 def _is_small(value: RecordedValue, recording: Recording) -> bool:
-    """Whether it has fewer elements than the block's largest input. Often no more is known of what a compiled kernel made."""
+    """Whether it has fewer elements than the block's largest input.
+
+    Of what a compiled kernel made, often no more is known.
+    """
     sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
     return value.geometry.numel < max(sizes, default=math.inf)
 
