@@ -55,7 +55,10 @@ def choose(
             chosen.append(Chosen(name, module, _rank(name, module, config), _scale(name, config)))
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
-        raise ConfigError(f"adacc.compact: no layer to serve ({reasons or 'the blocks have no weight matrix'})")
+        raise ConfigError(
+            f"adacc.compact: no layer to serve ({reasons or 'the blocks have no weight matrix'}); "
+            "change adacc.compact.layers, or remove adacc.compact"
+        )
     return chosen, left
 
 

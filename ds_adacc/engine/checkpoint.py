@@ -39,7 +39,7 @@ def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if engine.adacc.compact is not None and given.get("exclude_frozen_parameters"):
             raise ValueError(
                 "save_checkpoint(exclude_frozen_parameters=True) would leave out the weights that adacc.compact "
-                "trains: to DeepSpeed they are frozen"
+                "trains, as to DeepSpeed they are frozen; call it without exclude_frozen_parameters"
             )
         if given["save_dir"]:  # before DeepSpeed writes "latest", so that it never names a checkpoint without our file
             _save(engine, Path(given["save_dir"]) / str(tag))

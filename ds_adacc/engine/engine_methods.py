@@ -151,7 +151,7 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
         if engine.is_deepcompile_enabled() or given.arguments["compiled_autograd_enabled"]:
             raise ValueError(
                 "adacc: engine.compile() with compile.deepcompile or compiled_autograd_enabled takes over the backward "
-                "of the blocks; turn that off, or adacc"
+                'of the blocks; turn that option off, or disable ds_adacc ("adacc": {"enabled": false})'
             )
         if not engine.is_compiled:
             blocks = engine.adacc.blocks

@@ -112,8 +112,9 @@ def _need_gradient(
         first = next((i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
         if first is None:
             raise ValueError(
-                f"adacc: the block {type(block).__name__} takes no floating-point tensor by position; ZeRO-3 "
-                "would reduce its gradients before they are there"
+                f"adacc: the block {type(block).__name__} takes no floating-point tensor by position, so ZeRO-3 "
+                "would reduce its gradients before they are there; give it one by position, or list other classes in "
+                "adacc.blocks"
             )
         given[first] = given[first].detach().requires_grad_()
     return tuple(given), bound.kwargs

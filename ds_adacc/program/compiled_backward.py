@@ -43,7 +43,10 @@ def has_run(cls: type[torch.autograd.Function]) -> bool:
 def why_not_ahead(node: Any, device: torch.device) -> str | None:
     """Why the backward of autograd's `node`, which is of a graph, must not be run ahead of training's own."""
     if run_in_cuda_graphs(device):
-        return "torch.compile runs its backward as a CUDA graph, and a second run overwrites what the first has made"
+        return (
+            'torch.compile runs its backward as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second '
+            "run overwrites what the first has made"
+        )
     held = vars(node)
     if held.get("opaque_objects") or next(tensors_in(list(held.values())), None) is not None:
         return "its backward reads tensors or objects that torch.compile keeps where no hook sees them"

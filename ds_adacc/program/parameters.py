@@ -35,5 +35,7 @@ class Parameters(Sequence[torch.Tensor]):
         held = self._held[index]
         parameter = held() if isinstance(held, weakref.ref) else held
         if parameter is None:
-            raise RuntimeError("a parameter of this block is gone, as its model was deleted")
+            raise RuntimeError(
+                "a parameter of this block is gone, as its model was deleted; keep the model until backward has ended"
+            )
         return parameter

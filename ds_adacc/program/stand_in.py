@@ -39,7 +39,7 @@ class StandIn(torch.Tensor):
             raise RuntimeError(
                 f"torch runs {func} on what an unpack hook returned, where ds_adacc expects a detach. Compiled "
                 "autograd (torch._dynamo.config.compiled_autograd) does so, as it takes over the backward of the "
-                "blocks: turn that off, or adacc"
+                'blocks: turn it off, or disable ds_adacc ("adacc": {"enabled": false})'
             )
         parameter = args[0].parameter
         alias = torch.Tensor._make_subclass(type(parameter), parameter.detach())

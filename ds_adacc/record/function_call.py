@@ -54,7 +54,8 @@ class FunctionCall:
             admit(tensor)
             if self._is_graph and run_in_cuda_graphs(tensor.device):
                 self.refuse(
-                    "torch.compile runs it as a CUDA graph, and a second run overwrites what the first has made"
+                    'torch.compile runs it as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second '
+                    "run overwrites what the first has made"
                 )
         strange = next((arg for arg in args if not isinstance(arg, torch.Tensor | int | float | None)), None)
         if self._is_graph and strange is not None:

@@ -54,7 +54,11 @@ class Journal:
             free = (each for each in itertools.chain([path], further) if not os.path.exists(each))  # never raises
             return cls(next(free))
         except RuntimeError as error:
-            get_logger().warning("the run goes on without a journal: %s", str(error))
+            text = (
+                "the run goes on without a journal, so `ds_adacc report` will not show it: %s. To have one, set "
+                "XDG_CACHE_HOME to a folder that you may write to"
+            )
+            get_logger().warning(text, str(error))
             return cls(None)
 
     def write(self, event: str, **fields: object) -> None:

@@ -19,6 +19,7 @@ from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
 _MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
+_KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing (TORCH_LOGS=recompiles tells why)"
 
 
 class Learner:
@@ -77,7 +78,7 @@ class Learner:
                 self._warnings.doubtful(block, variant.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
         if captured.recording.graphs and block.other_graphs >= _MOST_OTHER_GRAPHS:
-            unwatched = unwatched or "which of its graphs torch.compile runs, and that keeps changing"
+            unwatched = unwatched or _KEEPS_CHANGING
         if not any(each.recording is not None and not each.doubt for each in block.variants()):
             unwatched = unwatched or self._kept_result(block, variant, captured.watch)
         codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]

@@ -54,11 +54,11 @@ class Warnings:
         """The block runs operators under torch.compile that are in none of its graphs."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs operators under torch.compile that are in none of its graphs: between two graphs; or where "
-            "it has nothing to compile, as in a single layer of torch.nn; or to make a tensor of a float that varies. "
-            "What they save is retained or compressed, never recomputed. To have it recomputed, compile the block as a "
-            "whole, without graph breaks (TORCH_LOGS=graph_breaks shows them), and give it such a number as a tensor; "
-            "or leave out torch.compile there",
+            "block %s runs operators under torch.compile that are in none of its graphs. What they save is retained or "
+            "compressed, never recomputed. They run between two graphs; or where torch.compile has nothing to compile, "
+            "as in a single layer of torch.nn; or to make a tensor of a float that varies. To have it recomputed, "
+            "compile the block as a whole, without graph breaks (TORCH_LOGS=graph_breaks shows them), and give it such "
+            "a number as a tensor; or leave out torch.compile there",
             block.name,
         )
 
