@@ -30,13 +30,15 @@ def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -
         if inside and is_compiled(module):
             raise ValueError(
                 f"adacc: {name or 'the model'} ({class_name(module)}) is compiled as a whole, and the block "
-                f"{inside[0]} with it; compile each block by itself, or call engine.compile() after ds_adacc.initialize"
+                f"{inside[0]} with it; compile each block by itself, or call engine.compile() after "
+                "ds_adacc.initialize or ds_adacc.attach"
             )
     for name, block in blocks.items():
         if zero_stage == 3 and block._compiled_call_impl is not None:
             raise ValueError(
                 f"adacc: the block {name} is compiled in place, and the hooks of ZeRO-3 with it; put "
-                "torch.compile(block) in its place, or call engine.compile() after ds_adacc.initialize"
+                "torch.compile(block) in its place, or call engine.compile() after ds_adacc.initialize or "
+                "ds_adacc.attach"
             )
 
 

@@ -44,8 +44,9 @@ class Warnings:
         """The block depends on what no guard watches."""
         self._tell(
             (block.name.split(" ")[-1], unwatched),
-            "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained or "
-            "compressed, never recomputed. To have it recomputed, give the block plain numbers or tensors instead",
+            "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained, "
+            "compressed or offloaded, never recomputed. To have it recomputed, give the block plain numbers or tensors "
+            "instead",
             block.name,
             unwatched,
         )
@@ -54,11 +55,11 @@ class Warnings:
         """The block runs operators under torch.compile that are in none of its graphs."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs operators under torch.compile that are in none of its graphs. What they save is retained or "
-            "compressed, never recomputed. They run between two graphs; or where torch.compile has nothing to compile, "
-            "as in a single layer of torch.nn; or to make a tensor of a float that varies. To have it recomputed, "
-            "compile the block as a whole, without graph breaks (TORCH_LOGS=graph_breaks shows them), and give it such "
-            "a number as a tensor; or leave out torch.compile there",
+            "block %s runs operators under torch.compile that are in none of its graphs. What they save is retained, "
+            "compressed or offloaded, never recomputed. They run between two graphs; or where torch.compile has "
+            "nothing to compile, as in a single layer of torch.nn; or to make a tensor of a float that varies. To have "
+            "it recomputed, compile the block as a whole, without graph breaks (TORCH_LOGS=graph_breaks shows them), "
+            "and give it such a number as a tensor; or leave out torch.compile there",
             block.name,
         )
 
@@ -164,7 +165,7 @@ class Warnings:
         self._tell(
             (name, "compiled around"),
             "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
-            "compile each block by itself before ds_adacc.initialize, or call engine.compile()",
+            "compile each block by itself before ds_adacc.initialize, or call engine.compile() after it",
             name,
         )
 
