@@ -242,6 +242,7 @@ def arguments() -> argparse.Namespace:
     add_model_options(parser)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--eval-every", type=int, default=0, help="steps between validations; 0: at the end only")
+    parser.add_argument("--compile", action="store_true", help="have torch.compile compile the model, block by block")
     parser.add_argument("--metrics", type=Path, help="write the losses here, as JSON lines")
     args = deepspeed.add_config_arguments(parser).parse_args()
     if args.deepspeed_config is None:
@@ -254,6 +255,8 @@ def main() -> None:
     deepspeed.init_distributed()
     model = build_model(args, deepspeed_checkpoint(args.deepspeed_config))
     engine, _, _, _ = ds_adacc.initialize(args=args, model=model, model_parameters=model.parameters())
+    if args.compile:
+        engine.compile()
     if args.metrics and engine.global_rank == 0:
         args.metrics.parent.mkdir(parents=True, exist_ok=True)
         with args.metrics.open("w") as metrics:

@@ -35,7 +35,7 @@ class Profiler:
         remembered = self.remembered.get(recording.digest)
         if remembered is not None and _is_of(remembered, recording):
             return remembered
-        if self._cache is None or recording.graphs:  # nothing tells one graph from another in the next run
+        if self._cache is None or recording.graphs:  # nothing on disk tells how a graph was compiled
             return self._measure(recording, captured)
         device = captured.tensors.device
         offers = [self._codecs.on_offer(value, recording) for value in recording.values]

@@ -179,7 +179,7 @@ def _replan(
     must_fit = not (rejected and controller.has_run_a_plan)
     live_sets = agreement.partners(sorted(digests), must_fit)
     if not live_sets:
-        return _stay(step, reason, "none fits the budget", rejected)
+        return _stay(step, reason, "nothing fits adacc.memory_budget with these blocks", rejected)
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
@@ -198,7 +198,7 @@ def _replan(
 def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
     """Log the text of the exception `why`: a handler that keeps log records would keep the exception's frames alive."""
     exact = " Blocks above the bound hold everything exactly." if rejected else ""
-    text = "step %d: the old plan stays in force. A new one was due (%s), but there is none: %s.%s"
+    text = "step %d: %s. A new plan was due, but none was found, so the old one stays in force: %s.%s"
     get_logger().warning(text, step, reason, str(why).rstrip("."), exact)
     return Review()
 

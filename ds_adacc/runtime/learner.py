@@ -19,7 +19,8 @@ from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
 _MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
-_KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing (TORCH_LOGS=recompiles tells why)"
+_KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
+_FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
 
 
 class Learner:
@@ -86,7 +87,8 @@ class Learner:
             self._computed.append(captured.watch)
         if unwatched is not None:
             variant.doubt = unwatched
-            self._warnings.doubtful(block, unwatched)
+            remedy = _FEWER_GRAPHS if unwatched == _KEEPS_CHANGING else None
+            self._warnings.doubtful(block, unwatched, remedy)
         if captured.recording.hides_compiled:
             self._warnings.compiled(block)
         for op in captured.recording.graph_ops:

@@ -40,15 +40,15 @@ class Warnings:
         text = "block %s is no part of backward, so it holds nothing: no input or parameter of it requires a gradient"
         self._tell((block.name.split(" ")[-1], "holds nothing"), text, block.name, level=logging.INFO)
 
-    def doubtful(self, block: Block, unwatched: str) -> None:
+    def doubtful(self, block: Block, unwatched: str, remedy: str | None = None) -> None:
         """The block depends on what no guard watches."""
         self._tell(
             (block.name.split(" ")[-1], unwatched),
             "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained, "
-            "compressed or offloaded, never recomputed. To have it recomputed, give the block plain numbers or tensors "
-            "instead",
+            "compressed or offloaded, never recomputed. To have it recomputed, %s",
             block.name,
             unwatched,
+            remedy or "give the block plain numbers or tensors instead",
         )
 
     def compiled(self, block: Block) -> None:

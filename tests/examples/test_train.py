@@ -88,3 +88,9 @@ def test_three_steps_without_and_with_full_checkpointing(tmp_path):
     assert [line.get("step") for line in plain] == [1, 2, 2, 3, None]
     assert plain == checkpointed
     assert plain[-1]["validation_loss"] < 5.7
+
+
+@pytest.mark.ranks
+def test_three_steps_of_compiled_blocks(tmp_path):
+    options = ["--layers", "6", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
+    assert losses("adacc", tmp_path, *options)[-1]["validation_loss"] < 5.7

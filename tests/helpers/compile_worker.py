@@ -18,7 +18,9 @@ STEPS = 4
 SECTIONS = {
     "engine": {"memory_budget": 0.999, "codecs": {"dropout_mask": "bits"}},
     "blocks": {"memory_budget": 0.9, "codecs": "paper", "max_gradient_error": None},
+    "kernels": {"memory_budget": 0.8},
 }
+CASES = {"engine": Case(3), "blocks": Case(2, "bf16"), "kernels": Case(1)}
 
 
 def optimized(model):
@@ -32,10 +34,12 @@ def train(name, section):
     model = Model(layers=2)
     if name == "blocks":
         optimized(model)
-    case = Case(3) if name == "engine" else Case(2, "bf16")
-    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=ds_config(case, section))
+    config = ds_config(CASES[name], section)
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     if name == "engine":
         engine.compile(backend="aot_eager")
+    elif name == "kernels":
+        engine.compile()
     random = torch.Generator().manual_seed(engine.global_rank)
     losses = []
     for step in range(STEPS):
@@ -52,6 +56,7 @@ def account(engine):
     return {
         "compiled": [block_type.recording.runs_compiled for block_type in runtime.agreement.known_types.values()],
         "policies": [asdict(policy) for chosen in runtime.controller.plan.policies.values() for policy in chosen],
+        "measured": any(types.errors_are_measured for types in runtime.agreement.known_types.values()),
         "planned": engine.adacc.planned_held_bytes,
         "observed": engine.adacc.observed_held_bytes,
     }

@@ -492,13 +492,19 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", ["engine", "blocks"])
+@pytest.mark.parametrize("case", ["engine", "blocks", "kernels"])
 def test_under_an_engine(ranks, case):
-    """`engine.compile()` under ZeRO-3, lossless; and compiled blocks under ZeRO-2 in bf16, with the paper's codecs."""
+    """`engine.compile()` under ZeRO-3, lossless; compiled blocks under ZeRO-2 in bf16, with the paper's codecs.
+
+    "kernels": `engine.compile()` with Inductor, under ZeRO-1, with the default codecs and their bound.
+    """
     first, second = (rank[case]["adacc"]["plan"] for rank in ranks)
     assert first["policies"] == second["policies"]
     assert first["compiled"] == [True]
     assert first["observed"] == second["observed"] == first["planned"] > 0
+    assert first["measured"] == second["measured"] == (case == "kernels")
+    chosen = {choice for policy in first["policies"] for choice in policy["stores"]}
+    assert bool(chosen & {"channel", "group", "outlier", "outlier8"}) == (case != "engine"), chosen
     for rank in ranks:
         adacc, plain = rank[case]["adacc"]["losses"], rank[case]["plain"]["losses"]
         assert adacc == (plain if case == "engine" else pytest.approx(plain, rel=0.02))
