@@ -114,7 +114,9 @@ class Call:
                     return
             self._seen[index] = tensor.data_ptr(), None  # the caller keeps it alive through the forward
             tensor = tensor.detach()
-            self.holders[index].fill(tensor if taken is None else taken.view(tensor))
+            holder = self.holders[index]
+            fill = holder.hold if index in bound.course.until_confirmed else holder.fill
+            fill(tensor if taken is None else taken.view(tensor))
         if not self._note(bound.course.first_states):
             self.diverge()
 
@@ -168,9 +170,10 @@ class Call:
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
         diverges. False: it has run others.
         """
-        if not self.bound.recording.graphs or self.bound.recording.loses_graphs:
+        recording = self.bound.recording
+        if not recording.graphs:
             return True
-        has_run_others = graphs_behind(output, self._began) != self.bound.recording.graphs
+        has_run_others = not recording.loses_graphs and graphs_behind(output, self._began) != recording.graphs
         if has_run_others:
             self.diverged = True
         elif self._position < len(self.bound.course.instructions):
@@ -182,7 +185,7 @@ class Call:
     def release(self) -> None:
         """Let go of what is kept until it is known which compiled graphs have run."""
         for index in self.bound.course.until_confirmed:
-            self.holders[index].pending = None
+            self.holders[index].release()
 
     def close(self) -> None:
         """Let go of the holders at the end of the forward (Rule E5)."""

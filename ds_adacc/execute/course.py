@@ -28,8 +28,8 @@ class Instruction:
     `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `taken`: the
     geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
     storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
-    `hold`: the value will be rebuilt, but must be kept for now; `release`: the values to be rebuilt that need not be
-    kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it (`copied.py`).
+    `hold`: the value will be rebuilt or compressed, but must be kept for now; `release`: the values to be rebuilt that
+    need not be kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it (`copied.py`).
     """
 
     value: int | None = None
@@ -68,8 +68,9 @@ class Course:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
     itself. `replays`: what backward runs: by the operator at the end of each replay, all its operators in forward
     order. `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted
-    when the call begins, each with the value that holds its state. `until_confirmed`: the values to be rebuilt that are
-    kept until the forward has ended, since only then it is known which graphs of torch.compile have run (Rule R17).
+    when the call begins, each with the value that holds its state. `until_confirmed`: the values to be rebuilt or
+    compressed that are kept until the forward has ended: only then it is known which graphs of torch.compile have run
+    (Rule R17).
     """
 
     instructions: tuple[Instruction, ...]
@@ -180,7 +181,7 @@ def _instructions(
     ready = _ready(recording, policy, replays, order, {**first, **noted})
     release: dict[int, list[int]] = {}
     for index, number in ready.items():
-        if number > first.get(index, number):
+        if number > first.get(index, number) or number == len(recording.positions):
             release.setdefault(number, []).append(index)
     instructions = (
         _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
@@ -212,7 +213,8 @@ def _instruction(
     value = recording.values[ref.index]
     first, last = sightings
     is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
-    fill, hold = is_first and policy.stores[ref.index] is not None, is_first and ready.get(ref.index, -1) > number
+    hold = is_first and ready.get(ref.index, -1) > number
+    fill = is_first and policy.stores[ref.index] is not None and not hold
     root = value.geometry.seen_from(seen)
     return Instruction(
         value=ref.index,
@@ -245,7 +247,9 @@ def _ready(
 ) -> dict[int, int]:
     """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
 
-    `first`: the position at which each saved value is seen for the first time, and each generator's state is noted.
+    The end of the forward for each value to be compressed that a graph of torch.compile may save, or the block is given
+    (its caller holds that anyway). `first`: the position at which each saved value is seen for the first time, and each
+    generator's state is noted.
     """
     ready: dict[int, int] = {}
     saved_at: dict[int, int] = {}
@@ -253,7 +257,10 @@ def _ready(
     for index in order:
         value = recording.values[index]
         if policy.stores[index] is not None:
-            saved_at[index] = -1 if value.origin in ("input", "buffer") else first[index]
+            is_given = value.origin in ("input", "buffer")
+            saved_at[index] = -1 if is_given else first[index]
+            if recording.graphs and _compresses(value, policy) and (is_given or saved_at[index] >= of_graphs):
+                ready[index] = len(recording.positions)
         else:
             needs = needs_of(recording, replays[value.producer])
             saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)

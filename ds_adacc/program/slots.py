@@ -57,6 +57,11 @@ class Retained:
 
     unpack = get
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nobody has written to it since."""
+        return self.tensor is not None and self.tensor._version == self.version
+
     def held(self) -> tuple[torch.Tensor, ...]:
         return () if self.tensor is None else (self.tensor,)
 

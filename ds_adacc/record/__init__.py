@@ -83,6 +83,6 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     one memory are one value, and one or two whole numbers may be a generator's state (Rule R16). Which graph a call
     runs, with which numbers, is Dynamo's choice, and is known when the forward has ended: autograd's nodes tell, which
     keep the numbers for this. Another graph may save more tensors or fewer, so that all that follows is saved at other
-    positions. So from the first graph on, all that would be rebuilt is kept until then; if another graph has run, or
-    with other numbers, it stays, and the next call is recorded.
+    positions. So from the first graph on, all that would be rebuilt or compressed is kept until then; if another graph
+    has run, or with other numbers, it stays, and the next call is recorded.
 """

@@ -8,7 +8,7 @@ import torch
 
 from ds_adacc.execute.holders.restored import Facts, Restored
 from ds_adacc.kernels import Codec
-from ds_adacc.program.slots import never_saved
+from ds_adacc.program.slots import Retained, never_saved
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,19 @@ class Compression(Facts):
 
 
 class Compressed(Restored):
-    """A value kept as a codec's payload."""
+    """A value kept as a codec's payload.
 
-    __slots__ = ("payload",)
+    Rule R17: what a graph of torch.compile saves is held in `pending`, until it is known that it is the recorded graph.
+    """
+
+    __slots__ = ("payload", "pending")
 
     facts: Compression
 
     def __init__(self, facts: Compression) -> None:
         super().__init__(facts)
         self.payload: tuple[torch.Tensor, ...] | None = None
+        self.pending: Retained | None = None
 
     def fill(self, flat: torch.Tensor) -> None:
         """`flat`: the value's elements in memory order, contiguous, with its channels as the last dimension.
@@ -38,12 +42,27 @@ class Compressed(Restored):
         """
         self.payload = self.facts.codec.compress(flat)
 
+    def hold(self, flat: torch.Tensor) -> None:
+        """Keep it as it is until `release`. Of `flat`, as of `fill`, but no part of the autograd graph."""
+        self.pending = Retained(self.facts.name)
+        self.pending.fill(flat)
+
+    def release(self) -> None:
+        """Compress what is held as it is, unless it was written to: then it stays, and backward raises an error."""
+        if self.pending is not None and self.pending.is_unchanged:
+            self.fill(self.pending.tensor)
+            self.pending = None
+
     def held(self) -> tuple[torch.Tensor, ...]:
         """The payload's tensors on the value's device."""
+        if self.pending is not None:
+            return self.pending.held()
         return tuple(tensor for tensor in self.payload or () if tensor.device.type == self.facts.device)
 
     def _restore(self) -> torch.Tensor:
         facts = self.facts
+        if self.pending is not None:
+            return self.pending.get()
         if self.payload is None:
             raise never_saved(facts.name)
         return facts.codec.decompress(self.payload, facts.shape, facts.geometry.dtype)

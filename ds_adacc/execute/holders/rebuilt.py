@@ -128,6 +128,9 @@ class Rebuilt:
         self.pending = Retained(self.name)
         self.pending.fill(root)
 
+    def release(self) -> None:
+        self.pending = None
+
     def get(self) -> torch.Tensor:
         return self.pending.get() if self.pending is not None else self.replay.get(self.output)
 

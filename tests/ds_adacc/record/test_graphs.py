@@ -13,6 +13,7 @@ from recorded import profile_of, random_policy, record, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.kernels import make_codec
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.graphs import GraphRun, extended, extents, is_graph, run_in_cuda_graphs
 from ds_adacc.program.nodes import graphs_behind
@@ -360,6 +361,20 @@ def test_a_graph_that_no_call_can_find_again_is_never_replayed():
     assert refusals == {
         "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
     }
+
+
+def test_what_such_a_graph_saves_is_compressed_when_the_forward_has_ended(monkeypatch):
+    block, args = Aside(), (torch.randn(3, 6, requires_grad=True),)
+    recording, codec, compressed = record(block, args, {}), make_codec("group", backend="reference", group_size=16), []
+    compress = codec.compress
+    monkeypatch.setattr(codec, "compress", lambda x: compressed.append(ended[:]) or compress(x))
+    chosen = {value.index for value in recording.values if value.index in recording.saved and value.owned}
+    stores = tuple("group" if value.index in chosen else "retain" for value in recording.values)
+    ended = []
+    run, _ = under(block, recording, planner.Policy(stores, ()), dict.fromkeys(chosen, codec))
+    block.register_forward_hook(lambda *_: ended.append(True))
+    run(*args)
+    assert len(compressed) == len(chosen) > 0 and all(compressed)
 
 
 class Mixed(nn.Module):

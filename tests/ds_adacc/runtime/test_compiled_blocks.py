@@ -329,6 +329,35 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
     assert ("which of its graphs torch.compile runs" in caplog.text) == happens_often
 
 
+def test_a_call_that_runs_another_graph_compresses_nothing(monkeypatch, slow_replays):
+    """What another graph saves was never measured, though it may look the same. Only at the end is it known to be one."""
+    torch._dynamo.reset()
+    now, weights = [], {}
+    model = stack()
+
+    def behind(output, since):
+        return () if now[0] == 6 else graphs_behind(output, since)
+
+    def before(step):
+        now[:] = [step]
+        weights[step] = copy.deepcopy(model.state_dict())
+
+    monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
+    section = {"max_gradient_error": None, "rectifier": {"enabled": False}}
+    seen, _ = train(model, "paper", 0.8, in_place, (48,) * 9, before, **section)
+
+    def exact(step):
+        plain = stack()
+        plain.load_state_dict(weights[step])
+        torch.manual_seed(step)
+        loss = zoo.loss_of(plain(torch.randn(2, 48, zoo.WIDTH, requires_grad=True)))
+        loss.backward()
+        return [loss.item(), *(p.grad.double().sum().item() for p in plain.parameters())]
+
+    assert seen[5] != pytest.approx(exact(5), rel=1e-5)
+    assert seen[6] == pytest.approx(exact(6), rel=1e-5)
+
+
 def test_a_call_that_runs_another_graph_measures_nothing(monkeypatch, slow_replays):
     """Its saved tensors may look otherwise, and then the policy on trial would hold them exactly, without an error."""
     torch._dynamo.reset()
