@@ -29,7 +29,8 @@ class Instruction:
     geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
     storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
     `hold`: the value will be rebuilt or compressed, but must be kept for now; `release`: the values to be rebuilt that
-    need not be kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it (`copied.py`).
+    need not be kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it
+    (`copied.py`).
     """
 
     value: int | None = None

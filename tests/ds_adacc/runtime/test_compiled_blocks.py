@@ -330,7 +330,7 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
 
 
 def test_a_call_that_runs_another_graph_compresses_nothing(monkeypatch, slow_replays):
-    """What another graph saves was never measured, though it may look the same. Only at the end is it known to be one."""
+    """What another graph saves was never measured, though it may look the same."""
     torch._dynamo.reset()
     now, weights = [], {}
     model = stack()
