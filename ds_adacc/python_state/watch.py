@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
@@ -74,6 +76,8 @@ class _Code(NamedTuple):
 class Watch:
     """Watches from `start` to `stop`, and tells `listener`. Calls of other threads are none of the block's.
 
+    Nor is what Dynamo and its backends do to compile the block, which are millions of calls.
+
     `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
     function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
 
@@ -86,6 +90,7 @@ class Watch:
         self.unguarded: str | None = None
         self._listener: Listener | None = listener
         self._is_running = False
+        self._pauses = 0
         self._codes: dict[int, _Code] = {}  # by identity
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._modules: set[types.ModuleType] = set()
@@ -106,19 +111,27 @@ class Watch:
         if reason is not None:
             raise RuntimeError(f"{reason}, and there can be only one")
         self._is_running = True
+        self._thread = threading.get_ident()
+        callback_handler.register_start_callback(self._compiler_begins)
+        callback_handler.register_end_callback(self._compiler_ends)
         sys.setprofile(self._told)
 
     def pause(self) -> None:
-        """Watch nothing until `resume`. The profiler of somebody else goes on."""
+        """Watch nothing until as many calls of `resume`. The profiler of somebody else goes on."""
+        self._pauses += 1
         if self._is_running:
             sys.setprofile(None)
 
     def resume(self) -> None:
-        if self._is_running:
+        self._pauses -= 1
+        if self._is_running and not self._pauses:
             sys.setprofile(self._told)
 
     def stop(self) -> None:
-        self.pause()
+        if self._is_running:
+            sys.setprofile(None)
+            callback_handler.remove_start_callback(self._compiler_begins)
+            callback_handler.remove_end_callback(self._compiler_ends)
         self._is_running = False
         self._listener = self._functions = self._importing = None
         found: dict[str, Place] = {}
@@ -127,6 +140,14 @@ class Watch:
             self._note_imports(code, namespace, found)
         self.add(found)
         self._not_imported.clear()
+
+    def _compiler_begins(self, _: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.pause()
+
+    def _compiler_ends(self, _: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self.resume()
 
     def has_seen(self, code: types.CodeType) -> bool:
         """Whether a function with this code has run."""
@@ -309,7 +330,7 @@ def _is_of_no_account(frame: types.FrameType | None) -> bool:
 
 def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
     """Whether a compiler is at work, and no code that it has made has called what runs now."""
-    nearest = next((module for module, _ in calls if module.startswith((*_COMPILERS, _MADE_BY_COMPILERS))), "")
+    nearest = next((module for module, _ in calls if module.startswith(_COMPILERS)), "")
     return nearest != "" and not nearest.startswith(_MADE_BY_COMPILERS)
 
 

@@ -1,10 +1,12 @@
 """What Python reads while a block is recorded, and what follows from it."""
 
 import cProfile
+import functools
 import logging
 import random
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 import zoo
 from recorded import record
 from torch import nn
+from torch._dynamo.callback import callback_handler
 
 from ds_adacc.config import load
 from ds_adacc.python_state.closure import closure_of
@@ -127,6 +130,33 @@ def test_what_an_operator_in_a_compiled_graph_reads_is_guarded(is_compiled):
         compiled(batch())
     captured = capture("block", (batch(),), closure_of(block), lambda: compiled(batch()))
     assert f"{__name__}.factor" in captured.watch.places
+
+
+@pytest.mark.parametrize("thread", ["this one", "another one"])
+def test_compilation_is_not_watched_call_by_call(thread):
+    """It makes millions of calls, none of them the block's. Those that another thread compiles are none of ours."""
+    told, profilers, block = [], [], Block(lambda x: 2.0)
+
+    def backend(graph, inputs):
+        profilers.append(sys.getprofile())
+        return graph
+
+    def run(x):
+        compiled = torch.compile(block, backend=backend)
+        if thread == "this one":
+            output = compiled(x)
+        else:
+            other = threading.Thread(target=compiled, args=(x.detach(),))
+            other.start()
+            other.join()
+            output = block(x)
+        told.append(sys.getprofile())
+        return output
+
+    captured = capture("block", (batch(),), closure_of(block), functools.partial(run, batch()))
+    assert profilers == [None]
+    assert told == [captured.watch._told] and sys.getprofile() is None
+    assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
 
 
 def of_global(x):
