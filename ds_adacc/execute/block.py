@@ -266,13 +266,16 @@ class Block:
 
         That graph takes the place of the variant's in calls of other sizes too, so the next call of each is recorded.
         """
-        outdated = {run.cls for run in variant.recording.graphs}
-        self._variants = [
-            (signature, other)
-            for signature, other in self._variants
-            if other.recording is None or outdated.isdisjoint(run.cls for run in other.recording.graphs)
-        ]
+        self.forget_graphs({run.cls for run in variant.recording.graphs})
         self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
+
+    def forget_graphs(self, outdated: Collection[type]) -> None:
+        """Forget the variants that run one of these graphs."""
+        self._variants = [
+            (signature, variant)
+            for signature, variant in self._variants
+            if variant.recording is None or not any(run.cls in outdated for run in variant.recording.graphs)
+        ]
 
     def note_known_graphs(self) -> None:
         """A call has run the graphs of its variant."""

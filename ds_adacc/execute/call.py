@@ -77,7 +77,7 @@ class Call:
 
     __slots__ = (
         *("_began", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
-        *("bound", "diverged", "forward", "holders"),
+        *("bound", "diverged", "forward", "holders", "outdated"),
     )
 
     def __init__(
@@ -101,6 +101,7 @@ class Call:
         self._began = torch.autograd._get_sequence_nr()
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
+        self.outdated: set[type] = set()
         self.forward: Forward | None = None
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index, taken in bound.course.inputs:
@@ -168,14 +169,16 @@ class Call:
         """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
-        diverges. False: it has run others.
+        diverges. False: it has run others; then `outdated` has the recorded ones that it has not run.
         """
         recording = self.bound.recording
         if not recording.graphs:
             return True
-        has_run_others = not recording.loses_graphs and graphs_behind(output, self._began) != recording.graphs
+        ran = recording.graphs if recording.loses_graphs else graphs_behind(output, self._began)
+        has_run_others = ran != recording.graphs
         if has_run_others:
             self.diverged = True
+            self.outdated = {run.cls for run in recording.graphs}.difference(run.cls for run in ran)
         elif self._position < len(self.bound.course.instructions):
             self.diverge()
         if not self.diverged:

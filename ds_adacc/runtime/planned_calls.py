@@ -94,6 +94,8 @@ class PlannedCalls:
                     output = incoming.run()
             if not call.confirm(output):
                 incoming.block.note_other_graph(variant)
+                for block in self._controller.blocks.all():  # blocks of one class run the same graphs
+                    block.forget_graphs(call.outdated)
                 self._warnings.compiled_anew(incoming.block)
             elif bound.recording.graphs:
                 incoming.block.note_known_graphs()

@@ -78,8 +78,8 @@ class Warnings:
         self._tell(
             (block.name.split(" ")[-1], "compiled anew"),
             "block %s: torch.compile ran another graph than in the recorded call, or with other numbers. So all that "
-            "this call saved is retained, and the next one is recorded. Gradients are right. TORCH_LOGS=recompiles "
-            "tells why it compiles again",
+            "this call saved is retained, also if that takes more than the budget. The next calls of the blocks with "
+            "this graph are recorded. Gradients are right. TORCH_LOGS=recompiles tells why it compiles again",
             block.name,
             level=logging.INFO,
         )

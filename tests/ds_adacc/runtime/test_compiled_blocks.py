@@ -301,13 +301,16 @@ def test_lengths_that_vary(prepare, caplog):
 
 
 @pytest.mark.parametrize(
-    ("steps", "undisturbed"),
-    [((6,), 64), ((6, 8, 10, 12), 64), ((6, 8, 10, 12), 1)],
+    ("steps", "undisturbed", "counts"),
+    [((6,), 64, (1, 0, 0, 0)), ((6, 8, 10, 12), 64, (3, 1, 0, 0)), ((6, 10, 13, 17), 1, (0, 0, 0, 0))],
     ids=["once", "again and again", "now and then"],
 )
-def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
-    """Each keeps all, and the next one is recorded; after three of them nothing of the block is replayed."""
-    plain, _ = train(stack(), prepare=in_place, lengths=(48,) * 15)
+def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, counts, caplog):
+    """The first of them keeps all, and then all blocks with that graph are recorded.
+
+    After three such calls of a block nothing of it is replayed.
+    """
+    plain, _ = train(stack(count=4), prepare=in_place, lengths=(48,) * 20)
     torch._dynamo.reset()
     monkeypatch.setattr("ds_adacc.execute.block._UNDISTURBED", undisturbed)
     now = []
@@ -318,10 +321,11 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, caplog):
     monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
     with caplog.at_level("INFO", logger="ds_adacc"):
         seen, runtime = train(
-            stack(), "none", 0.8, in_place, (48,) * 15, before=lambda step: now.__setitem__(slice(None), [step])
+            stack(count=4), "none", 0.6, in_place, (48,) * 20, before=lambda step: now.__setitem__(slice(None), [step])
         )
     assert seen == plain
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
+    assert tuple(block.other_graphs for block in runtime.blocks.all()) == counts
     replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.replays}
     doubted = {block.name for block in runtime.blocks.all() if block.other_graphs == 3}
     happens_often = len(steps) > 1 and undisturbed > 1
