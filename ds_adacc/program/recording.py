@@ -64,13 +64,14 @@ class RecordedValue:
     def owned(self) -> bool:
         """Whether dropping the value frees memory of its device.
 
-        An input without gradient (a mask) stays with the caller anyway. A CUDA generator's state is in host memory.
+        An input without gradient (a mask) stays with the caller anyway, and a parameter with its model. A CUDA
+        generator's state is in host memory.
         """
         if self.pinned:
             return False
         if self.origin == "generator":
             return self.device == "cpu"
-        return self.origin == "made" or (self.origin == "input" and self.requires_grad)
+        return self.origin == "made" or (self.origin == "input" and self.requires_grad and not self.is_parameter)
 
 
 @dataclass(frozen=True)
