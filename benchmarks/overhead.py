@@ -95,7 +95,7 @@ def stubbed(block, args, kwargs):
     }
 
     def replays():
-        for rerun in bound.replays.values():
+        for rerun in bound.reruns.values():
             for op in (*(op for op, _ in rerun.before), rerun.op):
                 replay(op, tensors.__getitem__, recording.parameters)
 

@@ -7,10 +7,10 @@ If no policies fit, `InfeasibleBudget` names a budget that would do.
 
 Read the files in this order:
 
-* the question: `graph` (one block: values, operators, steps of backward), `profile` (what was measured), `problem`;
+* the question: `graph` (one block: values, operators, steps of backward), `segments` (which operators are replayed
+  together), `profile` (what was measured), `problem`;
 * the answer: `policy`, and `solution` with the errors;
-* what a policy costs: `simulate` (one call of a block), `passing` (values that a replay makes only for itself), `peak`
-  (a whole step), `error_estimate` (of a gradient error);
+* what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `error_estimate` (of a gradient error);
 * policies without a solver: `baselines`, `greedy`;
 * the mixed-integer program (MILP): `schedule` (what holds whatever the policy), `milp_choices` (choices and replays),
   `milp_memory` (bytes), `milp` (what all searches share, and the call of CBC);
@@ -32,13 +32,13 @@ from ds_adacc.planner.error_estimate import (
     stale_ops,
 )
 from ds_adacc.planner.frontier import Point, frontier
-from ds_adacc.planner.graph import BlockGraph, Event, Op, Value
+from ds_adacc.planner.graph import BlockGraph, Event, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
-from ds_adacc.planner.passing import Replayable, grouped, passing, read_by
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness, is_codec
+from ds_adacc.planner.segments import Op, Segment, Segments
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
@@ -70,7 +70,8 @@ __all__ = [
     "Policy",
     "Problem",
     "Profile",
-    "Replayable",
+    "Segment",
+    "Segments",
     "Simulation",
     "Simulations",
     "Solution",
@@ -87,7 +88,6 @@ __all__ = [
     "gradient_error",
     "greedy",
     "greedy_policies",
-    "grouped",
     "held_bytes",
     "human_bytes",
     "in_process",
@@ -96,9 +96,7 @@ __all__ = [
     "leanest",
     "least_peak",
     "least_peak_in_process",
-    "passing",
     "peak_bytes",
-    "read_by",
     "read_together",
     "recompute_policy",
     "retain_policy",

@@ -7,10 +7,10 @@ separate, because an operator may have several outputs and several steps of back
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from ds_adacc.planner.passing import Replayable, grouped, passing, read_by, rebuildable
+from ds_adacc.planner.segments import Op, Segment, Segments
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,6 @@ class Value:
     producer: int | None
     storable: bool
     on_request: bool = False
-
-
-@dataclass(frozen=True)
-class Op:
-    """One recorded operator: `inputs` and `outputs` are indices of values.
-
-    `replayable`: a replay was proven to give the same bits. `workspace_bytes`: what a replay allocates besides its
-    outputs.
-    """
-
-    name: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    replayable: bool
-    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,25 +87,15 @@ class BlockGraph:
         """The values that backward needs, sorted."""
         return tuple(sorted({index for event in self.events for index in event.values}))
 
-    @functools.cached_property
+    @property
     def rebuildable_ops(self) -> frozenset[int]:
         """Ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
-        return rebuildable(self._replayable, self._storable)
+        return self._segments.rebuildable
 
     @functools.cached_property
-    def passing(self) -> Mapping[int, int]:
-        """By value that only passes through a replay, the op at the end of that replay."""
-        return passing(self._replayable, self._storable, self.saved)
-
-    @functools.cached_property
-    def replays(self) -> Mapping[int, tuple[int, ...]]:
-        """The replays that backward may run: by the op at the end of each, all ops that it runs, in forward order."""
-        return grouped(sorted(self.rebuildable_ops), self._replayable, self.passing)
-
-    @functools.cached_property
-    def replay_inputs(self) -> Mapping[int, tuple[int, ...]]:
-        """By the op at the end of each replay, the values that it reads and does not make itself."""
-        return {end: read_by(parts, self._replayable, self.passing) for end, parts in self.replays.items()}
+    def segments(self) -> Mapping[int, Segment]:
+        """What backward may replay: by the op at the end of each replay, all that it runs."""
+        return self._segments.of(sorted(self.rebuildable_ops))
 
     @functools.cached_property
     def replay_bytes(self) -> Mapping[int, int]:
@@ -129,28 +104,25 @@ class BlockGraph:
         The simulator counts outputs from the start of a replay. A single output does not exist until the last op runs,
         so earlier ops may use its room.
         """
-        return {end: self._replay_bytes(ops) for end, ops in self.replays.items()}
+        return {end: self._replay_bytes(segment) for end, segment in self.segments.items()}
 
-    def _replay_bytes(self, parts: Sequence[int]) -> int:
-        last = {value: part for part in parts for value in self.ops[part].inputs if value in self.passing}
-        results = self.ops[parts[-1]].outputs
+    def _replay_bytes(self, segment: Segment) -> int:
+        last, end = segment.last_readers, segment.ops[-1]
+        results = self.ops[end].outputs
         room = self.values[results[0]].nbytes if len(results) == 1 else 0
         alive = most = 0
-        for part in parts:
-            op = self.ops[part]
-            made = 0 if part == parts[-1] else sum(self.values[value].nbytes for value in op.outputs) - room
+        for index in segment.ops:
+            op = self.ops[index]
+            made = 0 if index == end else sum(self.values[value].nbytes for value in op.outputs) - room
             most = max(most, alive + made + op.workspace_bytes)
             alive += sum(self.values[value].nbytes for value in op.outputs if value in last)
-            alive -= sum(self.values[value].nbytes for value, end in last.items() if end == part)
+            alive -= sum(self.values[value].nbytes for value, reader in last.items() if reader == index)
         return most
 
     @functools.cached_property
-    def _replayable(self) -> list[Replayable]:
-        return [Replayable(op.inputs, op.outputs, op.replayable) for op in self.ops]
-
-    @functools.cached_property
-    def _storable(self) -> frozenset[int]:
-        return frozenset(index for index, value in enumerate(self.values) if value.storable)
+    def _segments(self) -> Segments:
+        storable = frozenset(index for index, value in enumerate(self.values) if value.storable)
+        return Segments(self.ops, storable, self.saved)
 
     @functools.cached_property
     def kept_until(self) -> tuple[int, ...]:

@@ -74,7 +74,8 @@ def _moves_of(place: int, block_type: BlockType) -> list[_Move]:
         if stored[index] is None:
             continue
         if value.producer in rebuildable:
-            seconds = block_type.count * sum(block_type.profile.op_seconds[op] for op in graph.replays[value.producer])
+            ops = graph.segments[value.producer].ops
+            seconds = block_type.count * sum(block_type.profile.op_seconds[op] for op in ops)
             moves.append(_Move(place, index, None, block_type.count * value.nbytes, seconds))
         for offer in block_type.profile.codecs[index]:
             if offer.codec != OFFLOAD and offer.nbytes < value.nbytes:

@@ -89,7 +89,7 @@ class BlockVariables:
         for (value, store), var in self.choices.items():
             if var.x > 0.5:
                 stores[value] = store
-        replays = (self.profile.graph.replays[op] for op in self.schedule.times if self.runs(op).x > 0.5)
+        replays = (self.profile.graph.segments[op].ops for op in self.schedule.times if self.runs(op).x > 0.5)
         return Policy(tuple(stores), tuple(sorted(itertools.chain.from_iterable(replays))))
 
     def quanta(self) -> mip.LinExpr:
@@ -99,7 +99,7 @@ class BlockVariables:
         return mip.xsum(itertools.chain(replays, codecs, self._stalls()))
 
     def _replay_quanta(self, op: int) -> int:
-        return sum(in_quanta(self.profile.op_seconds[part]) for part in self.profile.graph.replays[op])
+        return sum(in_quanta(self.profile.op_seconds[part]) for part in self.profile.graph.segments[op].ops)
 
     def error(self) -> mip.LinExpr:
         """Relative error times bytes, summed over the values that one call compresses."""
@@ -161,7 +161,7 @@ class BlockVariables:
             self.model += altered >= mip.xsum(chosen for offer, chosen in self._offers(value) if not offer.lossless)
             producer = self.profile.graph.values[value].producer
             if producer in self.schedule.times:
-                for source in self.profile.graph.replay_inputs[producer]:
+                for source in self.profile.graph.segments[producer].inputs:
                     self.model += altered >= self._altered(source, known) - self.stored(value)
         return known[value]
 

@@ -33,7 +33,7 @@ class Schedule:
                 last[value] = time
         readers: list[list[int]] = [[] for _ in graph.values]
         times: dict[int, tuple[int, ...]] = {}
-        for op in reversed(graph.replays):
+        for op in reversed(graph.segments):
             possible: set[int] = set()
             for value in graph.ops[op].outputs:
                 requests = {time for reader in readers[value] for time in times[reader]}
@@ -42,7 +42,7 @@ class Schedule:
                 possible |= requests
             if possible:
                 times[op] = tuple(sorted(possible))
-                for value in graph.replay_inputs[op]:
+                for value in graph.segments[op].inputs:
                     readers[value].append(op)
         return cls(first, last, tuple(map(tuple, readers)), times)
 

@@ -7,7 +7,7 @@ value. An offloaded value is alive to the end, and beside the forward of the nex
 In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
-passes through a replay (`passing.py`). What is retained or compressed is held until no event is left that may need it.
+passes through a replay (`segments.py`). What is retained or compressed is held until no event is left that may need it.
 Replays and codecs run before the event's own step, which then allocates. Some of that comes when the step has let the
 copies of its values go. An offloaded value comes back before the call's backward begins.
 """
@@ -85,7 +85,7 @@ class _Backward:
         for output in self.profile.graph.ops[op].outputs:
             if self.policy.stores[output] is None:
                 self.rebuilt[output] = time
-        return self.profile.graph.replay_inputs[op]
+        return self.profile.graph.segments[op].inputs
 
     def timeline(self) -> tuple[int, ...]:
         """The bytes alive at each event."""
@@ -137,7 +137,7 @@ class _Backward:
         return min(graph.events[time].late_bytes, sum(graph.values[value].nbytes for value in copies))
 
     def seconds(self) -> float:
-        replayed = sorted(part for op in self.replayed for part in self.profile.graph.replays[op])
+        replayed = sorted(part for op in self.replayed for part in self.profile.graph.segments[op].ops)
         replays = sum(self.profile.op_seconds[op] for op in replayed)
         offers = chosen_codecs(self.profile, self.policy).values()
         codecs = sum(offer.seconds for offer in offers if offer.codec != OFFLOAD)

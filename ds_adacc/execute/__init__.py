@@ -52,7 +52,7 @@ E14. The states of random generators that replays need are noted when the tensor
 E15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
     rebuilt from that tensor for an operator that backward visits later, backward gets a copy.
 
-E16. A value that only passes through a replay (`planner/passing.py`) has no holder. Each run of the replay makes it
+E16. A value that only passes through a replay (`planner/segments.py`) has no holder. Each run of the replay makes it
     anew, and frees it after its last reader. The replay first asks for all that others make, so that nothing passes
     beside what passes through theirs.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_adacc.execute.course import Course, course_of, flat, needs_of
+from ds_adacc.execute.course import Course, course_of, flat
 from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
-from ds_adacc.planner import OFFLOAD, RETAIN, Policy, is_codec
+from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.replay import Rerun, Updates
@@ -21,15 +21,15 @@ from ds_adacc.program.replay import Rerun, Updates
 class BoundPolicy:
     """How to execute one block's calls under a policy.
 
-    `codecs`: by compressed value. `replays`: by the operator at the end of each. `prefetcher`: None unless a value is
-    offloaded.
+    `codecs`: by compressed value. `reruns`: by the operator at the end of each replay. `prefetcher`: None unless a
+    value is offloaded.
     """
 
     recording: Recording
     policy: Policy
     course: Course
     codecs: Mapping[int, Codec]
-    replays: Mapping[int, Rerun]
+    reruns: Mapping[int, Rerun]
     prefetcher: Prefetcher | None = None
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class BoundPolicy:
     @property
     def is_trivial(self) -> bool:
         """Whether everything is retained: plain autograd does the same without hooks (Rule E2)."""
-        return not self.replays and not self.codecs and self.prefetcher is None
+        return not self.reruns and not self.codecs and self.prefetcher is None
 
 
 def bind(
@@ -88,7 +88,7 @@ def bind(
         policy,
         course,
         {index: codec for index, codec in codecs.items() if index in course.order},
-        {end: _rerun(recording, ops, policy, course.uses, updates) for end, ops in course.replays.items()},
+        {end: _rerun(recording, each, policy, course.uses, updates) for end, each in course.segments.items()},
         prefetcher if offloaded else None,
     )
 
@@ -101,17 +101,14 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
     return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
 
 
-def _rerun(
-    recording: Recording, indices: Sequence[int], policy: Policy, uses: Mapping[int, int], updates: Updates
-) -> Rerun:
-    """The replay of these operators. An output of the last one that is stored is never asked of it."""
-    *before, op = ops = [recording.ops[index] for index in indices]
+def _rerun(recording: Recording, segment: Segment, policy: Policy, uses: Mapping[int, int], updates: Updates) -> Rerun:
+    """The replay of a segment. An output of its last operator that is stored is never asked of it."""
+    *before, op = ops = [recording.ops[index] for index in segment.ops]
     read = dict.fromkeys(ref.index for part in ops for ref in part.sources if isinstance(ref, ParameterRef))
-    last = {need: part.index for part in ops for need in part.needs if need in recording.passing}
     return Rerun(
         op,
-        tuple((part, _ended(part, last)) for part in before),
-        needs_of(recording, indices),
+        tuple((part, _ended(part, segment.last_readers)) for part in before),
+        segment.inputs,
         recording.parameters,
         tuple(read),
         tuple(0 if i is None or policy.stores[i] is not None else uses.get(i, 0) for i in op.outputs),

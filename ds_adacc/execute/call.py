@@ -260,7 +260,7 @@ def _open(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     for index, name, producer, output in bound.rebuilt:
         replay = replays.get(producer)
         if replay is None:
-            rerun = bound.replays[producer]
+            rerun = bound.reruns[producer]
             replay = replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
         holders[index] = Rebuilt(name, replay, output)
     return holders

@@ -12,8 +12,8 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import Position, RecordedOp, Recording
 
 
-def copied(recording: Recording, replays: Sequence[int]) -> frozenset[int]:
-    """The positions of the pack hook of which backward gets a copy, if it runs these `replays`, sorted.
+def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:
+    """The positions of the pack hook of which backward gets a copy, if it replays these operators, sorted.
 
     Backward visits the operators in reverse. So these are the tensors from which something is rebuilt for an operator
     that comes before the one that saves them. In a block of norms, attention and an MLP there are none.
@@ -26,7 +26,7 @@ def copied(recording: Recording, replays: Sequence[int]) -> frozenset[int]:
     of_rebuilt: dict[int, int] = {}  # the same without the value itself
     for _, position in positions:
         first[position.ref.index] = min(_index(position), first.get(position.ref.index, len(recording.ops)))
-    for op in (recording.ops[index] for index in reversed(replays)):  # what reads a value comes after what makes it
+    for op in (recording.ops[index] for index in reversed(replayed)):  # what reads a value comes after what makes it
         needed = min((first[made] for made in op.outputs if made in first), default=len(recording.ops))
         for need in op.needs:
             for known in (first, of_rebuilt):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from ds_adacc.execute.copied import copied
-from ds_adacc.planner import RETAIN, Policy, grouped, is_codec, read_by
+from ds_adacc.planner import RETAIN, Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import Draw, RecordedValue, Recording
@@ -58,25 +58,21 @@ class Instruction:
         return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
 
-Replays = Mapping[int, tuple[int, ...]]
-
-
 @dataclass(frozen=True)
 class Course:
     """How calls of one program run under one policy, whichever block they are of.
 
     `instructions`: by position of the pack hook. `order`: the values with a holder, sources first (Rule E10). `inputs`:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
-    itself. `replays`: what backward runs: by the operator at the end of each replay, all its operators in forward
-    order. `uses`: how often backward asks for each value. `first_states`: the random generators whose states are noted
-    when the call begins, each with the value that holds its state. `until_confirmed`: the values to be rebuilt or
-    compressed that are kept until the forward has ended: only then it is known which graphs of torch.compile have run
-    (Rule R17).
+    itself. `segments`: what backward replays, by the operator at the end of each. `uses`: how often backward asks for
+    each value. `first_states`: the random generators whose states are noted when the call begins, each with the value
+    that holds its state. `until_confirmed`: the values to be rebuilt or compressed that are kept until the forward has
+    ended: only then it is known which graphs of torch.compile have run (Rule R17).
     """
 
     instructions: tuple[Instruction, ...]
     order: tuple[int, ...]
-    replays: Replays
+    segments: Mapping[int, Segment]
     uses: Mapping[int, int]
     inputs: tuple[tuple[int, Geometry | None], ...]
     first_states: tuple[tuple[int, torch.Generator], ...]
@@ -86,14 +82,14 @@ class Course:
 def course_of(recording: Recording, policy: Policy) -> Course:
     """How calls of the recorded program run under `policy`."""
     ops = _replayed(recording, policy)
-    replays = grouped(ops, recording.replayable, recording.passing)
-    uses = _uses(recording, replays)
-    order = _order(recording, policy, replays, uses)
+    segments = recording.segments.of(ops)
+    uses = _uses(recording, segments)
+    order = _order(recording, policy, segments, uses)
     states = states_at([draw for op in ops for draw in recording.ops[op].draws])
-    instructions, until_confirmed = _instructions(recording, policy, replays, order, states, copied(recording, ops))
+    instructions, until_confirmed = _instructions(recording, policy, segments, order, states, copied(recording, ops))
     given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
     inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Course(instructions, order, replays, uses, inputs, tuple(states.get(-1, {}).items()), until_confirmed)
+    return Course(instructions, order, segments, uses, inputs, tuple(states.get(-1, {}).items()), until_confirmed)
 
 
 def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
@@ -129,11 +125,6 @@ def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | N
     return held.seen_from(seen)
 
 
-def needs_of(recording: Recording, ops: Sequence[int]) -> tuple[int, ...]:
-    """The values, each once, that a replay of these operators reads and does not make itself (Rule E16)."""
-    return read_by(ops, recording.replayable, recording.passing)
-
-
 def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
     """The operators that backward runs: those with an output that is needed and not stored. A policy may allow more."""
     needed: set[int] = set()
@@ -147,26 +138,28 @@ def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
-def _uses(recording: Recording, replays: Replays) -> Counter[int]:
+def _uses(recording: Recording, segments: Mapping[int, Segment]) -> Counter[int]:
     uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
-    for ops in replays.values():
-        uses.update(needs_of(recording, ops))
+    for segment in segments.values():
+        uses.update(segment.inputs)
     return uses
 
 
-def _order(recording: Recording, policy: Policy, replays: Replays, uses: Mapping[int, int]) -> tuple[int, ...]:
+def _order(
+    recording: Recording, policy: Policy, segments: Mapping[int, Segment], uses: Mapping[int, int]
+) -> tuple[int, ...]:
     """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow in order."""
     return tuple(
         value.index
         for value in recording.values
-        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in replays)
+        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in segments)
     )
 
 
 def _instructions(
     recording: Recording,
     policy: Policy,
-    replays: Replays,
+    segments: Mapping[int, Segment],
     order: tuple[int, ...],
     states: Mapping[int, Mapping[int, torch.Generator]],
     copies: Collection[int],
@@ -179,7 +172,7 @@ def _instructions(
             first.setdefault(position.ref.index, number)
             last[position.ref.index] = number
     noted = {index: number for number, indices in states.items() for index in indices}
-    ready = _ready(recording, policy, replays, order, {**first, **noted})
+    ready = _ready(recording, policy, segments, order, {**first, **noted})
     release: dict[int, list[int]] = {}
     for index, number in ready.items():
         if number > first.get(index, number) or number == len(recording.positions):
@@ -244,7 +237,11 @@ def _begin_of_graphs(recording: Recording) -> int:
 
 
 def _ready(
-    recording: Recording, policy: Policy, replays: Replays, order: tuple[int, ...], first: Mapping[int, int]
+    recording: Recording,
+    policy: Policy,
+    segments: Mapping[int, Segment],
+    order: tuple[int, ...],
+    first: Mapping[int, int],
 ) -> dict[int, int]:
     """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
 
@@ -263,8 +260,8 @@ def _ready(
             if recording.graphs and _compresses(value, policy) and (is_given or saved_at[index] >= of_graphs):
                 ready[index] = len(recording.positions)
         else:
-            needs = needs_of(recording, replays[value.producer])
-            saved_at[index] = ready[index] = max((saved_at[i] for i in needs), default=-1)
+            inputs = segments[value.producer].inputs
+            saved_at[index] = ready[index] = max((saved_at[i] for i in inputs), default=-1)
             if max(first.get(index, -1), ready[index]) >= of_graphs:
                 ready[index] = len(recording.positions)  # after all of them
     return ready

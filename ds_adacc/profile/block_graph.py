@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ValueRef
@@ -61,16 +61,8 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
 
 
 def _ops(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Op, ...]:
-    return tuple(
-        planner.Op(
-            name=op.short_name,
-            inputs=op.needs if op.replayable else op.reads,
-            outputs=tuple(index for index in op.outputs if index is not None),
-            replayable=op.replayable,
-            workspace_bytes=cost.replay_bytes,
-        )
-        for op, cost in zip(recording.ops, costs, strict=True)
-    )
+    pairs = zip(recording.segments.ops, costs, strict=True)
+    return tuple(replace(op, workspace_bytes=cost.replay_bytes) for op, cost in pairs)
 
 
 def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Event, ...]:

@@ -20,7 +20,7 @@ def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> plan
         offers = codec_costs(recording, captured.tensors, codecs, timer)
         # Replays and backward steps allocate their operator's tensors again. Beside the block's own, there may be no
         # memory for that.
-        ops = [recording.ops[index] for index in block_graph(recording).rebuildable_ops]
+        ops = [recording.ops[index] for index in recording.segments.rebuildable]
         values = {index for op in ops for index in (*op.outputs, *op.written) if index is not None}
         with captured.without([index for index in values if recording.values[index].owned]):
             costs = operator_costs(recording, captured.tensors, timer)

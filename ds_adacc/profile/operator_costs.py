@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_graph
+from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
@@ -38,7 +38,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
     Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
     """
     gradients, device = GradientLifetimes(recording), tensors.device
-    rebuildable = block_graph(recording).rebuildable_ops
+    rebuildable = recording.segments.rebuildable
     last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
     costs, rebuilt = [OperatorCost()] * len(recording.ops), set[int]()
     for index in sorted(rebuildable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,6 +154,12 @@ class RecordedOp:
         """The draws of all its parts."""
         return tuple(part.draw for part in self.parts if part.draw is not None)
 
+    @property
+    def of_planner(self) -> planner.Op:
+        """The operator as the planner sees it, which counts the values alone."""
+        made = tuple(index for index in self.outputs if index is not None)
+        return planner.Op(self.short_name, self.needs if self.replayable else self.reads, made, self.replayable)
+
     @functools.cached_property
     def template(self) -> Template:
         """Its arguments, ready to be filled with tensors."""
@@ -264,15 +270,9 @@ class Recording:
         return self.saved.union(given)
 
     @functools.cached_property
-    def passing(self) -> Mapping[int, int]:
-        """By value that only passes through a replay, the operator at the end of that replay (`planner/passing.py`)."""
-        return planner.passing(self.replayable, self.storable, self.saved)
-
-    @functools.cached_property
-    def replayable(self) -> Sequence[planner.Replayable]:
-        """What each operator reads and makes in a replay."""
-        made = (tuple(index for index in op.outputs if index is not None) for op in self.ops)
-        return [planner.Replayable(op.needs, outs, op.replayable) for op, outs in zip(self.ops, made, strict=True)]
+    def segments(self) -> planner.Segments:
+        """What backward may replay of it, and which operators together."""
+        return planner.Segments([op.of_planner for op in self.ops], self.storable, self.saved)
 
     @functools.cached_property
     def constants(self) -> tuple[float, ...]:

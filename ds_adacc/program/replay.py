@@ -25,7 +25,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One operator that backward replays: the values it reads, and the indices of the parameters that it reads.
+    """A segment as one block replays it: its last operator, the values and the indices of the parameters it reads.
 
     `parameters` are those of the block, and `updates` counts their changes. `uses`: how often each output is used.
     `before`: the operators that are replayed for this one alone, in forward order, each with the outputs that nothing

@@ -291,7 +291,7 @@ def test_lengths_that_vary(prepare, caplog):
     variants = [variant for _, variant in runtime.blocks.variants() if variant.is_predicted]
     given = {number for variant in variants for run in variant.recording.graphs for number in run.numbers}
     assert given >= {80, 29, 72}
-    assert any(variant.bound.replays for variant in variants)
+    assert any(variant.bound.reruns for variant in variants)
     assert runtime.recordings <= 20 < runtime.calls == 4 * len(lengths)
     held = runtime.controller.observation.held
     assert (
@@ -326,7 +326,7 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, counts, c
     assert seen == plain
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
     assert tuple(block.other_graphs for block in runtime.blocks.all()) == counts
-    replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.replays}
+    replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.reruns}
     doubted = {block.name for block in runtime.blocks.all() if block.other_graphs == 3}
     happens_often = len(steps) > 1 and undisturbed > 1
     assert not replaying & doubted and bool(doubted) == happens_often
