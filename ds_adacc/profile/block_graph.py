@@ -219,8 +219,8 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
     """The outputs that may have a gradient: not what an `autograd.Function` has saved."""
     if not isinstance(op.func, FunctionOperator):
         return op.outputs
-    first, last = op.func.returned, op.func.returned + op.func.saved
-    return (*op.outputs[:first], *op.outputs[last:])  # after the last, what it has written to
+    saved = op.func.place_of_saved
+    return (*op.outputs[: saved.start], *op.outputs[saved.stop :])
 
 
 def _require_grad(recording: Recording) -> set[int]:

@@ -119,7 +119,7 @@ def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> B
     It makes a gradient of the largest tensor that it has saved while it has all others, and takes twice as long as its
     forward, which takes `seconds`. An observed step corrects the bytes.
     """
-    saved = op.outputs[op.func.returned :]
+    saved = op.outputs[op.func.place_of_saved]
     return Backward(max((recording.values[i].nbytes for i in saved if i is not None), default=0), 2 * seconds)
 
 

@@ -47,6 +47,11 @@ class FunctionOperator:
     roles: tuple[str | None, ...] = ()
     fingerprint: str = ""
 
+    @property
+    def place_of_saved(self) -> slice:
+        """Where its operator has what it saves: after what it returns, and before what it has written to."""
+        return slice(self.returned, self.returned + self.saved)
+
     def __str__(self) -> str:
         place = f"{self.cls.__module__}.{self.cls.__qualname__}"
         if not is_graph(self.cls):
