@@ -73,11 +73,10 @@ class SymbolicTypes:
         """
         if digest in self._types:
             return
-        known = self.of(like)
-        if known is None or not known.program.learn(Example(sizes, recording)):
-            known = SymbolicType(SymbolicProgram(Example(sizes, recording)), SymbolicProfile(sizes, recording, profile))
-        if not known.profile.is_measured:
-            known.profile.learn(sizes, recording, profile)
+        known, example = self.of(like), Example(sizes, recording)
+        if known is None or not known.program.learn(example):
+            known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
+        known.profile.learn(sizes, recording, profile)
         known.recorded[sizes] = digest
         self._types[digest] = known
         while len({id(each) for each in self._types.values()}) > _MOST:

@@ -3,131 +3,121 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.formula import Variables, fit
+from ds_adacc.program.formula import Variables, proportional
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 
 
 class SymbolicProfile:
-    """The profiles of one program, measured at several sizes of its inputs."""
+    """The profiles of one program, measured at two sizes of its inputs."""
 
-    def __init__(self, sizes: Sizes, recording: Recording, profile: planner.Profile) -> None:
+    def __init__(self) -> None:
         self._measured: dict[Sizes, planner.Profile] = {}
         self._channels: list[tuple[int, ...]] = []  # of each value, at the measured sizes
-        self.learn(sizes, recording, profile)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether there are profiles of two sizes, which tell those of others."""
-        return len(self._measured) > 1
 
     def learn(self, sizes: Sizes, recording: Recording, profile: planner.Profile) -> None:
-        """Learn from a profile that was measured at these sizes, of which this is the recording."""
-        self._measured[sizes] = profile
-        self._channels.append(_channels(recording))
+        """Learn from a profile measured at these sizes, of which this is the recording, unless two are known."""
+        if len(self._measured) < 2:
+            self._measured[sizes] = profile
+            self._channels.append(_channels(recording))
 
     def at(self, sizes: Sizes, recording: Recording) -> planner.Profile | None:
         """The profile at these sizes, of which this is the recording. None with profiles of fewer than two sizes.
 
-        A codec is on offer if every profile offers it. One that separates outliers is on offer only where the channels
+        A codec is on offer if both profiles offer it. One that separates outliers is on offer only where the channels
         are the same at all sizes: channels that are positions have other outliers at every size.
         """
         if sizes in self._measured:
             return self._measured[sizes]
-        if not self.is_measured:
+        if len(self._measured) < 2:
             return None
-        profiles, graph = list(self._measured.values()), block_graph(recording)
+        (one, other), graph = self._measured.values(), block_graph(recording)
         known = Variables([measured.lengths for measured in self._measured])
         values = known.of(sizes.lengths)
 
-        def whole(numbers: Sequence[int], moved: Callable[[Sequence[float]], float]) -> int:
-            formula = fit(numbers, known.seen)
-            if formula is not None and formula.variables and formula.offset and len(numbers) < 3:
-                formula = None  # a product with an offset fits any two numbers
-            number = None if formula is None or values is None else formula.at(values)
-            return max(math.ceil(moved(numbers)) if number is None else number, 0)
+        def line(followed: Collection[int]) -> _Line:
+            """How numbers follow the bytes of these values."""
+            at = [sum(each.values[v].nbytes for v in followed) for each in (one.graph, other.graph, graph)]
+            return _Line(at[:2], at[2], known.seen, values)
 
-        def along(nbytes: Callable[[planner.BlockGraph], int]) -> Callable[[Sequence[float]], float]:
-            """What follows these bytes, as a function of the numbers measured at each size."""
-            at = [nbytes(profile.graph) for profile in profiles]
-            return lambda numbers: _on_line(at, numbers, nbytes(graph))
-
-        everything = along(_bytes_of_values)
-        ops, seconds = [], []
-        for index, op in enumerate(graph.ops):
-            own = along(lambda graph, op=op: sum(graph.values[v].nbytes for v in {*op.inputs, *op.outputs}))
-            seconds.append(own([profile.op_seconds[index] for profile in profiles]))
-            taken = whole([profile.graph.ops[index].workspace_bytes for profile in profiles], own)
-            ops.append(replace(op, workspace_bytes=taken))
+        everything = line(range(len(graph.values)))
+        own = [line({*op.inputs, *op.outputs}) for op in graph.ops]
+        ops = tuple(
+            replace(op, workspace_bytes=along.whole((a.workspace_bytes, b.workspace_bytes)))
+            for op, along, a, b in zip(graph.ops, own, one.graph.ops, other.graph.ops, strict=True)
+        )
         events = []
-        for i, event in enumerate(graph.events):
-            each = [(e.gradient_bytes, e.made_bytes, e.late_bytes) for e in (p.graph.events[i] for p in profiles)]
-            events.append(event.sized(*(whole(numbers, everything) for numbers in zip(*each, strict=True))))
-        overhead = whole([profile.graph.forward_overhead for profile in profiles], everything)
-        graph = replace(graph, ops=tuple(ops), events=tuple(events), forward_overhead=overhead)
+        for event, *each in zip(graph.events, one.graph.events, other.graph.events, strict=True):
+            nbytes = ((e.gradient_bytes, e.made_bytes, e.late_bytes) for e in each)
+            events.append(event.sized(*map(everything.whole, zip(*nbytes, strict=True))))
+        overhead = everything.whole((one.graph.forward_overhead, other.graph.forward_overhead))
         codecs = []
         for v, at_each in enumerate(zip(*self._channels, _channels(recording), strict=True)):
-            offered = [profile.codecs[v] for profile in profiles]
+            of_other = {cost.codec: cost for cost in other.codecs[v]}
+            both = [(cost, of_other[cost.codec]) for cost in one.codecs[v] if cost.codec in of_other]
             if len(set(at_each)) > 1:
-                offered = [[cost for cost in costs if not separates_outliers(cost.codec)] for costs in offered]
-            codecs.append(_offers(offered, whole, along(lambda g, v=v: g.values[v].nbytes)))
+                both = [pair for pair in both if not separates_outliers(pair[0].codec)]
+            codecs.append(tuple(_offer(*pair, line([v])) for pair in both))
+        overlap = zip(one.overlap_seconds, other.overlap_seconds, strict=True)
         return planner.Profile(
-            graph=graph,
-            op_seconds=tuple(seconds),
+            graph=replace(graph, ops=ops, events=tuple(events), forward_overhead=overhead),
+            op_seconds=tuple(map(_Line.at, own, zip(one.op_seconds, other.op_seconds, strict=True))),
             codecs=tuple(codecs),
-            overlap_seconds=(
-                everything([profile.overlap_seconds[0] for profile in profiles]),
-                everything([profile.overlap_seconds[1] for profile in profiles]),
-            ),
-            noise=max(profile.noise for profile in profiles),
+            overlap_seconds=tuple(map(everything.at, overlap)),
+            noise=max(one.noise, other.noise),
         )
 
 
-def _offers(
-    measured: Sequence[Sequence[planner.CodecCost]],
-    whole: Callable[[Sequence[int], Callable[[Sequence[float]], float]], int],
-    along: Callable[[Sequence[float]], float],
-) -> tuple[planner.CodecCost, ...]:
-    by_codec = [{cost.codec: cost for cost in costs} for costs in measured]
-    offers = []
-    for name in by_codec[0]:
-        costs = [known[name] for known in by_codec if name in known]
-        if len(costs) == len(measured):
-            offers.append(
-                planner.CodecCost(
-                    codec=name,
-                    nbytes=whole([cost.nbytes for cost in costs], along),
-                    compress_seconds=along([cost.compress_seconds for cost in costs]),
-                    decompress_seconds=along([cost.decompress_seconds for cost in costs]),
-                    error=max(cost.error for cost in costs),
-                    workspace_bytes=whole([cost.workspace_bytes for cost in costs], along),
-                    lossless=all(cost.lossless for cost in costs),
-                )
-            )
-    return tuple(offers)
+@dataclass(frozen=True)
+class _Line:
+    """How numbers follow some bytes, which are known at the two `measured` sizes, and `wanted` at another one.
+
+    `variables`: the input sizes that differ between the measured ones; `values`: these sizes at the other one. None:
+    the measured ones do not tell of it.
+    """
+
+    measured: Sequence[int]
+    wanted: int
+    variables: Sequence[Sequence[int]]
+    values: Sequence[int] | None
+
+    def at(self, numbers: Sequence[float]) -> float:
+        """The number at the wanted bytes, on the line through the measured ones.
+
+        The line never falls: more bytes do not take less time, whatever noise says.
+        """
+        (low, least), (high, most) = sorted(zip(self.measured, numbers, strict=True), key=itemgetter(0))
+        if low == high:
+            return max(numbers)
+        slope = max((most - least) / (high - low), 0.0)
+        return max(least + slope * (self.wanted - low), 0.0)
+
+    def whole(self, numbers: Sequence[int]) -> int:
+        """The whole number there: by a formula, or else on the line, rounded up."""
+        formula = proportional(numbers, self.variables)
+        number = None if formula is None or self.values is None else formula.at(self.values)
+        return max(math.ceil(self.at(numbers)) if number is None else number, 0)
+
+
+def _offer(one: planner.CodecCost, other: planner.CodecCost, along: _Line) -> planner.CodecCost:
+    """What a codec costs that was measured at two sizes."""
+    return replace(
+        one,
+        nbytes=along.whole((one.nbytes, other.nbytes)),
+        compress_seconds=along.at((one.compress_seconds, other.compress_seconds)),
+        decompress_seconds=along.at((one.decompress_seconds, other.decompress_seconds)),
+        error=max(one.error, other.error),
+        workspace_bytes=along.whole((one.workspace_bytes, other.workspace_bytes)),
+        lossless=one.lossless and other.lossless,
+    )
 
 
 def _channels(recording: Recording) -> tuple[int, ...]:
     return tuple(value.channels for value in recording.values)
-
-
-def _bytes_of_values(graph: planner.BlockGraph) -> int:
-    return sum(value.nbytes for value in graph.values)
-
-
-def _on_line(at: Sequence[float], numbers: Sequence[float], wanted: float) -> float:
-    """The number at `wanted`, on the line through the two examples with the least and the largest `at`.
-
-    The line never falls: more bytes do not take less time, whatever noise says.
-    """
-    low, high = min(range(len(at)), key=at.__getitem__), max(range(len(at)), key=at.__getitem__)
-    if at[low] == at[high]:
-        return max(numbers)
-    slope = max((numbers[high] - numbers[low]) / (at[high] - at[low]), 0.0)
-    return max(numbers[low] + slope * (wanted - at[low]), 0.0)

@@ -55,22 +55,23 @@ def fit(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula |
     """The simplest formula that gives each example's number; None if there is none.
 
     `variables`: by variable, its value in each example. A product is simpler than a sum, and fewer factors are simpler.
+    With two examples, a sum fits any two numbers.
     """
+    formula = proportional(numbers, variables)
+    return formula or next(filter(None, (_line(numbers, *each) for each in _products(variables))), None)
+
+
+def proportional(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula | None:
+    """The simplest formula of these that is constant or a product; None if there is none."""
     if len(set(numbers)) == 1:
         return Formula(Fraction(0), (), Fraction(numbers[0]))
-    products = list(_products(len(variables)))
-    values = [[_product(chosen, example) for example in zip(*variables, strict=True)] for chosen in products]
-    for chosen, of_chosen in zip(products, values, strict=True):
-        if of_chosen[0] and all(n * of_chosen[0] == numbers[0] * v for n, v in zip(numbers, of_chosen, strict=True)):
-            return Formula(Fraction(numbers[0], of_chosen[0]), chosen, Fraction(0))
-    for chosen, of_chosen in zip(products, values, strict=True):
-        formula = _line(numbers, of_chosen, chosen)
-        if formula is not None:
-            return formula
+    for chosen, values in _products(variables):
+        if values[0] and all(n * values[0] == numbers[0] * v for n, v in zip(numbers, values, strict=True)):
+            return Formula(Fraction(numbers[0], values[0]), chosen, Fraction(0))
     return None
 
 
-def _line(numbers: Sequence[int], values: Sequence[int], chosen: tuple[int, ...]) -> Formula | None:
+def _line(numbers: Sequence[int], chosen: tuple[int, ...], values: Sequence[int]) -> Formula | None:
     low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
     if values[low] == values[high]:
         return None
@@ -80,9 +81,11 @@ def _line(numbers: Sequence[int], values: Sequence[int], chosen: tuple[int, ...]
     return Formula(factor, chosen, offset) if fits else None
 
 
-def _products(variables: int) -> Iterator[tuple[int, ...]]:
+def _products(variables: Sequence[Sequence[int]]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """The variables of each product, fewer first, and its value in each example."""
     for factors in range(1, _MOST_FACTORS + 1):
-        yield from itertools.combinations_with_replacement(range(variables), factors)
+        for chosen in itertools.combinations_with_replacement(range(len(variables)), factors):
+            yield chosen, [_product(chosen, example) for example in zip(*variables, strict=True)]
 
 
 def _product(variables: tuple[int, ...], sizes: Sequence[int]) -> int:
