@@ -45,7 +45,7 @@ from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.saved_state import ControllerState
 from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose, StepSchedule
+from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.waiting import Waiting
 
@@ -69,35 +69,40 @@ class StepController:
         stepped: bool = False,
         rectifier: Rectifier | None = None,
     ) -> None:
-        self.blocks = Registry()
         self.agreement = coordinator.agreement
-        self.new_sizes = NewSizes(coordinator.agreement)
         self.rectifier = rectifier
         self.journal = journal
         self.ranks = ranks
         self.stepped = stepped
         self.device: torch.device | None = None
-        self.plan: Plan | None = None
-        self.observation: Observation | None = None
-        self.has_run_a_plan = False
-        self.review: Review | None = None
-        self.schedule = StepSchedule()
-        self.step = Step(Purpose.OBSERVE)
-        self.trials = Trials(coordinator.agreement, binder, tracks=rectifier is not None)
+        self.trials = Trials(self.agreement, binder, tracks=rectifier is not None)
+        self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
-        self.bindings = self._bindings()
-        self.calibration = Calibration()
-        self.waiting = Waiting(self.agreement, self.new_sizes)
+        self._begin(ControllerState(), ())
+
+    def _begin(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a run, or continue one from a saved state. `blocks` as of `restore`."""
+        self.blocks = Registry(blocks)
+        self.agreement.restore(state.agreement, self.blocks.every(), [block["indices"] for block in blocks])
+        self.new_sizes = NewSizes(self.agreement)
+        self.trials.take_late()  # those of the blocks before
+        self.bindings = Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
+        self.calibration = Calibration(state.corrected)
+        self.plan: Plan | None = state.plan
+        self.observation: Observation | None = state.observation
+        self.review: Review | None = None
+        self.has_run_a_plan = state.has_run_a_plan
+        self.schedule = state.schedule
+        if self.rectifier is not None:
+            self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
+        self.waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
-        self._ballot = Ballot(ranks)  # on whether something waits for a plan
-        self._is_resumed = False
-        self.plan_log = PlanLog(self.agreement, journal, ranks)
-
-    def _bindings(self) -> Bindings:
-        return Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
+        self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
+        self._is_resumed = state.plan is not None
+        self.step = self._next_step()
 
     # -- while a step runs
 
@@ -342,19 +347,4 @@ class StepController:
         All blocks are recorded again. Blocks that the state has policies for run under those policies at once.
         """
         self.step.close()
-        self.blocks = Registry(blocks)
-        indices = [block["indices"] for block in blocks]
-        self.agreement.restore(state.agreement, self.blocks.every(), indices)
-        self.new_sizes = NewSizes(self.agreement)
-        self.trials.take_late()  # those of the blocks before
-        self.bindings = self._bindings()
-        self.calibration = Calibration(state.corrected)
-        self.plan, self.observation, self.review = state.plan, state.observation, None
-        self.has_run_a_plan = state.has_run_a_plan
-        self.schedule = state.schedule
-        if self.rectifier is not None:
-            self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self.waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
-        self._corrections, self._ballot, self._pass_end_is_pending = {}, Ballot(self.ranks), False
-        self._is_resumed = state.plan is not None
-        self.step = self._next_step()
+        self._begin(state, blocks)
