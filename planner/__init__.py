@@ -27,7 +27,6 @@ from ds_adacc.planner.baselines import compress_policy, everywhere, recompute_po
 from ds_adacc.planner.error_estimate import (
     altered_values,
     gradient_error,
-    is_lossy,
     read_together,
     stale_ops,
 )
@@ -92,7 +91,6 @@ __all__ = [
     "human_bytes",
     "in_process",
     "is_codec",
-    "is_lossy",
     "leanest",
     "least_peak",
     "least_peak_in_process",

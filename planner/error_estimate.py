@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import Profile, is_codec
+from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import chosen_codecs
 
 Pairs = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
@@ -34,14 +34,9 @@ def read_together(graph: BlockGraph) -> Pairs:
     return {op: (tuple(sorted(ins)), tuple(sorted(outs))) for op, (ins, outs) in sorted(found.items())}
 
 
-def is_lossy(profile: Profile, value: int, store: str | None) -> bool:
-    """Whether a value stored so may come back changed."""
-    return is_codec(store) and not profile.codec(value, store).lossless
-
-
 def altered_values(profile: Profile, policy: Policy) -> frozenset[int]:
     """The values that backward does not find as forward made them."""
-    altered = {v for v, store in enumerate(policy.stores) if is_lossy(profile, v, store)}
+    altered = set(policy.lossy_values(profile))
     for op in policy.replays:  # in forward order: sources come first
         if altered.intersection(profile.graph.ops[op].inputs):
             altered.update(v for v in profile.graph.ops[op].outputs if policy.stores[v] is None)

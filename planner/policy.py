@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ds_adacc.planner.profile import RETAIN, Profile
+from ds_adacc.planner.profile import RETAIN, Profile, is_codec
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Policy:
         """Whether all codecs that it names are on offer."""
         named = zip(self.stores, profile.codecs, strict=True)
         return all(store in (None, RETAIN) or store in {cost.codec for cost in costs} for store, costs in named)
+
+    def lossy_values(self, profile: Profile) -> tuple[int, ...]:
+        """The values that may come back changed."""
+        stores = enumerate(self.stores)
+        return tuple(v for v, store in stores if is_codec(store) and not profile.codec(v, store).lossless)
 
     def held_bytes(self, profile: Profile) -> int:
         """Bytes one call holds between its forward and its backward (a term of equation 8)."""

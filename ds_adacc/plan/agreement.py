@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey, is_lossy
+from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
@@ -134,7 +134,7 @@ class Agreement:
         agreed = self.agreed_types.get(digest)
         if agreed is None or self.approvals.max_error is None or self.forward_order.index(block, digest) is not None:
             return False
-        return any(is_lossy(policy, agreed.spec.profile) for policy in set(agreed.policies))
+        return agreed.has_lossy
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
@@ -147,15 +147,14 @@ class Agreement:
     @property
     def has_lossy(self) -> bool:
         """Whether a policy in force is lossy, where the section bounds its error."""
-        policies = ((policy, each.spec.profile) for each in self.agreed_types.values() for policy in set(each.policies))
-        return self.approvals.max_error is not None and any(is_lossy(policy, profile) for policy, profile in policies)
+        return self.approvals.max_error is not None and any(each.has_lossy for each in self.agreed_types.values())
 
     def is_lossy(self, block: Block, digest: str) -> bool:
         """Whether the policy in force for this block is lossy, where the section bounds its error."""
         agreed = self.agreed_types.get(digest)
         if agreed is None or self.approvals.max_error is None:
             return False
-        return is_lossy(agreed.policy(self.forward_order.index(block, digest)), agreed.spec.profile)
+        return agreed.is_lossy(self.forward_order.index(block, digest))
 
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""

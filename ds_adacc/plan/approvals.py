@@ -53,7 +53,7 @@ class Approvals:
 
         Blocks of unknown index have one key, so that what is measured of one of them says nothing of the others.
         """
-        if self.max_error is None or not is_lossy(policy, profile):
+        if self.max_error is None or not policy.lossy_values(profile):
             return True
         return key[1] is not None and self.error(key, policy) is not None
 
@@ -150,11 +150,6 @@ class Approvals:
 
     def _of(self, key: BlockKey) -> BlockErrors:
         return self.blocks.get(key, BlockErrors())
-
-
-def is_lossy(policy: planner.Policy, profile: planner.Profile) -> bool:
-    """Whether the policy compresses a value with a lossy codec."""
-    return any(planner.is_lossy(profile, value, store) for value, store in enumerate(policy.stores))
 
 
 def worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:

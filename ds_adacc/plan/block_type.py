@@ -36,6 +36,15 @@ class AgreedType:
             return self.policies[block_index]
         return min(self.policies, key=lambda policy: policy.held_bytes(self.spec.profile))
 
+    def is_lossy(self, block_index: int | None) -> bool:
+        """Whether the policy of the block with this index is lossy."""
+        return bool(self.policy(block_index).lossy_values(self.spec.profile))
+
+    @property
+    def has_lossy(self) -> bool:
+        """Whether the policy of any block is lossy."""
+        return any(policy.lossy_values(self.spec.profile) for policy in set(self.policies))
+
 
 @dataclass
 class KnownType:

@@ -87,7 +87,7 @@ def measure_policy(
     error = measure(bind(policy))
     if error <= max_error:
         return PolicyError(policy, error)
-    chosen = {v: store for v, store in enumerate(policy.stores) if planner.is_lossy(profile, v, store)}
+    chosen = {value: policy.stores[value] for value in policy.lossy_values(profile)}
     single = {v: measure(bind(alone(profile, v, store))) for v, store in chosen.items()}
     stale = [0.0] * len(profile.graph.ops)
     for op in planner.stale_ops(profile, policy):

@@ -103,8 +103,7 @@ class Binder:
         `profile`: that for which the policy was made.
         """
         stores = self._permitted(policy, variant).stores
-        replaced = (index for index, pair in enumerate(zip(policy.stores, stores, strict=True)) if pair[0] != pair[1])
-        return not any(planner.is_lossy(profile, index, policy.stores[index]) for index in replaced)
+        return all(stores[index] == policy.stores[index] for index in policy.lossy_values(profile))
 
     def _permitted(self, policy: planner.Policy, variant: Variant) -> planner.Policy:
         """The policy, but a value that its codec cannot hold is retained.

@@ -11,7 +11,7 @@ from ds_adacc.execute.block import Block, Trial, Variant
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.approvals import BlockKey, is_lossy
+from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
@@ -91,7 +91,7 @@ class Bindings:
         if origin == variant.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
             return None
         own, larger = agreement.agreed_types[variant.digest], agreement.agreed_types[origin]
-        if is_lossy(own.policy(index), own.spec.profile):
+        if own.is_lossy(index):
             return None
         return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)
 

@@ -19,7 +19,7 @@ from ds_adacc.execute.block import Block, Trial, Variant
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.approvals import BlockKey, is_lossy
+from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
 from ds_adacc.profile.probe import Measure, Probe, why_unmeasurable
@@ -117,7 +117,7 @@ class Trials:
         measures = step.purpose in (Purpose.TRY, Purpose.TRACK)
         if known.errors.coarsest and self._tracks and known.agreed is not None and not measures:
             return False
-        return known.agreed is None or not is_lossy(variant.policy, known.agreed.spec.profile)
+        return known.agreed is None or not variant.policy.lossy_values(known.agreed.spec.profile)
 
     def take_late(self) -> list[str]:
         """The block types, since this was asked last, whose codecs were measured only after a plan was made."""

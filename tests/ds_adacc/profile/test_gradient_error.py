@@ -103,7 +103,7 @@ def test_above_the_bound_each_value_is_measured_alone_and_what_is_not_explained_
     known = met("gpt", codecs={"gelu": "group", "linear": "group"})
     profile = known.errors.of(known.profile)
     policy = planner.compress_policy(profile)
-    lossy = [v for v, store in enumerate(policy.stores) if planner.is_lossy(profile, v, store)]
+    lossy = policy.lossy_values(profile)
     assert len(lossy) == 2
     estimates = {v: profile.codec(v, "group").gradient_error for v in lossy}
     single = {lossy[0]: 3 * estimates[lossy[0]], lossy[1]: estimates[lossy[1]] / 2}
@@ -119,7 +119,7 @@ def test_nan_is_never_approved():
     known = met("gpt", codecs={"gelu": "group", "linear": "group"})
     profile = known.errors.of(known.profile)
     policy = planner.compress_policy(profile)
-    lossy = [v for v, store in enumerate(policy.stores) if planner.is_lossy(profile, v, store)]
+    lossy = policy.lossy_values(profile)
     found = measure_policy(
         Scripted(HOPELESS, dict.fromkeys(lossy, HOPELESS)), profile, policy, lambda chosen: chosen, max_error=1e9
     )

@@ -78,7 +78,7 @@ class Training:
     def is_lossy(self):
         (known,) = self.runtime.agreement.known_types.values()
         profile = known.agreed.spec.profile
-        return any(planner.is_lossy(profile, v, store) for p in self.policies for v, store in enumerate(p.stores))
+        return any(policy.lossy_values(profile) for policy in self.policies)
 
 
 def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact():
@@ -565,7 +565,7 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
         for variant in block.variants():
             if variant.digest != digest:  # also while it is recorded
                 continue
-            lossy = any(planner.is_lossy(profile, v, store) for v, store in enumerate(variant.policy.stores))
+            lossy = bool(variant.policy.lossy_values(profile))
             ran.extend([(number[block], digest, variant.policy)] * lossy)
         note_call(digest, block)
 
