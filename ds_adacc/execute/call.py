@@ -14,7 +14,7 @@ from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
-from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, ValueSlot, keep
+from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
 
 
 class Forward:
@@ -24,45 +24,14 @@ class Forward:
     `on_backward` is called when the backward of a call has come that far.
     """
 
-    __slots__ = ("__weakref__", "on_backward")
+    __slots__ = ("__weakref__", "_on_backward")
 
     def __init__(self, on_backward: Callable[[], None]) -> None:
-        self.on_backward = on_backward
+        self._on_backward = on_backward
 
-    def note_gradient(self, _: tuple[torch.Tensor | None, ...]) -> None:
-        """A hook of a node in the graph, which runs before the node's backward."""
-        self.on_backward()
-
-
-class FirstSlot:
-    """The slot of the first tensor that a call saves, which backward is the last to ask for. It holds the forward."""
-
-    __slots__ = ("forward", "slot")
-
-    def __init__(self, slot: Slot, forward: Forward) -> None:
-        self.slot = slot
-        self.forward = forward
-
-    def unpack(self) -> torch.Tensor:
-        self.forward.on_backward()
-        return self.slot.unpack()
-
-
-class LastSlot:
-    """The slot of the last tensor that a call saves, which backward is the first to ask for.
-
-    Then what the call has offloaded starts to come back, whichever of it backward asks for first.
-    """
-
-    __slots__ = ("offloads", "slot")
-
-    def __init__(self, slot: Slot, offloads: Offloads) -> None:
-        self.offloads = offloads
-        self.slot = slot
-
-    def unpack(self) -> torch.Tensor:
-        self.offloads.expect()
-        return self.slot.unpack()
+    def note_backward(self, *_: Any) -> None:
+        """Told by the slot, or as a hook of the node, which runs before the node's backward."""
+        self._on_backward()
 
 
 class Call:
@@ -154,9 +123,10 @@ class Call:
         for index in instruction.release:
             self.holders[index].pending = None  # Rule E4: all its sources are saved now
         if self._offloads is not None and number == len(instructions) - 1 and instruction.dtype is not None:
-            slot = LastSlot(slot, self._offloads)
-        if number == 0 and self.forward is not None:
-            return FirstSlot(slot, self.forward)
+            # Backward asks for it first. Then all that the call has offloaded starts to come back.
+            slot = TellingSlot(slot, self._offloads.expect)
+        if number == 0 and self.forward is not None:  # backward asks for it last
+            return TellingSlot(slot, self.forward.note_backward)
         return slot
 
     @property

@@ -16,7 +16,7 @@ from ds_adacc.execute.holders import Holder
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.program.slots import UNPLANNED, Retained, Slot
+from ds_adacc.program.slots import UNPLANNED, Retained, Slot, TellingSlot
 
 
 class Observer:
@@ -60,11 +60,11 @@ class Observer:
             inputs = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
             ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in inputs)
 
-        def watched(tensor: torch.Tensor) -> _WatchedSlot:
+        def watched(tensor: torch.Tensor) -> TellingSlot:
             slot = pack(tensor)
             if isinstance(slot, Retained) and slot.name == UNPLANNED:
                 self._holders.add(slot)
-            return _WatchedSlot(slot, ticket)
+            return TellingSlot(slot, ticket.begin_backward)
 
         def done(output: Any) -> None:
             values = call.bound.recording.values
@@ -194,15 +194,3 @@ def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:
 
     for node in {tensor.grad_fn for tensor in tensors_in(output)} - {None}:
         node.register_prehook(begin)
-
-
-class _WatchedSlot:
-    __slots__ = ("slot", "ticket")
-
-    def __init__(self, slot: Slot, ticket: Ticket) -> None:
-        self.slot = slot
-        self.ticket = ticket
-
-    def unpack(self) -> torch.Tensor:
-        self.ticket.begin_backward()
-        return self.slot.unpack()

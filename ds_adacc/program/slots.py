@@ -6,6 +6,7 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -89,6 +90,20 @@ class CopyingSlot:
 
     def unpack(self) -> torch.Tensor:
         return copy_of(self.slot.unpack().detach())  # a parameter's copy has none of its attributes
+
+
+class TellingSlot:
+    """A slot that tells when backward asks for it. Whatever `told` is bound to lives as long as the slot."""
+
+    __slots__ = ("slot", "told")
+
+    def __init__(self, slot: Slot, told: Callable[[], object]) -> None:
+        self.slot = slot
+        self.told = told
+
+    def unpack(self) -> torch.Tensor:
+        self.told()
+        return self.slot.unpack()
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

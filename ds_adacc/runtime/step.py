@@ -102,7 +102,7 @@ class Step:
         if node is None:
             self._holds_unknown = True
         else:
-            node.register_prehook(self.forward().note_gradient)
+            node.register_prehook(self.forward().note_backward)
 
     @property
     def is_pass_over(self) -> bool:
