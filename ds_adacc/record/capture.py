@@ -56,16 +56,15 @@ class Capture:
     watch: Watch
 
     @property
-    def states(self) -> dict[int, torch.Tensor]:
-        """The states of random generators that a replay needs, by value."""
-        draws = () if self.recording is None else self.recording.draws
-        return {ref.index: self.tensors[ref.index] for draw in draws for ref in (draw.before, draw.after)}
+    def noted(self) -> dict[int, torch.Tensor]:
+        """By value, the buffers that the block has read, and the states of random generators that a replay needs.
 
-    @property
-    def buffers(self) -> dict[int, torch.Tensor]:
-        """The buffers that the block has read, by value. Meanwhile it may have put others in their place."""
-        values = () if self.recording is None else self.recording.values
-        return {value.index: self.tensors[value.index] for value in values if value.origin == "buffer"}
+        Meanwhile the block may have put other buffers in their place.
+        """
+        assert self.recording is not None
+        buffers = (value.index for value in self.recording.values if value.origin == "buffer")
+        states = (ref.index for draw in self.recording.draws for ref in (draw.before, draw.after))
+        return {index: self.tensors[index] for index in (*buffers, *states)}
 
     def hand_over(self, pack: Callable[[torch.Tensor], Any]) -> None:
         """Give every saved tensor to the plan's pack hook, and release what that hook does not keep."""

@@ -59,8 +59,7 @@ class Learner:
         with budget.aside():
             known = self._known_type(incoming, captured, variant)
         step = controller.step
-        controller.note_call(variant.digest, block)
-        controller.note_inputs(variant.recording, incoming.tensors)
+        controller.note_call(block, variant.recording, incoming.tensors)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         ranks = recalled is None or is_verified_anew

@@ -51,8 +51,7 @@ class PlannedCalls:
             self._binder.pass_over()
         if bound is None:
             return incoming.run()
-        self._controller.note_call(variant.digest, block)
-        self._controller.note_inputs(variant.recording, incoming.tensors)
+        self._controller.note_call(block, variant.recording, incoming.tensors)
         step = self._controller.step
         is_followed = self._is_to_follow(incoming, variant)
         reason = not_followed_now(bound.recording) if is_followed else None
@@ -114,8 +113,7 @@ class PlannedCalls:
         `has_ranked`: the call's outliers have been looked at already.
         """
         self._seen.add(self._key(incoming, variant))
-        step, output = self._controller.step, captured.output
-        noted = {**captured.buffers, **captured.states}
+        step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
         tracking = step.is_tracking and not has_ranked
         call, pack, done = self._begin(

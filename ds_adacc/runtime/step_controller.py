@@ -139,10 +139,16 @@ class StepController:
         elif not self.step.was_observed:  # without an engine, a new step begins after an observed backward
             self.step.drop_pass()
 
-    def note_call(self, digest: str, block: Block) -> None:
-        """Note a call of a block of this type."""
+    def note_call(self, block: Block, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
+        """Note a call of this program. What an earlier call holds of its inputs, that call keeps whole."""
+        digest = recording.digest
         self.agreement.note_use(digest)
         self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
+        saved = {place: inputs[place] for place in recording.saved_inputs}
+        for owner, place in self.step.given.add(digest, saved):
+            known = self.agreement.known_types.get(owner)
+            if known is not None:  # a size that was forgotten in this forward
+                known.keep_whole(place)
 
     def held_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
@@ -150,14 +156,6 @@ class StepController:
         None if block inputs are partitioned or held on the host: then each call makes a copy of its own.
         """
         return self.step.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
-
-    def note_inputs(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
-        """Note the inputs of a call of this program. What an earlier call holds of them, it keeps whole."""
-        saved = {place: inputs[place] for place in recording.saved_inputs}
-        for owner, place in self.step.given.add(recording.digest, saved):
-            known = self.agreement.known_types.get(owner)
-            if known is not None:  # a size that was forgotten in this forward
-                known.keep_whole(place)
 
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""

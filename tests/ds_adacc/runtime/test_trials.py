@@ -560,14 +560,15 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
     number = {runtime.blocks.of(block): n for n, block in enumerate(training.blocks)}
     note_call = runtime.controller.note_call
 
-    def noted(digest, block):
+    def noted(block, recording, inputs):
+        digest = recording.digest
         profile = runtime.agreement.known_types[digest].profile
         for variant in block.variants():
             if variant.digest != digest:  # also while it is recorded
                 continue
             lossy = bool(variant.policy.lossy_values(profile))
             ran.extend([(number[block], digest, variant.policy)] * lossy)
-        note_call(digest, block)
+        note_call(block, recording, inputs)
 
     runtime.controller.note_call = noted
     training.blocks[:4].requires_grad_(False)
