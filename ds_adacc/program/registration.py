@@ -75,7 +75,7 @@ def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
             read.setdefault(ref.index, roles[name])
     outputs = (("output" if number == 0 else f"output {number}", index) for number, index in enumerate(op.outputs))
     made = {index: roles[name] for name, index in outputs if index is not None and name in roles}
-    inside = zip(op.outputs[len(op.outputs) - len(op.func.roles) :], op.func.roles, strict=True)
+    inside = zip(op.outputs[op.func.place_of_saved], op.func.roles, strict=False)  # only a graph's are known
     return read, {**{index: role for index, role in inside if None not in (index, role)}, **made}
 
 
