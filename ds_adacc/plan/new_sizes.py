@@ -19,7 +19,7 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_program import Example, fits
+from ds_adacc.program.symbolic_program import Example, as_block, fits
 
 _TOLD = 3  # sizes with a line of log each
 
@@ -50,7 +50,7 @@ class NewSizes:
             return None
         known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
-            predicted = known.recording.of_block(recording)
+            predicted = as_block(known.recording, recording)
             return (known, predicted) if fits(predicted, inputs) else None
         predicted = program.program.at(sizes, example)
         if predicted is None or not fits(predicted, inputs):

@@ -28,6 +28,7 @@ from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recording import Recording
+from ds_adacc.program.refusals import COLLECTIVE
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
 from ds_adacc.program.signature import flatten
@@ -243,7 +244,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     if main is None or not starts:
         return "no gradient flows through the tensors that it takes and returns"
     for op in recording.ops:
-        if op.is_collective:
+        if op.refusal == COLLECTIVE:
             return f"it calls {op.name}, a collective"
     if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
         return "a hook on a parameter or an input waits for its gradient"

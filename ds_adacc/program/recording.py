@@ -12,10 +12,19 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import CONSTANTS, ParameterRef, Template, ValueRef, put, references, take, without_data
+from ds_adacc.program.arguments import (
+    CONSTANTS,
+    ParameterRef,
+    Template,
+    ValueRef,
+    generators_in,
+    references,
+    take,
+    without_data,
+)
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, is_graph, numbers_in
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED
+from ds_adacc.program.refusals import COMPILED
 from ds_adacc.python_state.python_reads import PythonReads
 
 FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
@@ -130,10 +139,6 @@ class RecordedOp:
     def is_function(self) -> bool:
         """Whether it is a call of an `autograd.Function` (Rule R15)."""
         return self.name.startswith(f"{FUNCTION}.")
-
-    @property
-    def is_collective(self) -> bool:
-        return self.refusal == COLLECTIVE
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:
@@ -278,30 +283,8 @@ class Recording:
     def constants(self) -> tuple[float, ...]:
         """The numbers that the operators compute with, in order."""
         found: list[float] = []
-        for op in self.ops:
-            take(CONSTANTS, (op.args, op.kwargs), found)
+        take(CONSTANTS, tuple((op.args, op.kwargs) for op in self.ops), found)
         return tuple(found)
-
-    def of_block(self, other: Recording) -> Recording:
-        """This program as run by the block of another recording, whose parameters and buffers have the same roles.
-
-        Where all operators are the same, it has those of this recording, and with them what is known of each.
-        """
-        numbers = iter(other.constants)
-        pairs = list(zip(self.ops, other.ops, strict=True))
-        ops = self.ops
-        # A Function may be another class in each block. (The text tells 0.0 from -0.0.)
-        has_own = any(op.func is not its.func or op.python_reads is not its.python_reads for op, its in pairs)
-        if has_own or repr(self.constants) != repr(other.constants):
-            own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
-            ops = with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
-        twin = replace(self, name=other.name, parameters=other.parameters, buffers=other.buffers, ops=ops)
-        twin.__dict__["digest"] = self.digest  # which blocks of one type share; hashing takes a millisecond
-        return twin
-
-    def is_predicted_like(self, other: Recording) -> bool:
-        """Whether both come from one prediction (`of_block`): they differ in the block, its constants and Functions."""
-        return self.digest == other.digest and self.values is other.values and self.positions is other.positions
 
     @property
     def draws(self) -> tuple[Draw, ...]:
@@ -311,8 +294,7 @@ class Recording:
     @property
     def generators(self) -> tuple[torch.Generator, ...]:
         """The generators that were passed to operators."""
-        given = (value for op in self.ops for value in (*op.args, *(value for _, value in op.kwargs)))
-        return tuple(value for value in given if isinstance(value, torch.Generator))
+        return tuple(generators_in([(op.args, op.kwargs) for op in self.ops]))
 
     def buffer(self, value: RecordedValue) -> torch.Tensor | None:
         """What the block has now as the buffer that this value is; None if it has none."""
@@ -370,12 +352,3 @@ def _structure(value: RecordedValue) -> tuple[Any, ...]:
     is_held = value.pinned and value.origin == "input"
     flags = value.requires_grad, value.overwritten, value.dynamic, *(["held"] if is_held else [])
     return value.index, value.name, value.origin, layout, value.producer, value.output, value.source, flags
-
-
-def with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
-    """The operators with other arguments."""
-    changed: list[RecordedOp] = []
-    for op, (args, kwargs) in zip(ops, arguments, strict=True):
-        bases = tuple(replace(changed[base.index], refusal=base.refusal) for base in op.bases)
-        changed.append(replace(op, args=args, kwargs=kwargs, bases=bases))
-    return tuple(changed)

@@ -17,7 +17,7 @@ from ds_adacc.program.arguments import CONSTANTS, put, take
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import length_bounds
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording, with_arguments
+from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.signature import Sizes
 
 
@@ -127,6 +127,29 @@ class SymbolicProgram:
         return all(map(is_known, range(len(numbers))))
 
 
+def as_block(predicted: Recording, like: Recording) -> Recording:
+    """The predicted program as the block of `like` runs it, whose parameters and buffers have the same roles.
+
+    Where all operators are the same, it has those of the prediction, and with them what is known of each.
+    """
+    pairs = list(zip(predicted.ops, like.ops, strict=True))
+    ops = predicted.ops
+    # A Function may be another class in each block. (The text tells 0.0 from -0.0.)
+    has_own = any(op.func is not its.func or op.python_reads is not its.python_reads for op, its in pairs)
+    if has_own or repr(predicted.constants) != repr(like.constants):
+        numbers = iter(like.constants)
+        own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
+        ops = _with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
+    twin = replace(predicted, name=like.name, parameters=like.parameters, buffers=like.buffers, ops=ops)
+    twin.__dict__["digest"] = predicted.digest  # which blocks of one type share; hashing takes a millisecond
+    return twin
+
+
+def are_of_one_prediction(one: Recording, other: Recording) -> bool:
+    """Whether both are one prediction (`as_block`): they differ in the block, its constants and Functions."""
+    return one.digest == other.digest and one.values is other.values and one.positions is other.positions
+
+
 def _opened(example: Example) -> Recording:
     """The recording with a `LengthBound` in place of each that is a number among the block's arguments."""
     given, recording = example.sizes.numbers, example.recording
@@ -136,7 +159,7 @@ def _opened(example: Example) -> Recording:
         return tuple(LengthBound(given.index(arg)) if i in bounds else arg for i, arg in enumerate(op.args))
 
     pairs = [(arguments(op), op.kwargs) for op in recording.ops]
-    return replace(recording, ops=with_arguments(recording.ops, pairs)) if given else recording
+    return replace(recording, ops=_with_arguments(recording.ops, pairs)) if given else recording
 
 
 def _closed(recording: Recording, given: Sequence[int]) -> Recording:
@@ -145,7 +168,7 @@ def _closed(recording: Recording, given: Sequence[int]) -> Recording:
     bounds: list[LengthBound] = []
     take((LengthBound,), arguments, bounds)
     closed = put((LengthBound,), arguments, iter([given[bound.number] for bound in bounds]))
-    return replace(recording, ops=with_arguments(recording.ops, closed)) if bounds else recording
+    return replace(recording, ops=_with_arguments(recording.ops, closed)) if bounds else recording
 
 
 def _numbers(recording: Recording) -> list[int]:
@@ -185,9 +208,18 @@ def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
     return replace(
         like,
         values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
-        ops=with_arguments(like.ops, arguments),
+        ops=_with_arguments(like.ops, arguments),
         positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
     )
+
+
+def _with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, Any]]) -> tuple[RecordedOp, ...]:
+    """The operators with other arguments."""
+    changed: list[RecordedOp] = []
+    for op, (args, kwargs) in zip(ops, arguments, strict=True):
+        bases = tuple(replace(changed[base.index], refusal=base.refusal) for base in op.bases)
+        changed.append(replace(op, args=args, kwargs=kwargs, bases=bases))
+    return tuple(changed)
 
 
 def _value(value: RecordedValue, geometry: Geometry, channels: int) -> RecordedValue:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.execute.input_placement import PARTITION
+from ds_adacc.program.refusals import COLLECTIVE
 
 WIDTH, STEPS, LAYERS = 8, 4, 3
 ROWS = 601  # of each sample: an odd number, and so many that the states of generators, 10 KB, matter little
@@ -162,7 +163,7 @@ def collectives():
         (plain, without), (ours, with_) = gradients(layer, layer, x), gradients(run, layer, x)
         told[name] = {
             "same": same(plain, ours),
-            "recorded": sum(op.is_collective for op in recording.ops),
+            "recorded": sum(op.refusal == COLLECTIVE for op in recording.ops),
             "replayed": [op.short_name for op in recording.ops if op.index in policy.replays],
             "without": without,
             "with": with_,
