@@ -114,7 +114,7 @@ def seconds(work, runs=3):
 
 def compare(problem, args):
     """All that is said of one problem."""
-    without = planner.everywhere(planner.retain_policy, problem).peak
+    without = planner.peak_without(problem)
     points = {
         block_type.name: planner.frontier(block_type.profile, max_seconds=args.max_seconds)
         for block_type in problem.block_types
@@ -150,7 +150,7 @@ def solve_times(problem, args):
     name = problem.block_types[0].name
     block = planner.Problem((planner.BlockType(name, problem.block_types[0].profile, 1),))
     made_up = chain()
-    alone, peak, most = (planner.everywhere(planner.retain_policy, each).peak for each in (block, problem, made_up))
+    alone, peak, most = (planner.peak_without(each) for each in (block, problem, made_up))
     limit = {"max_seconds": args.max_seconds}
     return {
         "one block": seconds(lambda: planned(PLANNERS["one policy"], block, int(0.6 * alone), args)),
@@ -164,7 +164,7 @@ def solve_times(problem, args):
 
 def figures(problem, args, codecs):
     """The frontier with the baselines, and the bytes through backward, at the budget shown."""
-    without = planner.everywhere(planner.retain_policy, problem).peak
+    without = planner.peak_without(problem)
     budget, plans = int(SHOWN * without), {}
     for name, plan in PLANNERS.items():
         with contextlib.suppress(planner.InfeasibleBudget):

@@ -23,7 +23,7 @@ Read the files in this order:
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
-from ds_adacc.planner.baselines import compress_policy, everywhere, recompute_policy, retain_policy
+from ds_adacc.planner.baselines import compress_policy, everywhere, peak_without, recompute_policy, retain_policy
 from ds_adacc.planner.error_estimate import (
     altered_values,
     gradient_error,
@@ -95,6 +95,7 @@ __all__ = [
     "least_peak",
     "least_peak_in_process",
     "peak_bytes",
+    "peak_without",
     "read_together",
     "recompute_policy",
     "retain_policy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ds_adacc.planner.graph import BlockGraph
+from ds_adacc.planner.peak import Simulations, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
@@ -19,6 +20,11 @@ def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:
 def retain_policy(profile: Profile) -> Policy:
     """Keep every saved value that can be stored ("Baseline" in the paper, section 4.1)."""
     return cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
+
+
+def peak_without(problem: Problem, known: Simulations | None = None) -> int:
+    """Peak bytes without checkpointing. `known`: as in `simulations`."""
+    return peak_bytes(problem, [(retain_policy(each.profile),) * each.blocks for each in problem.block_types], known)
 
 
 def recompute_policy(profile: Profile) -> Policy:

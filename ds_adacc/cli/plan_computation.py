@@ -58,7 +58,7 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
     """Plan for the first of the two micro-batch sizes. Raises BadInput if the section's time is too short."""
     first, seconds = recorded[0], section.solver.max_seconds
     problem = first.problem
-    without = planner.everywhere(planner.retain_policy, problem).peak
+    without = planner.peak_without(problem)
     budget = budget_bytes(section.memory_budget, without, first.available)
     try:
         stage("finding the frontiers")

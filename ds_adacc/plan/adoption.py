@@ -43,16 +43,16 @@ class Adoption:
 
     def peak(self, policies: TypePolicies) -> int:
         """Predicted peak bytes of the live set that takes the most."""
-        return max(self._peaks(lambda of_type: policies if of_type.name == self.spec.name else self._others(of_type)))
+        problems = map(self._request.problem, self._request.live_sets)
+        return max(
+            planner.peak_bytes(one, [self._of(each.name, policies) for each in one.block_types], self._simulations)
+            for one in problems
+        )
 
     @property
     def without(self) -> int:
         """Predicted peak bytes without checkpointing."""
-
-        def retained(of_type: planner.BlockType) -> TypePolicies:
-            return (planner.retain_policy(of_type.profile),) * of_type.blocks
-
-        return max(self._peaks(retained))
+        return self._request.peak_without(self._simulations)
 
     def policies(self, limit: int, permit: Permit) -> TypePolicies | None:
         """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
@@ -99,12 +99,6 @@ class Adoption:
             low, high = (middle, high) if self.peak(made(middle)) <= limit else (low, middle - 1)
         return None if low < 0 else made(low)
 
-    def _peaks(self, chosen: Callable[[planner.BlockType], TypePolicies]) -> list[int]:
-        problems = [self._request.problem(names) for names in self._request.live_sets]
-        return [
-            planner.peak_bytes(one, [chosen(of_type) for of_type in one.block_types], self._simulations)
-            for one in problems
-        ]
-
-    def _others(self, of_type: planner.BlockType) -> TypePolicies:
-        return self._agreed[of_type.name].policies
+    def _of(self, name: str, policies: TypePolicies) -> TypePolicies:
+        """The policies that are priced; of other block types, those in force."""
+        return policies if name == self.spec.name else self._agreed[name].policies

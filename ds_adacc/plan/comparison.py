@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.live_sets import slowest, stricter
-from ds_adacc.plan.plan import Baseline, Group, PlanRequest
+from ds_adacc.plan.plan import Baseline, Group
 
 RULES = {
     "retain all": planner.retain_policy,
@@ -28,11 +28,6 @@ def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
     if replace(found["compress all"], name="retain all") == found["retain all"]:
         del found["compress all"]
     return tuple(found.values())
-
-
-def most_without(request: PlanRequest) -> int:
-    """Peak bytes without checkpointing, of the live set that takes the most."""
-    return max(planner.everywhere(planner.retain_policy, request.problem(names)).peak for names in request.live_sets)
 
 
 def _baseline(

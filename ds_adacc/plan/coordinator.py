@@ -14,7 +14,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.budget_error import explained, fraction
-from ds_adacc.plan.comparison import compare, most_without
+from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, components, largest
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
@@ -159,7 +159,7 @@ class Coordinator:
         agreement, merged = self.agreement, self._merge(everyone)
         specs = {digest: each.spec for digest, each in merged.items()}
         request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim)
-        without = most_without(request)
+        without = request.peak_without()
         budget = agreement.budget.bytes(without, available)
         forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
         if must_fit:

@@ -78,7 +78,7 @@ def stricter(
     solutions: list[planner.Solution] = []
     are_all_solved = True
     found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in problem.block_types}
-    for one in sorted((_part(problem, names) for names in live_sets), key=_peak_without, reverse=True):
+    for one in sorted((_part(problem, names) for names in live_sets), key=planner.peak_without, reverse=True):
         if all(found[each.name] for each in one.block_types):
             known = [_leanest(found[each.name]) for each in one.block_types]
             if planner.peak_bytes(one, known) <= budget:
@@ -97,11 +97,6 @@ def stricter(
         proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
         fallback=fallback,
     )
-
-
-def _peak_without(problem: planner.Problem) -> int:
-    """Peak bytes without checkpointing."""
-    return planner.everywhere(planner.retain_policy, problem).peak
 
 
 def _leanest(found: Sequence[tuple[int, TypePolicies]]) -> TypePolicies:

@@ -276,7 +276,7 @@ class NewSizes:
             planner.BlockType(name, self._agreement.counted(known), known.count, known.calls_per_block)
             for name, known in types.items()
         )
-        return planner.everywhere(planner.retain_policy, planner.Problem(tuple(each))).peak
+        return planner.peak_without(planner.Problem(tuple(each)))
 
     def _has_two_sizes(self, names: LiveSet) -> bool:
         programs = [program for program in map(self.symbolic_types.of, names) if program is not None]

@@ -25,6 +25,10 @@ class PlanRequest:
         members = tuple(self.block_types[name] for name in sorted(names))
         return planner.Problem(members, self._order(members), self.max_gradient_error)
 
+    def peak_without(self, known: planner.Simulations | None = None) -> int:
+        """Peak bytes without checkpointing, of the live set that takes the most. `known`: as in `peak_bytes`."""
+        return max(planner.peak_without(self.problem(names), known) for names in self.live_sets)
+
     def _order(self, block_types: Sequence[planner.BlockType]) -> tuple[str, ...]:
         """The order in which one forward runs these blocks, if each runs once and there are no others."""
         names = frozenset(block_type.name for block_type in block_types)

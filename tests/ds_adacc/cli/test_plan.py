@@ -195,7 +195,7 @@ def test_the_view_has_a_table_of_each(planned):
 def test_the_estimate_is_the_plan_s_own_peak_at_a_batch_that_was_not_recorded(recorded, planned):
     line, truth = BatchLine((recorded[2].problem, recorded[4].problem), (2, 4)), recorded[16].problem
     estimated = line.at(16)
-    peaks = [[planner.everywhere(planner.retain_policy, problem).peak for problem in (estimated, truth)]]
+    peaks = [[planner.peak_without(problem) for problem in (estimated, truth)]]
     peaks += [[planner.everywhere(planner.recompute_policy, problem).peak for problem in (estimated, truth)]]
     peaks += [[planner.least_peak(problem, 5.0).peak for problem in (estimated, truth)]]
     for estimate, peak in peaks:

@@ -6,7 +6,6 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.comparison import most_without
 from ds_adacc.plan.live_sets import components, largest
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.plan.solve import solve
@@ -71,9 +70,9 @@ def test_a_kind_with_two_partners_has_one_policy_that_fits_beside_either():
 
 def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
     block_types = {name: block_type(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
-    assert most_without(PlanRequest(block_types, sets("a", "b"))) == 36 * MIB
-    assert most_without(PlanRequest(block_types, sets("ac", "b"))) == 36 * MIB
-    assert most_without(PlanRequest(block_types, sets("ab", "ac"))) == 48 * MIB
+    assert PlanRequest(block_types, sets("a", "b")).peak_without() == 36 * MIB
+    assert PlanRequest(block_types, sets("ac", "b")).peak_without() == 36 * MIB
+    assert PlanRequest(block_types, sets("ab", "ac")).peak_without() == 48 * MIB
 
 
 def test_the_error_names_what_all_groups_would_fit():
