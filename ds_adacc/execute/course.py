@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -81,15 +81,7 @@ class Course:
 
 def course_of(recording: Recording, policy: Policy) -> Course:
     """How calls of the recorded program run under `policy`."""
-    ops = _replayed(recording, policy)
-    segments = recording.segments.of(ops)
-    uses = _uses(recording, segments)
-    order = _order(recording, policy, segments, uses)
-    states = states_at([draw for op in ops for draw in recording.ops[op].draws])
-    instructions, until_confirmed = _instructions(recording, policy, segments, order, states, copied(recording, ops))
-    given = (recording.values[i] for i in order if recording.values[i].origin in ("input", "buffer"))
-    inputs = tuple((value.index, _taken(value, policy, value.geometry)) for value in given)
-    return Course(instructions, order, segments, uses, inputs, tuple(states.get(-1, {}).items()), until_confirmed)
+    return _Maker(recording, policy).course()
 
 
 def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
@@ -110,158 +102,146 @@ def flat(value: RecordedValue) -> Geometry:
     return Geometry((rows, value.channels), (value.channels, 1), value.geometry.dtype, 0)
 
 
-def _compresses(value: RecordedValue, policy: Policy) -> bool:
-    return is_codec(policy.stores[value.index])
+class _Maker:
+    """Makes the course of a program under a policy."""
 
+    def __init__(self, recording: Recording, policy: Policy) -> None:
+        self._recording = recording
+        self._stores = policy.stores
+        replayed = self._replayed()
+        self._segments = recording.segments.of(replayed)
+        self._uses = self._count_uses()
+        self._order = self._find_order()
+        self._states = states_at([draw for op in replayed for draw in recording.ops[op].draws])
+        self._copies = copied(recording, replayed)
+        self._first: dict[int, int] = {}  # by value, the first position at which it is saved, and the last
+        self._last: dict[int, int] = {}
+        for number, position in enumerate(recording.positions):
+            if isinstance(position.ref, ValueRef):
+                self._first.setdefault(position.ref.index, number)
+                self._last[position.ref.index] = number
+        self._ready = self._find_ready()
+        self._release: dict[int, list[int]] = {}  # by position, the values that are held until then
+        for index, number in self._ready.items():
+            if number > self._first.get(index, number) or number == len(recording.positions):
+                self._release.setdefault(number, []).append(index)
 
-def _taken(value: RecordedValue, policy: Policy, seen: Geometry) -> Geometry | None:
-    """The geometry, seen from a tensor, of what the value's holder is given; None if that is the tensor itself."""
-    held = flat(value) if _compresses(value, policy) else value.geometry
-    if seen == held:
-        return None
-    is_flat = seen.is_contiguous and seen.numel == held.numel and seen.dtype is held.dtype
-    if is_flat and seen.size[-1:] == held.size[-1:] and _compresses(value, policy):
-        return None
-    return held.seen_from(seen)
+    def course(self) -> Course:
+        positions, values = len(self._recording.positions), map(self._recording.values.__getitem__, self._order)
+        return Course(
+            instructions=tuple(map(self._instruction, range(positions))),
+            order=self._order,
+            segments=self._segments,
+            uses=self._uses,
+            inputs=tuple((v.index, self._taken(v, v.geometry)) for v in values if v.origin in ("input", "buffer")),
+            first_states=tuple(self._states.get(-1, {}).items()),
+            until_confirmed=tuple(self._release.get(positions, ())),
+        )
 
+    def _replayed(self) -> tuple[int, ...]:
+        """The operators that backward runs: those with an output that is needed and not stored.
 
-def _replayed(recording: Recording, policy: Policy) -> tuple[int, ...]:
-    """The operators that backward runs: those with an output that is needed and not stored. A policy may allow more."""
-    needed: set[int] = set()
-    wanted = sorted(recording.saved)
-    while wanted:
-        index = wanted.pop()
-        producer = recording.values[index].producer
-        if policy.stores[index] is None and producer is not None and producer not in needed:
-            needed.add(producer)
-            wanted.extend(recording.ops[producer].needs)
-    return tuple(sorted(needed))
+        A policy may allow more.
+        """
+        needed: set[int] = set()
+        wanted = sorted(self._recording.saved)
+        while wanted:
+            index = wanted.pop()
+            producer = self._recording.values[index].producer
+            if self._stores[index] is None and producer is not None and producer not in needed:
+                needed.add(producer)
+                wanted.extend(self._recording.ops[producer].needs)
+        return tuple(sorted(needed))
 
+    def _count_uses(self) -> Counter[int]:
+        uses = Counter(p.ref.index for p in self._recording.positions if isinstance(p.ref, ValueRef))
+        for segment in self._segments.values():
+            uses.update(segment.inputs)
+        return uses
 
-def _uses(recording: Recording, segments: Mapping[int, Segment]) -> Counter[int]:
-    uses = Counter(p.ref.index for p in recording.positions if isinstance(p.ref, ValueRef))
-    for segment in segments.values():
-        uses.update(segment.inputs)
-    return uses
+    def _find_order(self) -> tuple[int, ...]:
+        """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow."""
+        return tuple(
+            value.index
+            for value in self._recording.values
+            if self._uses.get(value.index)
+            and (self._stores[value.index] is not None or value.producer in self._segments)
+        )
 
+    def _find_ready(self) -> dict[int, int]:
+        """For each rebuilt value, the position after which everything that it is rebuilt from is saved (Rule E4).
 
-def _order(
-    recording: Recording, policy: Policy, segments: Mapping[int, Segment], uses: Mapping[int, int]
-) -> tuple[int, ...]:
-    """The values with a holder, sources first (Rule E10): inputs have the lowest indices, outputs follow in order."""
-    return tuple(
-        value.index
-        for value in recording.values
-        if uses.get(value.index) and (policy.stores[value.index] is not None or value.producer in segments)
-    )
+        The end of the forward for each value to be compressed that a graph of torch.compile may save, or the block is
+        given (its caller holds that anyway).
+        """
+        ready: dict[int, int] = {}
+        noted = {index: number for number, indices in self._states.items() for index in indices}
+        first, saved_at, of_graphs = {**self._first, **noted}, dict[int, int](), self._begin_of_graphs()
+        for index in self._order:
+            value = self._recording.values[index]
+            if (store := self._stores[index]) is not None:
+                is_given = value.origin in ("input", "buffer")
+                saved_at[index] = -1 if is_given else first[index]
+                if self._recording.graphs and is_codec(store) and (is_given or saved_at[index] >= of_graphs):
+                    ready[index] = len(self._recording.positions)
+            else:
+                inputs = self._segments[value.producer].inputs
+                saved_at[index] = ready[index] = max((saved_at[i] for i in inputs), default=-1)
+                if max(first.get(index, -1), ready[index]) >= of_graphs:
+                    ready[index] = len(self._recording.positions)  # after all of them
+        return ready
 
+    def _begin_of_graphs(self) -> int:
+        """The first position that a graph of torch.compile may have saved.
 
-def _instructions(
-    recording: Recording,
-    policy: Policy,
-    segments: Mapping[int, Segment],
-    order: tuple[int, ...],
-    states: Mapping[int, Mapping[int, torch.Generator]],
-    copies: Collection[int],
-) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:
-    """The instructions by position, and the values that are kept until the forward has ended."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for number, position in enumerate(recording.positions):
-        if isinstance(position.ref, ValueRef):
-            first.setdefault(position.ref.index, number)
-            last[position.ref.index] = number
-    noted = {index: number for number, indices in states.items() for index in indices}
-    ready = _ready(recording, policy, segments, order, {**first, **noted})
-    release: dict[int, list[int]] = {}
-    for index, number in ready.items():
-        if number > first.get(index, number) or number == len(recording.positions):
-            release.setdefault(number, []).append(index)
-    instructions = (
-        _instruction(recording, policy, number, order, (first, last), ready, tuple(release.get(number, ())))
-        for number in range(len(recording.positions))
-    )
-    with_states = tuple(
-        replace(instruction, states=tuple(states.get(number, {}).items()), copy=number in copies)
-        for number, instruction in enumerate(instructions)
-    )
-    return with_states, tuple(release.get(len(recording.positions), ()))
+        If another one runs, it may save more tensors or fewer: then what follows is saved at other positions (Rule
+        R17).
+        """
+        recording = self._recording
+        first = recording.graph_ops[0].index if recording.graph_ops else len(recording.ops) + 1
+        positions = enumerate(recording.positions)
+        return next((number for number, position in positions if position.ops_done >= first), len(recording.positions))
 
+    def _instruction(self, number: int) -> Instruction:
+        ref = self._recording.positions[number].ref
+        always = {
+            "release": tuple(self._release.get(number, ())),
+            "states": tuple(self._states.get(number, {}).items()),
+            "copy": number in self._copies,
+        }
+        if ref is None or (isinstance(ref, ValueRef) and ref.index not in self._order):
+            return Instruction(**always)
+        seen = ref.geometry
+        look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
+        if isinstance(ref, ParameterRef):
+            return Instruction(parameter=ref.index, **look, view=seen, **always)
+        value, store = self._recording.values[ref.index], self._stores[ref.index]
+        is_first = self._first[ref.index] == number and value.origin not in ("input", "buffer")
+        hold = is_first and self._ready.get(ref.index, -1) > number
+        fill = is_first and store is not None and not hold
+        root = value.geometry.seen_from(seen)
+        return Instruction(
+            value=ref.index,
+            **look,
+            view=None if seen == value.geometry else seen,
+            root=root if is_first else None,
+            is_part=is_first and (root.start < 0 or root.start + root.span > seen.span),
+            again=is_first and self._last[ref.index] > number,
+            fill=fill,
+            taken=self._taken(value, seen) if fill or hold else None,
+            keeps=fill and store == RETAIN,
+            detaches=hold or (fill and not is_codec(store)),
+            hold=hold,
+            **always,
+        )
 
-def _instruction(
-    recording: Recording,
-    policy: Policy,
-    number: int,
-    order: tuple[int, ...],
-    sightings: tuple[Mapping[int, int], Mapping[int, int]],
-    ready: Mapping[int, int],
-    release: tuple[int, ...],
-) -> Instruction:
-    ref = recording.positions[number].ref
-    if ref is None or (isinstance(ref, ValueRef) and ref.index not in order):
-        return Instruction(release=release)
-    seen = ref.geometry
-    look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
-    if isinstance(ref, ParameterRef):
-        return Instruction(parameter=ref.index, **look, view=seen, release=release)
-    value = recording.values[ref.index]
-    first, last = sightings
-    is_first = first[ref.index] == number and value.origin not in ("input", "buffer")
-    hold = is_first and ready.get(ref.index, -1) > number
-    fill = is_first and policy.stores[ref.index] is not None and not hold
-    root = value.geometry.seen_from(seen)
-    return Instruction(
-        value=ref.index,
-        **look,
-        view=None if seen == value.geometry else seen,
-        root=root if is_first else None,
-        is_part=is_first and (root.start < 0 or root.start + root.span > seen.span),
-        again=is_first and last[ref.index] > number,
-        fill=fill,
-        taken=_taken(value, policy, seen) if fill or hold else None,
-        keeps=fill and policy.stores[ref.index] == RETAIN,
-        detaches=hold or (fill and not _compresses(value, policy)),
-        hold=hold,
-        release=release,
-    )
-
-
-def _begin_of_graphs(recording: Recording) -> int:
-    """The first position that a graph of torch.compile may have saved.
-
-    If another one runs, it may save more tensors or fewer: then what follows is saved at other positions (Rule R17).
-    """
-    first = recording.graph_ops[0].index if recording.graph_ops else len(recording.ops) + 1
-    positions = enumerate(recording.positions)
-    return next((number for number, position in positions if position.ops_done >= first), len(recording.positions))
-
-
-def _ready(
-    recording: Recording,
-    policy: Policy,
-    segments: Mapping[int, Segment],
-    order: tuple[int, ...],
-    first: Mapping[int, int],
-) -> dict[int, int]:
-    """For each rebuilt value, the position after which everything that it is rebuilt from has been saved (Rule E4).
-
-    The end of the forward for each value to be compressed that a graph of torch.compile may save, or the block is given
-    (its caller holds that anyway). `first`: the position at which each saved value is seen for the first time, and each
-    generator's state is noted.
-    """
-    ready: dict[int, int] = {}
-    saved_at: dict[int, int] = {}
-    of_graphs = _begin_of_graphs(recording)
-    for index in order:
-        value = recording.values[index]
-        if policy.stores[index] is not None:
-            is_given = value.origin in ("input", "buffer")
-            saved_at[index] = -1 if is_given else first[index]
-            if recording.graphs and _compresses(value, policy) and (is_given or saved_at[index] >= of_graphs):
-                ready[index] = len(recording.positions)
-        else:
-            inputs = segments[value.producer].inputs
-            saved_at[index] = ready[index] = max((saved_at[i] for i in inputs), default=-1)
-            if max(first.get(index, -1), ready[index]) >= of_graphs:
-                ready[index] = len(recording.positions)  # after all of them
-    return ready
+    def _taken(self, value: RecordedValue, seen: Geometry) -> Geometry | None:
+        """The geometry, seen from a tensor, of what the value's holder is given; None if that is the tensor itself."""
+        is_compressed = is_codec(self._stores[value.index])
+        held = flat(value) if is_compressed else value.geometry
+        if seen == held:
+            return None
+        is_flat = seen.is_contiguous and seen.numel == held.numel and seen.dtype is held.dtype
+        if is_flat and seen.size[-1:] == held.size[-1:] and is_compressed:
+            return None
+        return held.seen_from(seen)
