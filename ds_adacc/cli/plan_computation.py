@@ -14,7 +14,7 @@ from ds_adacc.cli.factory import Recorded
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.comparison import RULES, compare
-from ds_adacc.plan.live_sets import LiveSet, solve_live_sets
+from ds_adacc.plan.live_sets import Component, LiveSet
 from ds_adacc.plan.plan import Baseline, Group
 
 Stage = Callable[[str], None]  # told what is being done
@@ -69,7 +69,7 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
         }
         stage("planning")
         began = time.perf_counter()
-        solution, refusal = _fit(lambda: solve_live_sets(problem, [_names(problem)], budget, section))
+        solution, refusal = _fit(lambda: Component(problem, (_names(problem),)).solve(budget, section))
         solve_seconds = time.perf_counter() - began
         stage("comparing")
         baselines, policies = _baselines(problem, budget, seconds)

@@ -11,7 +11,7 @@ from ds_adacc.observe.device_memory import DeviceMemory
 from ds_adacc.observe.step_profiler import Measured
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, peak_of
+from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import GradientLifetimes
 
@@ -190,7 +190,7 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
             for block_type in group.problem.block_types
         )
         corrected = replace(group.problem, block_types=tuple(block_types))
-        peaks.append(peak_of(corrected, group.live_sets, group.solution.policies))
+        peaks.append(replace(group, problem=corrected).peak_of(group.solution.policies))
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
-from ds_adacc.plan.live_sets import slowest, stricter
 from ds_adacc.plan.plan import Baseline, Group
 
 RULES = {
@@ -33,7 +32,7 @@ def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
 def _baseline(
     name: str, plan: Callable[[planner.Problem], planner.Solution], groups: Sequence[Group], budget: int
 ) -> Baseline:
-    solutions = [stricter(plan, group.problem, group.live_sets, budget) for group in groups]
+    solutions = [group.stricter(plan, budget) for group in groups]
     peak = max(solution.peak for solution in solutions)
-    seconds = max(slowest(g.problem, g.live_sets, solution) for g, solution in zip(groups, solutions, strict=True))
+    seconds = max(group.seconds_of(each.policies) for group, each in zip(groups, solutions, strict=True))
     return Baseline(name, peak, seconds, peak <= budget)

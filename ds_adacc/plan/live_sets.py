@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -18,125 +18,109 @@ LiveSet = frozenset[str]  # the names of its block types
 TypePolicies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 
 
-def solve_live_sets(
-    problem: planner.Problem, live_sets: Sequence[LiveSet], budget: int, config: AdaccConfig
-) -> planner.Solution:
-    """Policies with which every live set keeps the budget.
+@dataclass(frozen=True)
+class Component:
+    """Live sets that hang together, and the problem of all their block types, as if all were alive at once."""
 
-    Raises planner.InfeasibleBudget, with a budget at which it will find policies, and planner.NoSolutionInTime.
-    """
-    seconds = config.solver.max_seconds
-    if config.forces_compression:
-        policies = planner.everywhere(planner.compress_policy, problem).policies
-        solution = evaluate(problem, live_sets, policies)
-        if solution.peak > budget:
-            raise planner.InfeasibleBudget(budget, solution.peak)
-        return solution
-    if len(live_sets) == 1:
-        return planner.solve_in_process(problem, budget, max_seconds=seconds)
-    return _solve_overlapping(problem, live_sets, budget, seconds)
+    problem: planner.Problem
+    live_sets: tuple[LiveSet, ...]
 
+    @property
+    def block_types(self) -> tuple[planner.BlockType, ...]:
+        return self.problem.block_types
 
-def _solve_overlapping(
-    problem: planner.Problem, live_sets: Sequence[LiveSet], budget: int, seconds: float
-) -> planner.Solution:
-    """The stricter policies of the live sets' own solutions, or else those of the smallest peak."""
-    share = seconds / len(live_sets)  # each varying length of a translator brings another live set
-    with contextlib.suppress(planner.InfeasibleBudget):
-        solution = stricter(
-            lambda one: planner.solve_in_process(one, budget, max_seconds=share), problem, live_sets, budget
-        )
-        if solution.peak <= budget:
+    def solve(self, budget: int, config: AdaccConfig) -> planner.Solution:
+        """Policies with which every live set keeps the budget.
+
+        Raises planner.InfeasibleBudget, with a budget at which it will find policies, and planner.NoSolutionInTime.
+        """
+        seconds = config.solver.max_seconds
+        if config.forces_compression:
+            solution = self.evaluate(planner.everywhere(planner.compress_policy, self.problem).policies)
+            if solution.peak > budget:
+                raise planner.InfeasibleBudget(budget, solution.peak)
             return solution
-    # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
-    # set. The policies of the smallest peak that all block types can have together are lean in both.
-    least = planner.least_peak_in_process(problem, max_seconds=seconds / 2)
-    solution = evaluate(problem, live_sets, least.policies)
-    if solution.peak > budget:
-        raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
-    # These were chosen for their bytes alone. Others may be quicker at the same peak.
-    with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
-        quick = planner.solve_in_process(problem, least.peak, max_seconds=seconds / 2)
-        quick = evaluate(problem, live_sets, quick.policies)
-        if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
-            solution = quick
-    return solution
+        if len(self.live_sets) == 1:
+            return planner.solve_in_process(self.problem, budget, max_seconds=seconds)
+        return self._solve_several(budget, seconds)
 
+    def _solve_several(self, budget: int, seconds: float) -> planner.Solution:
+        """The stricter policies of the live sets' own solutions, or else those of the smallest peak."""
+        share = seconds / len(self.live_sets)  # each varying length of a translator brings another live set
+        with contextlib.suppress(planner.InfeasibleBudget):
+            solution = self.stricter(lambda one: planner.solve_in_process(one, budget, max_seconds=share), budget)
+            if solution.peak <= budget:
+                return solution
+        # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
+        # set. The policies of the smallest peak that all block types can have together are lean in both.
+        least = planner.least_peak_in_process(self.problem, max_seconds=seconds / 2)
+        solution = self.evaluate(least.policies)
+        if solution.peak > budget:
+            raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
+        # These were chosen for their bytes alone. Others may be quicker at the same peak.
+        with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
+            found = planner.solve_in_process(self.problem, least.peak, max_seconds=seconds / 2)
+            quick = self.evaluate(found.policies)
+            if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
+                solution = quick
+        return solution
 
-def stricter(
-    solver: Callable[[planner.Problem], planner.Solution],
-    problem: planner.Problem,
-    live_sets: Sequence[LiveSet],
-    budget: int,
-) -> planner.Solution:
-    """Solve each live set by itself; a block type takes those policies with which its blocks hold the fewest bytes.
+    def stricter(self, solver: Callable[[planner.Problem], planner.Solution], budget: int) -> planner.Solution:
+        """Solve each live set by itself; a block type takes those policies with which its blocks hold the fewest bytes.
 
-    The live sets that take the most come first. One whose block types have all got policies, and keeps the budget with
-    them, is not solved: a solution of its own would change nothing, or take time that is not needed. Whether every live
-    set keeps the budget in the end is for the caller to see.
-    """
-    solutions: list[planner.Solution] = []
-    are_all_solved = True
-    found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in problem.block_types}
-    for one in sorted((_part(problem, names) for names in live_sets), key=planner.peak_without, reverse=True):
-        if all(found[each.name] for each in one.block_types):
-            known = [_leanest(found[each.name]) for each in one.block_types]
-            if planner.peak_bytes(one, known) <= budget:
-                are_all_solved = False
-                continue
-        solution = solver(one)
-        solutions.append(solution)
-        for block_type, held, chosen in zip(one.block_types, solution.held, solution.policies, strict=True):
-            found[block_type.name].append((held, chosen))
-    policies = [_leanest(found[block_type.name]) for block_type in problem.block_types]
-    # a proof holds for a solution of which nothing was replaced
-    agree = are_all_solved and all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
-    fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
-    return replace(
-        evaluate(problem, live_sets, policies),
-        proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
-        fallback=fallback,
-    )
+        The live sets that take the most come first. One whose block types have all got policies, and keeps the budget
+        with them, is not solved: a solution of its own would change nothing, or take time that is not needed. Whether
+        every live set keeps the budget in the end is for the caller to see.
+        """
+        solutions: list[planner.Solution] = []
+        are_all_solved = True
+        found: dict[str, list[tuple[int, TypePolicies]]] = {block_type.name: [] for block_type in self.block_types}
+        for one in sorted(map(self._part, self.live_sets), key=planner.peak_without, reverse=True):
+            if all(found[each.name] for each in one.block_types):
+                known = [_leanest(found[each.name]) for each in one.block_types]
+                if planner.peak_bytes(one, known) <= budget:
+                    are_all_solved = False
+                    continue
+            solution = solver(one)
+            solutions.append(solution)
+            for block_type, held, chosen in zip(one.block_types, solution.held, solution.policies, strict=True):
+                found[block_type.name].append((held, chosen))
+        # a proof holds for a solution of which nothing was replaced
+        agree = are_all_solved and all(len({chosen for _, chosen in of_type}) == 1 for of_type in found.values())
+        fallback = next((solution.fallback for solution in solutions if solution.fallback), "")
+        return replace(
+            self.evaluate([_leanest(found[block_type.name]) for block_type in self.block_types]),
+            proven_optimal=agree and all(solution.proven_optimal for solution in solutions),
+            fallback=fallback,
+        )
+
+    def evaluate(self, policies: Sequence[TypePolicies]) -> planner.Solution:
+        """What the simulator says of these policies, with the peak of the live set that takes the most."""
+        return replace(planner.evaluate_per_block(self.problem, policies), peak=self.peak_of(policies))
+
+    def peak_of(self, policies: Sequence[TypePolicies]) -> int:
+        """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
+        return max(planner.peak_bytes(one, chosen) for one, chosen in self.apart(policies))
+
+    def seconds_of(self, policies: Sequence[TypePolicies]) -> float:
+        """Seconds added to one forward and backward of the live set to which they add the most."""
+        return max(planner.added_seconds(one, chosen) for one, chosen in self.apart(policies))
+
+    def apart(self, policies: Sequence[TypePolicies]) -> Iterator[tuple[planner.Problem, list[TypePolicies]]]:
+        """Each live set as a problem of its own, with the policies of its block types."""
+        chosen = {block_type.name: of_type for block_type, of_type in zip(self.block_types, policies, strict=True)}
+        for one in map(self._part, self.live_sets):
+            yield one, [chosen[block_type.name] for block_type in one.block_types]
+
+    def _part(self, names: LiveSet) -> planner.Problem:
+        """The problem of one live set. That of all has an order only if there is no other live set."""
+        members = tuple(block_type for block_type in self.block_types if block_type.name in names)
+        return replace(self.problem, block_types=members)
 
 
 def _leanest(found: Sequence[tuple[int, TypePolicies]]) -> TypePolicies:
     """Those that hold the fewest bytes; each pair has these bytes first."""
     return min(found, key=lambda pair: pair[0])[1]
-
-
-def evaluate(
-    problem: planner.Problem, live_sets: Sequence[LiveSet], policies: Sequence[TypePolicies]
-) -> planner.Solution:
-    """What the simulator says of these policies, with the peak of the live set that takes the most."""
-    solution = planner.evaluate_per_block(problem, policies)
-    return replace(solution, peak=peak_of(problem, live_sets, policies))
-
-
-def peak_of(problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[TypePolicies]) -> int:
-    """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
-    return max(planner.peak_bytes(one, chosen) for one, chosen in apart(problem, live_sets, policies))
-
-
-def slowest(problem: planner.Problem, live_sets: Iterable[LiveSet], solution: planner.Solution) -> float:
-    """Seconds added to one forward and backward of the live set to which they add the most."""
-    each = apart(problem, live_sets, solution.policies)
-    return max(planner.added_seconds(one, chosen) for one, chosen in each)
-
-
-def apart(
-    problem: planner.Problem, live_sets: Iterable[LiveSet], policies: Sequence[TypePolicies]
-) -> Iterator[tuple[planner.Problem, list[TypePolicies]]]:
-    """Each live set as a problem of its own, with the policies of its block types."""
-    chosen = {block_type.name: of_type for block_type, of_type in zip(problem.block_types, policies, strict=True)}
-    for names in live_sets:
-        one = _part(problem, names)
-        yield one, [chosen[block_type.name] for block_type in one.block_types]
-
-
-def _part(problem: planner.Problem, names: LiveSet) -> planner.Problem:
-    """The problem of one live set. The group's problem has an order only if the group is this live set alone."""
-    members = tuple(block_type for block_type in problem.block_types if block_type.name in names)
-    return replace(problem, block_types=members)
 
 
 def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:

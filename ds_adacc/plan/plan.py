@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies, apart, slowest
+from ds_adacc.plan.live_sets import Component, LiveSet, TypePolicies
 
 Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
 
@@ -44,21 +44,15 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Component):
     """Live sets that hang together, and the solution for all their block types.
 
-    `problem` lists the block types; of a single live set it is the problem that was solved. In the solution, `peak` is
-    that of the live set that takes the most. `shortfall` says why the budget may be broken.
+    Of a single live set, `problem` is the one that was solved. In the solution, `peak` is that of the live set that
+    takes the most. `shortfall` says why the budget may be broken.
     """
 
-    problem: planner.Problem
-    live_sets: tuple[LiveSet, ...]
     solution: planner.Solution
     shortfall: str = ""
-
-    @property
-    def block_types(self) -> tuple[planner.BlockType, ...]:
-        return self.problem.block_types
 
     @property
     def held(self) -> int:
@@ -69,11 +63,11 @@ class Group:
     @property
     def added_seconds(self) -> float:
         """What the policies add to one forward and backward of the slowest live set."""
-        return slowest(self.problem, self.live_sets, self.solution)
+        return self.seconds_of(self.solution.policies)
 
     def unfit(self, budget: int) -> list[LiveSet]:
         """The live sets whose predicted peak is above so many bytes."""
-        each = zip(self.live_sets, apart(self.problem, self.live_sets, self.solution.policies), strict=True)
+        each = zip(self.live_sets, self.apart(self.solution.policies), strict=True)
         return [names for names, (one, chosen) in each if planner.peak_bytes(one, chosen) > budget]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, evaluate, solve_live_sets
+from ds_adacc.plan.live_sets import Component, TypePolicies, components
 from ds_adacc.plan.plan import Group, PlanRequest
 
 
@@ -34,22 +34,27 @@ def solve(
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
-        problem, live_sets = request.problem(names), tuple(s for s in request.live_sets if s <= names)
-        new = names - in_force.keys()
+        component = Component(request.problem(names), tuple(s for s in request.live_sets if s <= names))
+        kept = {
+            each.name: in_force[each.name]
+            for each in component.block_types
+            if _is_possible(in_force.get(each.name, ()), each)
+        }
+        new, smallest, shortfall = names - in_force.keys(), None, ""
         try:
-            found = solve_live_sets(problem, live_sets, budget, config)
-            group = Group(problem, live_sets, _keep_or_replace(problem, live_sets, in_force, budget, found))
+            solution = _keep_or_replace(component, kept, budget, component.solve(budget, config))
         except planner.InfeasibleBudget as error:
-            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), str(error))
+            shortfall, smallest = str(error), error.smallest
             refusals.append(error)
-            if planner.InfeasibleBudget in forgiven:
-                group = _lean(request, group, new, budget, config, error.smallest)
         except planner.NoSolutionInTime as error:
             if planner.NoSolutionInTime not in forgiven:
                 raise
-            reason = f"adacc.solver.max_seconds: {error}"
-            group = Group(problem, live_sets, _keep_or_recompute(problem, live_sets, in_force), reason)
-            group = _lean(request, group, new, budget, config)
+            shortfall = f"adacc.solver.max_seconds: {error}"
+        if shortfall:
+            solution = _keep_or_recompute(component, kept)
+        group = Group(component.problem, component.live_sets, solution, shortfall)
+        if shortfall and (smallest is None or planner.InfeasibleBudget in forgiven):
+            group = _lean(request, group, new, budget, config, smallest)
         if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
             group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
@@ -61,33 +66,25 @@ def solve(
 
 
 def _keep_or_replace(
-    problem: planner.Problem,
-    live_sets: Sequence[LiveSet],
-    in_force: Mapping[str, TypePolicies],
-    budget: int,
-    new: planner.Solution,
+    component: Component, kept: Mapping[str, TypePolicies], budget: int, new: planner.Solution
 ) -> planner.Solution:
     """The new solution, or the policies in force if they still fit and the new ones save no time worth a change."""
-    if not all(_is_possible(in_force.get(block_type.name, ()), block_type) for block_type in problem.block_types):
+    if len(kept) < len(component.block_types):
         return new
-    policies = [in_force[block_type.name] for block_type in problem.block_types]
-    old = evaluate(problem, live_sets, policies)
+    old = component.evaluate([kept[block_type.name] for block_type in component.block_types])
     old = replace(old, proven_optimal=new.proven_optimal)
-    noise = max(block_type.profile.noise for block_type in problem.block_types) * old.added_seconds
+    noise = max(block_type.profile.noise for block_type in component.block_types) * old.added_seconds
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
 
-def _keep_or_recompute(
-    problem: planner.Problem, live_sets: Sequence[LiveSet], in_force: Mapping[str, TypePolicies]
-) -> planner.Solution:
+def _keep_or_recompute(component: Component, kept: Mapping[str, TypePolicies]) -> planner.Solution:
     """The policies in force; a block type that has none, or none that is still possible, is recomputed."""
-    policies = [
-        in_force[block_type.name]
-        if _is_possible(in_force.get(block_type.name, ()), block_type)
-        else (planner.recompute_policy(block_type.profile),) * block_type.blocks
-        for block_type in problem.block_types
-    ]
-    return evaluate(problem, live_sets, policies)
+    return component.evaluate(
+        [
+            kept.get(each.name) or (planner.recompute_policy(each.profile),) * each.blocks
+            for each in component.block_types
+        ]
+    )
 
 
 def _lean(
@@ -96,7 +93,7 @@ def _lean(
     new: Collection[str],
     budget: int,
     config: AdaccConfig,
-    smallest: int | None = None,
+    smallest: int | None,
 ) -> Group:
     """The group with leaner policies, if it does not fit. `new`: its block types that have no policies yet.
 
@@ -121,7 +118,7 @@ def _lean(
 def _with_least(group: Group, smallest: int, config: AdaccConfig) -> Group | None:
     """The group with policies that fit `smallest` bytes. A search for them may end without any: None."""
     try:
-        return replace(group, solution=solve_live_sets(group.problem, group.live_sets, smallest, config))
+        return replace(group, solution=group.solve(smallest, config))
     except (planner.InfeasibleBudget, planner.NoSolutionInTime):
         return None
 
@@ -132,7 +129,7 @@ def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, b
     policies = [
         chosen.get(each.name, before) for each, before in zip(group.block_types, group.solution.policies, strict=True)
     ]
-    found = replace(group, solution=evaluate(group.problem, group.live_sets, policies))
+    found = replace(group, solution=group.evaluate(policies))
     return found if _is_leaner(found, group, budget) else group
 
 

@@ -1,4 +1,4 @@
-"""Overlapping live sets, against every choice of policies for small random block types."""
+"""Component live sets, against every choice of policies for small random block types."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from random_blocks import SMALL, examples, points, profiles, undominated
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.comparison import compare
-from ds_adacc.plan.live_sets import peak_of
+from ds_adacc.plan.live_sets import Component
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.plan.solve import solve
 
@@ -59,7 +59,7 @@ def retained_peak(request):
     policies = [
         (planner.retain_policy(block_type.profile),) * block_type.blocks for block_type in request.block_types.values()
     ]
-    return peak_of(request.problem("abc"), (AB, AC), policies)
+    return Component(request.problem("abc"), (AB, AC)).peak_of(policies)
 
 
 def solved(request, budget):
