@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Sequence
-from typing import overload
 
 import torch
 
@@ -23,15 +22,7 @@ class Parameters(Sequence[torch.Tensor]):
     def __len__(self) -> int:
         return len(self._held)
 
-    @overload
-    def __getitem__(self, index: int) -> torch.Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
         held = self._held[index]
         parameter = held() if isinstance(held, weakref.ref) else held
         if parameter is None:
