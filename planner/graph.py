@@ -87,7 +87,7 @@ class BlockGraph:
         """The values that backward needs, sorted."""
         return tuple(sorted({index for event in self.events for index in event.values}))
 
-    @property
+    @functools.cached_property
     def rebuildable_ops(self) -> frozenset[int]:
         """Ops that can be replayed in backward: proven, and each of their inputs can be stored or rebuilt."""
         return self._segments.rebuildable
