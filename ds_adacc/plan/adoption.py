@@ -21,7 +21,8 @@ Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
 class Adoption:
     """Prices policies of the block type `relative` as if its blocks had another profile.
 
-    `agreed`: all block types by name. `live_sets`: those without `relative` are left out.
+    `agreed`: all block types by name. `live_sets`: those without `relative` are left out. `permit`: whether a block may
+    run a policy.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Adoption:
         agreed: Mapping[str, AgreedType],
         live_sets: Sequence[LiveSet],
         orders: Mapping[LiveSet, tuple[str, ...]],
+        permit: Permit,
     ) -> None:
         name = relative.spec.name
         self.spec = replace(relative.spec, profile=profile)
@@ -38,6 +40,7 @@ class Adoption:
         live_sets = [names for names in live_sets if name in names] or [frozenset((name,))]
         specs = {other: agreed[other].spec for names in live_sets for other in names} | {name: self.spec}
         self._agreed = agreed
+        self._permit = permit
         self._request = PlanRequest(specs, live_sets, orders)
         self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
 
@@ -54,28 +57,32 @@ class Adoption:
         """Predicted peak bytes without checkpointing."""
         return self._request.peak_without(self._simulations)
 
-    def policies(self, limit: int, permit: Permit) -> TypePolicies | None:
+    def policies(self, limit: int) -> TypePolicies | None:
         """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
         retain, lean = planner.retain_policy(self.spec.profile), planner.recompute_policy(self.spec.profile)
-        before = self.inherited(permit)
+        before = self.inherited()
         found = self._most(limit, lambda blocks: (retain,) * blocks + before[blocks:])
         if found is not None:
             return found
         leanest = min({*before, lean}, key=lambda policy: policy.held_bytes(self.spec.profile))
 
         def leaner(kept: int) -> TypePolicies:
-            changed = (leanest if permit(index, leanest) else lean for index in range(len(before) - kept))
+            changed = (leanest if self._permit(index, leanest) else lean for index in range(len(before) - kept))
             return (*changed, *before[len(before) - kept :])
 
         return self._most(limit, leaner) or self._shared(limit)
 
-    def inherited(self, permit: Permit) -> TypePolicies:
+    def inherited(self) -> TypePolicies:
         """What the blocks run at the other sizes; where that is impossible here, they recompute all that they can."""
         lean = planner.recompute_policy(self.spec.profile)
         return tuple(
-            policy if permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
+            policy if self._permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
             for index, policy in enumerate(self._relative.policies)
         )
+
+    def agreed(self, name: str, policies: TypePolicies) -> AgreedType:
+        """What is agreed on for the block type `name` that has this profile, under these policies."""
+        return replace(self._relative, spec=replace(self.spec, name=name), policies=policies)
 
     def compressed(self, limit: int) -> TypePolicies | None:
         """Everything compressed that can be, as the preset "quantization" demands; None if that does not fit."""

@@ -182,11 +182,7 @@ class Agreement:
         is_known = len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit))
         if is_known and self.unpriced.isdisjoint(names):
             return True
-        return self.budget.limit is not None and self.fits(agreed, self.budget.limit)
-
-    def fits(self, agreed: Sequence[AgreedType], limit: int) -> bool:
-        """Whether the calls of these block types take at most so many bytes together."""
-        return self.peak(agreed) <= limit
+        return self.budget.limit is not None and self.peak(agreed) <= self.budget.limit
 
     def peak(self, agreed: Sequence[AgreedType]) -> int:
         """Predicted peak bytes of the calls of these block types together.

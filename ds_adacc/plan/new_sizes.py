@@ -11,10 +11,10 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.log import get_logger
-from ds_adacc.plan.adoption import Adoption, Permit
+from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies
+from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 from ds_adacc.program.recording import Recording
@@ -189,52 +189,48 @@ class NewSizes:
         return name in self._agreement.origins or name not in self._agreement.agreed_types
 
     def _adopt(self, known: KnownType, like: str) -> bool:
-        agreement, origin = self._agreement, self._origin(like)
-        relative = agreement.known_types.get(origin)
+        agreement = self._agreement
+        relative = agreement.known_types.get(self._origin(like))
         if agreement.budget.limit is None or relative is None or relative is known:
             return False
-        self._learn_from(known, relative)
-        if relative.agreed is None:
+        adoption = self._adoption(known, relative)
+        if adoption is None:
             return False
-        adoption = self._adoption(known, relative.agreed)
         limit = agreement.budget.grown(adoption.without)
-        if agreement.config.forces_compression:
-            policies = adoption.compressed(limit)
-        else:
-            policies = adoption.policies(limit, self._permit(relative.agreed))
+        compresses = agreement.config.forces_compression
+        policies = adoption.compressed(limit) if compresses else adoption.policies(limit)
         if policies is None:
             return False
         agreement.budget.limit = limit
-        self._put_in_force(known, relative.agreed, adoption, policies)
+        agreement.adopt(adoption.agreed(known.recording.digest, policies), relative.agreed.spec.name)
         return True
 
     def _inherit(self, known: KnownType, relative: KnownType) -> None:
         """Put the policies of another size of its program in force for this block type, whatever they take."""
-        assert relative.agreed is not None
-        self._learn_from(known, relative)
-        adoption = self._adoption(known, relative.agreed)
-        self._put_in_force(known, relative.agreed, adoption, adoption.inherited(self._permit(relative.agreed)))
+        adoption = self._adoption(known, relative)
+        agreed = adoption.agreed(known.recording.digest, adoption.inherited())
+        self._agreement.adopt(agreed, relative.agreed.spec.name)
 
-    def _learn_from(self, known: KnownType, relative: KnownType) -> None:
-        """Take over what was measured of another size of its program."""
+    def _adoption(self, known: KnownType, relative: KnownType) -> Adoption | None:
+        """The policies of another size of its program, priced for this block type; None if that has none yet.
+
+        The block type takes over what was measured of the other, and its counts. A policy that awaits its trial is
+        permitted too: its blocks hold everything exactly until then.
+        """
         known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
         known.outlier_channels = dict(relative.outlier_channels)
-
-    def _adoption(self, known: KnownType, agreed: AgreedType) -> Adoption:
-        """The policies of `agreed`, another size of its program, priced for this block type, which gets its counts."""
+        agreed, agreement = relative.agreed, self._agreement
+        if agreed is None:
+            return None
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
-        sets, orders = (*self._agreement.live_sets, *self._agreement.unfit), self._agreement.forward_order.orders
-        return Adoption(agreed, self._priced(known, agreed), self._agreement.agreed_types, sets, orders)
+        sets, orders = (*agreement.live_sets, *agreement.unfit), agreement.forward_order.orders
+        rejected, name = agreement.approvals.is_rejected, agreed.spec.name
 
-    def _permit(self, agreed: AgreedType) -> Permit:
-        """A policy that awaits its trial is permitted too: its blocks hold everything exactly until then."""
-        rejected, name = self._agreement.approvals.is_rejected, agreed.spec.name
-        return lambda index, policy: not rejected((name, index), policy)
+        def permit(index: int, policy: planner.Policy) -> bool:
+            return not rejected((name, index), policy)
 
-    def _put_in_force(self, known: KnownType, agreed: AgreedType, adoption: Adoption, policies: TypePolicies) -> None:
-        spec = replace(adoption.spec, name=known.recording.digest)
-        self._agreement.adopt(replace(agreed, spec=spec, policies=policies), agreed.spec.name)
+        return Adoption(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
 
     def make_lean(self, names: LiveSet) -> bool:
         """Have the adopted types among these recompute all that they can, if all of them then fit the budget.
@@ -256,7 +252,7 @@ class NewSizes:
         if None in agreed.values():
             return False
         limit = agreement.budget.grown(self._peak_without(names))
-        if not agreement.fits(list(agreed.values()), limit):
+        if agreement.peak(list(agreed.values())) > limit:
             return False
         agreement.budget.limit = limit
         for name in sorted(lean):

@@ -27,7 +27,7 @@ def found(profile, limit):
     """The stores of each block, for blocks that retain everything at the other size; None if nothing fits."""
     spec = planner.BlockType("block", profile, BLOCKS)
     relative = AgreedType(spec, (planner.retain_policy(profile),) * BLOCKS, {}, Correction())
-    policies = Adoption(relative, profile, {"block": relative}, [], {}).policies(limit, lambda index, policy: True)
+    policies = Adoption(relative, profile, {"block": relative}, [], {}, lambda index, policy: True).policies(limit)
     return policies and [policy.stores for policy in policies]
 
 

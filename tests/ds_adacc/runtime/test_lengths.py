@@ -269,7 +269,7 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
 @pytest.mark.parametrize("on_host", [False, True])
 def test_what_blocks_hold_is_counted_while_they_wait_for_a_plan(monkeypatch, on_host):
     """As where no policy of another size fits: they recompute all that they can."""
-    monkeypatch.setattr(Adoption, "policies", lambda self, limit, permit: None)
+    monkeypatch.setattr(Adoption, "policies", lambda self, limit: None)
     training = Training(rectifier={"enabled": False})
     training.runtime.controller.hold_inputs(InputPlacement(on_host=on_host))
     held = watch_held(training.runtime.controller)
