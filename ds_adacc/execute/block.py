@@ -266,6 +266,7 @@ class Block:
 
         That graph takes the place of the variant's in calls of other sizes too, so the next call of each is recorded.
         """
+        self.drop(variant)
         self.forget_graphs({run.cls for run in variant.recording.graphs})
         self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
 

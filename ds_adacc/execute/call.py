@@ -142,7 +142,7 @@ class Call:
         diverges. False: it has run others; then `outdated` has the recorded ones that it has not run.
         """
         recording = self.bound.recording
-        if not recording.graphs:
+        if not recording.runs_compiled:
             return True
         ran = recording.graphs if recording.loses_graphs else graphs_behind(output, self._began)
         has_run_others = ran != recording.graphs

@@ -171,36 +171,26 @@ class _Maker:
     def _find_ready(self) -> dict[int, int]:
         """For each rebuilt value, the position after which everything that it is rebuilt from is saved (Rule E4).
 
-        The end of the forward for each value to be compressed that a graph of torch.compile may save, or the block is
-        given (its caller holds that anyway).
+        The end of the forward for each of these that is saved after code of torch.compile has run, and for each such
+        value that is to be compressed, or that is and the block is given (its caller holds that anyway).
         """
         ready: dict[int, int] = {}
         noted = {index: number for number, indices in self._states.items() for index in indices}
-        first, saved_at, of_graphs = {**self._first, **noted}, dict[int, int](), self._begin_of_graphs()
+        first, saved_at, end = {**self._first, **noted}, dict[int, int](), len(self._recording.positions)
+        is_compiled, compiled_from = self._recording.runs_compiled, self._recording.compiled_from or 0
         for index in self._order:
             value = self._recording.values[index]
             if (store := self._stores[index]) is not None:
                 is_given = value.origin in ("input", "buffer")
                 saved_at[index] = -1 if is_given else first[index]
-                if self._recording.graphs and is_codec(store) and (is_given or saved_at[index] >= of_graphs):
-                    ready[index] = len(self._recording.positions)
+                if is_compiled and is_codec(store) and (is_given or saved_at[index] >= compiled_from):
+                    ready[index] = end
             else:
                 inputs = self._segments[value.producer].inputs
                 saved_at[index] = ready[index] = max((saved_at[i] for i in inputs), default=-1)
-                if max(first.get(index, -1), ready[index]) >= of_graphs:
-                    ready[index] = len(self._recording.positions)  # after all of them
+                if is_compiled and max(first.get(index, -1), ready[index]) >= compiled_from:
+                    ready[index] = end  # another graph may save more tensors or fewer: then all after it is another one
         return ready
-
-    def _begin_of_graphs(self) -> int:
-        """The first position that a graph of torch.compile may have saved.
-
-        If another one runs, it may save more tensors or fewer: then what follows is saved at other positions (Rule
-        R17).
-        """
-        recording = self._recording
-        first = recording.graph_ops[0].index if recording.graph_ops else len(recording.ops) + 1
-        positions = enumerate(recording.positions)
-        return next((number for number, position in positions if position.ops_done >= first), len(recording.positions))
 
     def _instruction(self, number: int) -> Instruction:
         ref = self._recording.positions[number].ref

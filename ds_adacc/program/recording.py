@@ -203,7 +203,8 @@ class Recording:
 
     `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
     know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of its tensors.
-    `loses_graphs`: what it returns does not tell which of its graphs have run.
+    `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
+    the block returns does not tell which of its graphs have run.
     """
 
     name: str
@@ -214,6 +215,7 @@ class Recording:
     buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
     remarks: tuple[str, ...] = ()
     has_hooks: bool = False
+    compiled_from: int | None = None
     loses_graphs: bool = False
 
     @functools.cached_property
@@ -227,7 +229,8 @@ class Recording:
         values = [_structure(value) for value in self.values]
         ops = [without_data(_portable(op), dynamic) for op in self.ops]
         positions = [(without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
-        text = repr((values, ops, positions, *(["hooks"] if self.has_hooks else [])))
+        more = (*(["hooks"] if self.has_hooks else []), *([self.compiled_from] if self.runs_compiled else []))
+        text = repr((values, ops, positions, *more))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
         return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
 
@@ -243,13 +246,13 @@ class Recording:
 
     @functools.cached_property
     def hides_compiled(self) -> bool:
-        """Whether compiled code runs in the block that is no operator."""
+        """Whether compiled code runs in the block that is no operator, and that no graph tells of."""
         return any(op.refusal == COMPILED for op in self.ops)
 
     @property
     def runs_compiled(self) -> bool:
         """Whether compiled code runs in the block."""
-        return bool(self.graphs) or self.hides_compiled
+        return self.compiled_from is not None
 
     @property
     def remarks_on_replays(self) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ R4. A write in place makes a new value. If nobody has read the old one, the oper
 R5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
     parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
 R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-    part in a collective, those that compiled code runs outside of its graphs, and higher-order operators. They give
-    other bits, have effects, or wait for other ranks.
+    part in a collective, those of compiled code that no graph tells of (Rule R17), and higher-order operators. They
+    give other bits, have effects, wait for other ranks, or may be others in the next call.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors.
 R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
@@ -84,5 +84,8 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     runs, with which numbers, is Dynamo's choice, and is known when the forward has ended: autograd's nodes tell, which
     keep the numbers for this. Another graph may save more tensors or fewer, so that all that follows is saved at other
     positions. So from the first graph on, all that would be rebuilt or compressed is kept until then; if another graph
-    has run, or with other numbers, it stays, and the next call is recorded.
+    has run, or with other numbers, it stays, and the next call is recorded. Beside its graphs, code of Dynamo's runs
+    other code as Python does. What it passes on, Dynamo may have computed from what nobody sees it read. But it makes
+    one graph for one such code. So if a graph has run in the code that calls an operator, then the graph tells of the
+    operator too, which is replayed as in other blocks. Without such a graph it is not, and nor is what follows.
 """

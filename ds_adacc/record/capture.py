@@ -22,7 +22,7 @@ from ds_adacc.record.known import Unrecordable, storage_of
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.record.verify import without_inaccessible
+from ds_adacc.record.verify import unsure, without_inaccessible
 
 
 class LateSlot:
@@ -170,11 +170,12 @@ def capture(
 
 
 def _found_again(recording: Recording, output: Any, began: int) -> Recording:
-    """Compiled graphs are run again only where each call can tell whether it has run them (Rule R17)."""
-    if not recording.graphs or graphs_behind(output, began) == recording.graphs:
+    """What compiled code runs is run again only where each call can tell which graphs it has run (Rule R17)."""
+    if not recording.runs_compiled or graphs_behind(output, began) == recording.graphs:
         return recording
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
-    return replace(recording.refuse({op.index: reason for op in recording.graph_ops}), loses_graphs=True)
+    reasons = {**unsure(recording, recording.compiled_from, ()), **{op.index: reason for op in recording.graph_ops}}
+    return replace(recording.refuse(reasons), loses_graphs=True)
 
 
 def _sound(recording: Recording) -> Recording:

@@ -1,12 +1,20 @@
 """Whether code of torch.compile runs in a block that is recorded. Its kernels bypass the dispatcher.
 
-A graph is replayed as a whole (Rule R17). Nothing that runs outside of a graph is replayed (Rule R6).
+A graph is replayed as a whole. What Python runs beside it is replayed as in other blocks, if the graph tells in each
+call that the same code of Dynamo's runs again (Rule R17).
 """
 
 from __future__ import annotations
 
+from types import CodeType, FrameType
+
+from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.watch import COMPILED_CODE
 from ds_adacc.record.frames import frames_of_block, place_of
+
+_GRAPH = "__compiled_fn"  # how Dynamo names the global by which its code calls a graph
+_GRAPHS = ("torch._functorch._aot_autograd", "torch.fx.", "torch._inductor.")  # what runs a graph; or generated code
+_DYNAMO_IS_OFF = ("torch._dynamo.eval_frame", "_fn")  # what runs a function with `torch.compiler.disable`
 
 
 class _Kernel:
@@ -31,5 +39,30 @@ def in_guards() -> bool:
 
 
 def in_compiled_code() -> bool:
-    """Whether compiled code is running, called by the block that is being recorded."""
+    """Whether compiled code is running, called by the block that is being recorded: a graph, or what is around it."""
     return any(place_of(frame) == COMPILED_CODE for frame in frames_of_block())
+
+
+def code_of_graph() -> CodeType | None:
+    """The code that Dynamo has made which runs the graph that begins now."""
+    return next((frame.f_code for frame in frames_of_block() if _runs_graphs(frame)), None)
+
+
+def code_beside_graphs() -> CodeType | None:
+    """The code that Dynamo has made which runs what Python runs now, as it would without torch.compile.
+
+    None if that cannot be told: within a graph, and in a function that Dynamo has compiled by itself without any.
+    """
+    is_unknown = False  # whether a function of the user's runs that Dynamo may have compiled by itself
+    for frame in frames_of_block():
+        module, _ = place = place_of(frame)
+        if place == COMPILED_CODE or module is None or module.startswith(_GRAPHS):
+            return None
+        if _runs_graphs(frame):
+            return None if is_unknown else frame.f_code
+        is_unknown = place != _DYNAMO_IS_OFF and (is_unknown or not is_library(module))
+    return None
+
+
+def _runs_graphs(frame: FrameType) -> bool:
+    return any(name.startswith(_GRAPH) for name in frame.f_code.co_names)

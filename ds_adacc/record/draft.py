@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ds_adacc.program.recording import Position, RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
 from ds_adacc.python_state.closure import Closure
-from ds_adacc.record.compiled_kernels import KERNEL, in_compiled_code
+from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.function_call import FunctionCall
@@ -45,6 +46,8 @@ class Draft:
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}
         self._turn: int | None = None  # the first position that another call may not have
+        self._compiled_from: int | None = None  # the first position that compiled code may have saved
+        self._codes_of_graphs: set[CodeType | None] = set()
         self._masks: set[int] = set()
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
@@ -80,6 +83,7 @@ class Draft:
             tuple(known.buffers),
             tuple(self._remarks),
             self.has_hooks,
+            self._compiled_from,
         )
         return recording.refuse({**unsure(recording, self._turn, self._masks), **self.draws.refusals()})
 
@@ -179,11 +183,23 @@ class Draft:
         self.doubt_from_here()
 
     def note_compiled(self) -> bool:
-        """Whether compiled code runs now."""
-        compiled = in_compiled_code()
-        if compiled:
-            self.doubt_from_here()
-        return compiled
+        """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
+        if not in_compiled_code():
+            return False
+        self._begin_compiled()
+        if code_beside_graphs() in self._codes_of_graphs:
+            return False
+        self.doubt_from_here()
+        return True
+
+    def note_graph(self) -> None:
+        """Note that a graph of torch.compile begins."""
+        self._begin_compiled()
+        self._codes_of_graphs.add(code_of_graph())
+
+    def _begin_compiled(self) -> None:
+        if self._compiled_from is None:
+            self._compiled_from = len(self._positions)
 
     def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
         """By value, what made the tensors that are written to, if no one has read any of them yet (Rule R4)."""

@@ -22,7 +22,7 @@ from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
-from ds_adacc.record.compiled_kernels import in_compiled_code, in_guards
+from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Unrecordable
@@ -137,7 +137,11 @@ class Recorder(TorchDispatchMode):
 
     def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
         """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule R15)."""
-        if self.failure is not None or self._is_aside or (in_compiled_code() and not is_graph(cls)):
+        if self.failure is not None or self._is_aside:
+            return False
+        if is_graph(cls):
+            self.draft.note_graph()
+        elif self.draft.note_compiled():
             return False
         if self._python_reads is not None or registration_of(cls).replay == "operators":
             return False  # within an operator's kernel it is a part of that
@@ -157,7 +161,12 @@ class Recorder(TorchDispatchMode):
 
     def function_is_hidden(self, cls: type[torch.autograd.Function]) -> None:
         """An `autograd.Function` is applied that cannot be followed: what it writes by address would not be noticed."""
-        if self.failure is None and not self._is_aside and self._python_reads is None and not in_compiled_code():
+        if (
+            self.failure is None
+            and not self._is_aside
+            and self._python_reads is None
+            and not self.draft.note_compiled()
+        ):
             self.failure = (
                 f"{cls.__name__}.apply is called by C code (as by map or functools.partial), or its forward or "
                 f"setup_context is no Python function. Call it in Python, as in lambda x: {cls.__name__}.apply(x)"

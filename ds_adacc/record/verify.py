@@ -56,9 +56,10 @@ def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> di
     """Why operators must not be replayed although their schema allows it and they give the same bits (Rule R7).
 
     A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
-    elements. Nor are values that autograd first saves after Python has read data or compiled code has run: another
-    branch, or another compilation, may save other tensors in their place. `turn`: the number of the first tensor that
-    was saved after that, None if it never happened. `masks`: the values that decide a shape.
+    elements. Nor are values that autograd first saves after Python has read data, or after compiled code that no call
+    finds again has run: another branch, or another compilation, may save other tensors in their place. `turn`: the
+    number of the first tensor that was saved after that, None if it never happened. `masks`: the values that decide a
+    shape.
     """
     values = recording.values
     reasons = {values[index].producer: "its mask decides a shape" for index in masks}

@@ -77,7 +77,7 @@ class Learner:
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
-        if captured.recording.graphs and block.other_graphs >= _MOST_OTHER_GRAPHS:
+        if captured.recording.runs_compiled and block.other_graphs >= _MOST_OTHER_GRAPHS:
             unwatched = unwatched or _KEEPS_CHANGING
         if not any(each.recording is not None and not each.doubt for each in block.variants()):
             unwatched = unwatched or self._kept_result(block, variant, captured.watch)

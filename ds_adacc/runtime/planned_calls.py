@@ -96,7 +96,7 @@ class PlannedCalls:
                 for block in self._controller.blocks.all():  # blocks of one class run the same graphs
                     block.forget_graphs(call.outdated)
                 self._warnings.compiled_anew(incoming.block)
-            elif bound.recording.graphs:
+            elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
             if probe is not None and not call.diverged:  # else it would measure another program
                 output = probe.watch(output)

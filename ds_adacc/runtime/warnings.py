@@ -52,14 +52,15 @@ class Warnings:
         )
 
     def compiled(self, block: Block) -> None:
-        """The block runs operators under torch.compile that are in none of its graphs."""
+        """The block runs operators under torch.compile that no graph tells of."""
         self._tell(
             (block.name.split(" ")[-1], "compiled"),
-            "block %s runs operators under torch.compile that are in none of its graphs. What they save is retained, "
-            "compressed or offloaded, never recomputed. They run between two graphs; or where torch.compile has "
-            "nothing to compile, as in a single layer of torch.nn; or to make a tensor of a float that varies. To have "
-            "it recomputed, compile the block as a whole, without graph breaks (TORCH_LOGS=graph_breaks shows them), "
-            "and give it such a number as a tensor; or leave out torch.compile there",
+            "block %s runs operators under torch.compile that no graph tells of, so that the next call may run others. "
+            "What they and those after them save is retained, compressed or offloaded, never recomputed. torch.compile "
+            "has made no graph there: because it has given up (torch._dynamo.config.recompile_limit), or the code is a "
+            "single layer of torch.nn, or a function between two graphs, or runs under torch.no_grad. Or it makes a "
+            "tensor of a float that varies. TORCH_LOGS=graph_breaks,recompiles shows where. To have them recomputed, "
+            "compile the block as a whole, and give it such a float as a tensor; or leave out torch.compile there",
             block.name,
         )
 

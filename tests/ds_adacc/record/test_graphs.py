@@ -377,6 +377,99 @@ def test_what_such_a_graph_saves_is_compressed_when_the_forward_has_ended(monkey
     assert len(compressed) == len(chosen) > 0 and all(compressed)
 
 
+FACTORS = {"first": 2.0, "second": 2.0}
+
+
+@torch.compiler.disable
+def scaled(x, factor):
+    return (x * factor).exp()
+
+
+def by_itself(x):
+    """Dynamo compiles it by itself, without a graph: which number it passes on, only Dynamo knows."""
+    return scaled(x, FACTORS["first"] * 2)
+
+
+class Told(nn.Module):
+    """The number is one of the code of Dynamo's that runs the graph before it: of another number, there is another."""
+
+    def forward(self, x):
+        return scaled(x.sin(), FACTORS["first"] * 2).cos()
+
+
+class Untold(nn.Module):
+    def forward(self, x):
+        return scaled(x, FACTORS["first"] * 2).cos()
+
+
+class Called(nn.Module):
+    def forward(self, x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return by_itself(x).cos()
+
+
+class Masked(nn.Module):
+    """A graph that no gradient flows through leaves no node."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            mask = x > FACTORS["first"]
+        return scaled(x, 1.0) * mask
+
+
+@pytest.mark.parametrize("make", [Told, Untold, Called, Masked])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_runs_beside_graphs_is_replayed_if_a_graph_tells_of_it(make, backend, monkeypatch):
+    torch._dynamo.reset()
+    compiled = torch.compile(make(), backend=backend)
+    args = (torch.rand(3, 6, requires_grad=True),)
+    recording = record(compiled, args, {})
+    eager = [op for op in recording.ops if op.short_name in ("mul", "exp")]
+    assert eager and all((op.refusal is None) == (make is Told) for op in eager)
+    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    assert not calls[-1].diverged
+    monkeypatch.setitem(FACTORS, "first", 0.3)
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    assert calls[-1].diverged == (make is Told)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Fusing(nn.Module):
+    """Calls a Function that Dynamo must not look into, as those of fused kernels."""
+
+    def forward(self, x):
+        return torch.compiler.disable(Doubled.apply)(x.sin()).cos()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_between_two_graphs_is_one_operator(backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(Fusing(), backend=backend)
+    args = (torch.rand(3, 6, requires_grad=True),)
+    recording = record(compiled, args, {})
+    assert [(op.short_name, op.refusal) for op in recording.ops] == [
+        ("compiled graph", None),
+        ("Doubled", None),
+        ("compiled graph", None),
+    ]
+    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    assert not calls[-1].diverged
+
+
 class Mixed(nn.Module):
     """A compiled function, and operators after it. The other graph of the function saves one tensor more."""
 

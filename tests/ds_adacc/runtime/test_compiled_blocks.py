@@ -222,23 +222,40 @@ class Paused(Activated):
         return x + torch.tanh(self.last(self.fc2(uncompiled(self.fc1(self.norm(x))))))
 
 
+PAUSE = {"count": 1}
+
+
 @torch.compiler.disable
 def uncompiled(x):
-    return x.sigmoid() * x.tanh()
+    for _ in range(PAUSE["count"]):
+        x = x.sigmoid() * x.tanh()
+    return x
 
 
-def test_what_runs_between_two_graphs_is_never_replayed(caplog):
+def test_what_runs_between_two_graphs_is_replayed(caplog):
     plain, _ = train(stack(Paused), prepare=in_place)
     torch._dynamo.reset()
-    seen, runtime = train(stack(Paused), "none", 0.95, prepare=in_place)
+    seen, runtime = train(stack(Paused), "none", 0.7, prepare=in_place)
     assert seen == plain
-    assert [(op.short_name, op.refusal) for op in recorded(runtime).ops] == [
-        ("compiled graph", None),
-        *[(name, "runs compiled") for name in ("sigmoid", "tanh", "mul")],
-        ("compiled graph", "another call may save another tensor at this position"),
-    ]
-    assert any(policy.replays for policy in policies(runtime))
-    assert caplog.text.count("runs operators under torch.compile") == 1
+    names = [(op.short_name, op.refusal) for op in recorded(runtime).ops]
+    assert names == [(name, None) for name in ("compiled graph", "sigmoid", "tanh", "mul", "compiled graph")]
+    assert any({0, 3} <= set(policy.replays) for policy in policies(runtime))
+    assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
+    assert "runs operators under torch.compile" not in caplog.text
+
+
+def test_a_call_that_saves_fewer_tensors_between_its_graphs_retains_all(monkeypatch):
+    """The function between the graphs reads a global, which is watched as in an eager block."""
+    lengths = (48,) * 6
+    monkeypatch.setitem(PAUSE, "count", 2)
+
+    def before(step):
+        PAUSE["count"] = 2 if step < 4 else 1
+
+    plain, _ = train(stack(Paused), prepare=in_place, lengths=lengths, before=before)
+    torch._dynamo.reset()
+    seen, runtime = train(stack(Paused), "none", 0.7, in_place, lengths, before)
+    assert seen == plain and any(policy.replays for policy in policies(runtime))
 
 
 def recorded(runtime):
