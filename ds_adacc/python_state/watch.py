@@ -130,8 +130,7 @@ class Watch:
     def stop(self) -> None:
         if self._is_running:
             sys.setprofile(None)
-            callback_handler.remove_start_callback(self._compiler_begins)
-            callback_handler.remove_end_callback(self._compiler_ends)
+            self._forget_compiler()
         self._is_running = False
         self._listener = self._functions = self._importing = None
         found: dict[str, Place] = {}
@@ -140,6 +139,11 @@ class Watch:
             self._note_imports(code, namespace, found)
         self.add(found)
         self._not_imported.clear()
+
+    def _forget_compiler(self) -> None:
+        if self._compiler_begins in callback_handler.start_callbacks:  # `torch._dynamo.reset` may have removed them
+            callback_handler.remove_start_callback(self._compiler_begins)
+            callback_handler.remove_end_callback(self._compiler_ends)
 
     def _compiler_begins(self, _: Any) -> None:
         if threading.get_ident() == self._thread:

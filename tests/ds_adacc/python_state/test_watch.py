@@ -159,6 +159,13 @@ def test_compilation_is_not_watched_call_by_call(thread):
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
 
 
+def test_a_block_that_resets_dynamo():
+    """This forgets whom it tells that it compiles."""
+    block = Block(lambda x: torch._dynamo.reset() or 2.0)
+    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    assert captured.recording is not None and sys.getprofile() is None
+
+
 def of_global(x):
     return factor
 
