@@ -23,6 +23,7 @@ from ds_adacc.python_state.watch import Place
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
+_MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 
@@ -197,7 +198,8 @@ class Block:
 
     `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
-    `other_graphs`: how many of its calls have run another compiled graph than the recorded one, of late.
+    `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
+    block with the same graphs.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     """
 
@@ -261,25 +263,28 @@ class Block:
         """Forget the variants of these block types."""
         self._variants = [(s, variant) for s, variant in self._variants if variant.digest not in digests]
 
-    def note_other_graph(self, variant: Variant) -> None:
-        """A call has run another graph of torch.compile than the variant's, or with other numbers.
+    @property
+    def keeps_changing_graphs(self) -> bool:
+        """Whether other graphs have run so often that nothing of it is to be replayed."""
+        return self.other_graphs >= _MOST_OTHER_GRAPHS
 
-        That graph takes the place of the variant's in calls of other sizes too, so the next call of each is recorded.
+    def note_other_graphs(self, outdated: Collection[type], variant: Variant | None = None) -> None:
+        """Other graphs of torch.compile have run than these. Forget this variant, and those that run one of these.
+
+        The other ones take their place in calls of other sizes too, so the next call of each is recorded.
         """
-        self.drop(variant)
-        self.forget_graphs({run.cls for run in variant.recording.graphs})
-        self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
-
-    def forget_graphs(self, outdated: Collection[type]) -> None:
-        """Forget the variants that run one of these graphs."""
-        self._variants = [
-            (signature, variant)
-            for signature, variant in self._variants
-            if variant.recording is None or not any(run.cls in outdated for run in variant.recording.graphs)
+        kept = [
+            (signature, other)
+            for signature, other in self._variants
+            if other is not variant
+            and not (other.recording is not None and any(run.cls in outdated for run in other.recording.graphs))
         ]
+        if len(kept) < len(self._variants):
+            self._variants = kept
+            self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
 
     def note_known_graphs(self) -> None:
-        """A call has run the graphs of its variant."""
+        """A call has run the graphs of its variant, as far as it was looked at."""
         self._undisturbed += 1
         if self._undisturbed >= _UNDISTURBED:
             self.other_graphs = 0

@@ -31,7 +31,7 @@ _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand",
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
 _MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
-_STATE = ("getstate", "setstate")  # of Python's generator
+_STATE = frozenset({"getstate", "setstate"})  # of Python's generator
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
@@ -90,6 +90,7 @@ class Watch:
         self.unguarded: str | None = None
         self._listener: Listener | None = listener
         self._is_running = False
+        self._is_compiling = False
         self._pauses = 0
         self._codes: dict[int, _Code] = {}  # by identity
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
@@ -140,18 +141,22 @@ class Watch:
         self.add(found)
         self._not_imported.clear()
 
-    def _forget_compiler(self) -> None:
-        if self._compiler_begins in callback_handler.start_callbacks:  # `torch._dynamo.reset` may have removed them
-            callback_handler.remove_start_callback(self._compiler_begins)
-            callback_handler.remove_end_callback(self._compiler_ends)
-
     def _compiler_begins(self, _: Any) -> None:
         if threading.get_ident() == self._thread:
+            self._is_compiling = True
             self.pause()
 
     def _compiler_ends(self, _: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and self._is_compiling:
+            self._is_compiling = False
             self.resume()
+
+    def _forget_compiler(self) -> None:
+        if self._is_compiling:  # torch tells only of the end of the last compilation, in whatever thread
+            self.unguarded = self.unguarded or "what it has run while another thread compiled"
+        if self._compiler_begins in callback_handler.start_callbacks:  # `torch._dynamo.reset` may have removed them
+            callback_handler.remove_start_callback(self._compiler_begins)
+            callback_handler.remove_end_callback(self._compiler_ends)
 
     def has_seen(self, code: types.CodeType) -> bool:
         """Whether a function with this code has run."""
@@ -213,7 +218,7 @@ class Watch:
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
-            if is_read or (source in _RANDOM and not _is_of_no_account(frame)):
+            if is_read or (source in _RANDOM and not _is_of_no_account(frame, called.__name__)):
                 self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
@@ -319,17 +324,19 @@ def _source(value: Any) -> str | None:
     return None if owner is None else type(owner).__module__
 
 
-def _is_of_no_account(frame: types.FrameType | None) -> bool:
-    """Whether what is drawn at random has no part in the block's values.
+def _is_of_no_account(frame: types.FrameType | None, called: str) -> bool:
+    """Whether what is drawn at random, by the function `called`, has no part in the block's values.
 
     A temporary file is named at random: Triton's compiler writes some when a kernel first runs. torch.compile keeps the
     state of Python's generator: in Python or, as it looks at a function, in C. And its compilers draw at random too.
+    But with what Dynamo draws in place of a function of the user's, the block computes.
     """
     calls = _calls(frame)
     caller = next((module for module, _ in calls if module != "random"), "")
-    keeps_state = calls[0][1] in _STATE and COMPILED_CODE in calls
+    is_dynamo = COMPILED_CODE in calls or caller.startswith("torch._dynamo.")
+    keeps_state = is_dynamo and not _STATE.isdisjoint((calls[0][1], called))
     is_temporary = any(module == "tempfile" for module, _ in calls)
-    return keeps_state or is_temporary or _is_of_compiler(calls) or caller.startswith("torch._dynamo.")
+    return keeps_state or is_temporary or _is_of_compiler(calls)
 
 
 def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:

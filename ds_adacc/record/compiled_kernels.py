@@ -44,8 +44,13 @@ def in_compiled_code() -> bool:
 
 
 def code_of_graph() -> CodeType | None:
-    """The code that Dynamo has made which runs the graph that begins now."""
-    return next((frame.f_code for frame in frames_of_block() if _runs_graphs(frame)), None)
+    """The code that Dynamo has made which runs the graph that begins now; None if Dynamo has not made the graph."""
+    for frame in frames_of_block():
+        if place_of(frame) == COMPILED_CODE:
+            break
+        if _runs_graphs(frame):
+            return frame.f_code
+    return None
 
 
 def code_beside_graphs() -> CodeType | None:

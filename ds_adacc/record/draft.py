@@ -187,7 +187,8 @@ class Draft:
         if not in_compiled_code():
             return False
         self._begin_compiled()
-        if code_beside_graphs() in self._codes_of_graphs:
+        code = code_beside_graphs()
+        if code is not None and code in self._codes_of_graphs:
             return False
         self.doubt_from_here()
         return True

@@ -18,7 +18,6 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
-_MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
 
@@ -77,7 +76,7 @@ class Learner:
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
-        if captured.recording.runs_compiled and block.other_graphs >= _MOST_OTHER_GRAPHS:
+        if captured.recording.runs_compiled and block.keeps_changing_graphs:
             unwatched = unwatched or _KEEPS_CHANGING
         if not any(each.recording is not None and not each.doubt for each in block.variants()):
             unwatched = unwatched or self._kept_result(block, variant, captured.watch)

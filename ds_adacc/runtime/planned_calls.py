@@ -62,6 +62,8 @@ class PlannedCalls:
         if reason is not None or (bound.is_trivial and not is_watched):
             output = incoming.run()
             step.note_plain(output)
+            if bound.recording.runs_compiled:
+                block.note_known_graphs()
             return output
         return self._run_with_hooks(incoming, variant, is_followed)
 
@@ -92,10 +94,7 @@ class PlannedCalls:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.run()
             if not call.confirm(output):
-                incoming.block.note_other_graph(variant)
-                for block in self._controller.blocks.all():  # blocks of one class run the same graphs
-                    block.forget_graphs(call.outdated)
-                self._warnings.compiled_anew(incoming.block)
+                self._note_other_graphs(incoming.block, variant, call.outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
             if probe is not None and not call.diverged:  # else it would measure another program
@@ -178,6 +177,16 @@ class PlannedCalls:
             call.forward = self._controller.step.forward()
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
+
+    def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
+        """A call of the block has run other graphs than the recorded ones, or with other numbers."""
+        if block.keeps_changing_graphs and variant.doubt:
+            return  # nothing of it is replayed, whichever graphs run
+        block.note_other_graphs({run.cls for run in variant.recording.graphs}, variant)
+        for other in self._controller.blocks.all():  # blocks of one class run the same graphs
+            if other is not block:
+                other.note_other_graphs(outdated)
+        self._warnings.compiled_anew(block)
 
     def _doubt_prediction(self, block: Block, variant: Variant, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""

@@ -1,5 +1,6 @@
 """What Python reads while a block is recorded, and what follows from it."""
 
+import contextlib
 import cProfile
 import functools
 import logging
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 import zoo
 from recorded import record
 from torch import nn
-from torch._dynamo.callback import callback_handler
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from ds_adacc.config import load
 from ds_adacc.python_state.closure import closure_of
@@ -157,6 +158,75 @@ def test_compilation_is_not_watched_call_by_call(thread):
     assert profilers == [None]
     assert told == [captured.watch._told] and sys.getprofile() is None
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
+
+
+DRAWS = {
+    "in a helper that Dynamo inlines": lambda: torch.compile(Drawing(), backend="aot_eager"),
+    "where Dynamo is off": lambda: Block(lambda x: rolled()),
+}
+rolled = torch.compiler.disable(random.random)
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        return times(torch.relu(self.fc(x)), drawn()).sin()
+
+
+def drawn():
+    return random.randint(2, 9)
+
+
+@torch.compiler.disable
+def times(x, number):
+    return (x * number).exp()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_that_dynamo_draws_for_the_block_cannot_be_guarded(name):
+    block = DRAWS[name]()
+    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    assert captured.watch.unguarded.startswith("random.")
+
+
+@pytest.mark.parametrize("ours_is_first", [True, False])
+def test_another_thread_compiles_meanwhile(ours_is_first):
+    """Torch tells when the first of several compilations begins, and when the last one ends, in whatever thread."""
+    ours, theirs = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def elsewhere(work):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def begin_ours():
+        ours.enter_context(callback_handler.install_callbacks(CallbackTrigger.LAZY_BACKWARD, "0/0"))
+
+    def begin_theirs():
+        elsewhere(lambda: theirs.enter_context(callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "1/0")))
+
+    def number(x):
+        for begin in (begin_ours, begin_theirs) if ours_is_first else (begin_theirs, begin_ours):
+            begin()
+        for end in (
+            (ours.close, lambda: elsewhere(theirs.close))
+            if ours_is_first
+            else (
+                lambda: elsewhere(theirs.close),
+                ours.close,
+            )
+        ):
+            end()
+        return of_global(x)
+
+    block = Block(number)
+    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    is_watched = f"{__name__}.factor" in captured.watch.places
+    assert is_watched or captured.watch.unguarded == "what it has run while another thread compiled"
+    assert sys.getprofile() is None
 
 
 def test_a_block_that_resets_dynamo():

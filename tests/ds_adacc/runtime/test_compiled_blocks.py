@@ -316,11 +316,11 @@ def test_lengths_that_vary(prepare, caplog):
 
 
 @pytest.mark.parametrize(
-    ("steps", "undisturbed", "counts"),
-    [((6,), 64, (1, 0, 0, 0)), ((6, 8, 10, 12), 64, (3, 1, 0, 0)), ((6, 10, 13, 17), 1, (0, 0, 0, 0))],
+    ("steps", "undisturbed", "count", "most"),
+    [((6,), 64, 1, 0), ((6, 8, 10, 12), 64, 3, 3), ((6, 10, 13, 17), 1, 0, 2)],
     ids=["once", "again and again", "now and then"],
 )
-def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, counts, caplog):
+def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, count, most, caplog):
     """The first of them keeps all, and then all blocks with that graph are recorded.
 
     After three such calls of a block nothing of it is replayed.
@@ -328,9 +328,10 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, counts, c
     plain, _ = train(stack(count=4), prepare=in_place, lengths=(48,) * 20)
     torch._dynamo.reset()
     monkeypatch.setattr("ds_adacc.execute.block._UNDISTURBED", undisturbed)
-    now = []
+    now, others = [], []
 
     def behind(output, since):
+        others.extend(now if now[0] in steps else ())
         return () if now[0] in steps else graphs_behind(output, since)
 
     monkeypatch.setattr("ds_adacc.execute.call.graphs_behind", behind)
@@ -340,9 +341,10 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, counts, c
         )
     assert seen == plain
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
-    assert tuple(block.other_graphs for block in runtime.blocks.all()) == counts
+    assert {block.other_graphs for block in runtime.blocks.all()} == {count}
+    assert len(others) - len(set(others)) <= most
     replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.reruns}
-    doubted = {block.name for block in runtime.blocks.all() if block.other_graphs == 3}
+    doubted = {block.name for block in runtime.blocks.all() if block.keeps_changing_graphs}
     happens_often = len(steps) > 1 and undisturbed > 1
     assert not replaying & doubted and bool(doubted) == happens_often
     assert ("which of its graphs torch.compile runs" in caplog.text) == happens_often
