@@ -7,6 +7,7 @@ in `execute/block.py` compares them at each call: if they differ, the block is r
 
 from __future__ import annotations
 
+import collections
 import functools
 import numbers
 import types
@@ -265,8 +266,8 @@ def guarded(module: nn.Module) -> list[str]:
 
 
 def _order(value: Any, items: Items) -> Hashable:
-    """How many items there are; of a dict, their keys, as a block may compute with one after the other."""
-    if not isinstance(value, dict | types.MappingProxyType) or len(items) > LONGEST:
+    """How many items there are; their keys or names, if they have any: a block may compute with one after the other."""
+    if isinstance(value, list | tuple | collections.deque) or len(items) > LONGEST:
         return len(items)
     return tuple([key if type(key) in SCALARS else repr(key) for key, _ in items])
 

@@ -128,6 +128,13 @@ def test_what_may_change_without_its_items_is_left(name):
     assert known.unchanged([value])
 
 
+def test_the_order_of_attributes_is_a_mark():
+    config = Config()
+    before = plain(config).marks
+    exchange(config)
+    assert plain(config).marks != before
+
+
 def test_objects_are_not_kept_alive():
     config = Config()
     known, reference = plain(config), weakref.ref(config)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
+from functorch.compile import aot_function, nop
 from recorded import profile_of, random_policy, record, under
 from torch import nn
 
@@ -433,6 +434,37 @@ def test_what_runs_beside_graphs_is_replayed_if_a_graph_tells_of_it(make, backen
     monkeypatch.setitem(FACTORS, "first", 0.3)
     zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
     assert calls[-1].diverged == (make is Told)
+
+
+class Ahead(nn.Module):
+    """A graph of AOTAutograd's without Dynamo, and then code of Dynamo's that runs operators one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.graph = aot_function(torch.sin, nop)
+        self.graph(torch.rand(3, 6, requires_grad=True))
+
+    def forward(self, x):
+        return one_by_one(self.graph(x))
+
+
+@torch.compile(backend="eager")
+def one_by_one(x):
+    return (x * by_helper()).exp()
+
+
+def by_helper():
+    return FACTORS["second"]
+
+
+def test_a_graph_without_dynamo_tells_of_no_operator(monkeypatch):
+    block, args = Ahead(), (torch.rand(3, 6, requires_grad=True),)
+    block(*args)
+    recording = record(block, args, {})
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    assert [op.refusal for op in recording.ops if op.short_name in ("mul", "exp")] == ["runs compiled"] * 2
+    monkeypatch.setitem(FACTORS, "second", 0.3)
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
 
 
 class Doubled(torch.autograd.Function):
