@@ -46,7 +46,7 @@ class Call:
 
     __slots__ = (
         *("_began", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
-        *("bound", "diverged", "forward", "holders", "outdated"),
+        *("bound", "diverged", "forward", "holders"),
     )
 
     def __init__(
@@ -70,7 +70,6 @@ class Call:
         self._began = torch.autograd._get_sequence_nr()
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
-        self.outdated: set[type] = set()
         self.forward: Forward | None = None
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index, taken in bound.course.inputs:
@@ -135,25 +134,25 @@ class Call:
         instructions = self.bound.course.instructions
         return None if self.diverged or self._position >= len(instructions) else instructions[self._position]
 
-    def confirm(self, output: Any) -> bool:
+    def confirm(self, output: Any) -> set[type] | None:
         """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
-        diverges. False: it has run others; then `outdated` has the recorded ones that it has not run.
+        diverges. Returns None, or, if it has run others, the recorded ones that it has not run: none of them, if it has
+        given them other numbers.
         """
         recording = self.bound.recording
         if not recording.runs_compiled:
-            return True
+            return None
         ran = recording.graphs if recording.loses_graphs else graphs_behind(output, self._began)
-        has_run_others = ran != recording.graphs
-        if has_run_others:
+        if ran != recording.graphs:
             self.diverged = True
-            self.outdated = {run.cls for run in recording.graphs}.difference(run.cls for run in ran)
-        elif self._position < len(self.bound.course.instructions):
+            return {run.cls for run in recording.graphs}.difference(run.cls for run in ran)
+        if self._position < len(self.bound.course.instructions):
             self.diverge()
         if not self.diverged:
             self.release()
-        return not has_run_others
+        return None
 
     def release(self) -> None:
         """Let go of what is kept until it is known which compiled graphs have run."""

@@ -74,7 +74,7 @@ class PlainObjects:
                 value = items[inner]
                 if type(value) is not kind:
                     return False
-                before = len(items)
+                before = len(items)  # as `_held_by` would give them: their class tells that there are no others
                 if kind in _SEQUENCES:
                     items += value
                 else:

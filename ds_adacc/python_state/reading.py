@@ -66,13 +66,14 @@ def read(
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
     held = structure.held(same)
-    is_same = same is not None and last.objects.unchanged([value for _, value, _ in held])
-    objects = last.objects if is_same else PlainObjects(held, structure.names)
+    is_same = same is not None and last.objects.unchanged(held)
+    objects = last.objects if is_same else PlainObjects(structure.named(held), structure.names)
     walk = Walk(objects.names)
     for kind in (*structure.kinds, *objects.kinds):
         walk.classes(kind)
     for place in objects.left:
-        walk.value(*held[place])
+        name, *_, depth = structure.others[place]
+        walk.value(name, held[place], depth)
     for number, parameter in enumerate(parameters):
         walk.guards[f"parameter{number}"] = mark_of_parameter(parameter)
     for number, value in enumerate(values):
@@ -88,7 +89,7 @@ class Structure:
 
     It keeps none of them alive: modules and parameters are referred to weakly. All else that it holds are plain numbers
     and strings, and classes. `marks`: of what it compares. `names`: of the modules, by identity. `kinds`: their
-    classes, without those of libraries.
+    classes, without those of libraries. `others`: where all else is that the modules hold.
     """
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
@@ -99,7 +100,7 @@ class Structure:
         self._looks: list[tuple[bool, torch.dtype]] = []  # of each parameter that is not None
         self._attributes: list[tuple[int, str]] = []  # whose, and the name
         self._numbers: list[Any] = []  # these attributes: plain numbers and strings
-        self._others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
+        self.others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
         self.names: dict[int, str] = {}  # by identity
         modules: list[nn.Module] = []
         places: dict[int, int] = {}
@@ -141,9 +142,9 @@ class Structure:
             self._parameters.append(types.NoneType if mark is None else mark[0])
             if mark is not None:
                 self._looks.append(mark[1:])
-        self._others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
+        self.others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
-        self._others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
+        self.others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
         for key in guarded(module):
             value = module.__dict__[key]
             if type(value) in SCALARS:
@@ -151,7 +152,7 @@ class Structure:
                 self._attributes.append((place, key))
                 self._numbers.append(value)
             else:
-                self._others.append((f"{name}.{key}", place, "__dict__", key, DEPTH))
+                self.others.append((f"{name}.{key}", place, "__dict__", key, DEPTH))
 
     def unchanged(self, roots: Sequence[nn.Module]) -> list[nn.Module] | None:
         """The modules, if `roots` have this structure now; else None."""
@@ -175,13 +176,14 @@ class Structure:
         # By identity: an equal number may be of another type, as 1 and True are.
         return modules if all(map(operator.is_, numbers, self._numbers)) else None
 
-    def held(self, modules: Sequence[nn.Module] | None) -> list[tuple[str, Any, int]]:
-        """What the modules hold besides, each with its name and the depth to which it is to be read.
-
-        `modules`: what `unchanged` has returned, if it was asked.
-        """
+    def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
+        """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""
         modules = modules or [reference() for reference in self._modules]
-        return [(name, getattr(modules[at], held)[key], depth) for name, at, held, key, depth in self._others]
+        return [getattr(modules[at], held)[key] for _, at, held, key, _ in self.others]
+
+    def named(self, held: Sequence[Any]) -> list[tuple[str, Any, int]]:
+        """What `held` has returned, each with its name and the depth to which it is to be read."""
+        return [(name, value, depth) for (name, *_, depth), value in zip(self.others, held, strict=True)]
 
 
 def _hooks_of(module: nn.Module) -> tuple[tuple[tuple[bool, ...], ...], ...]:

@@ -47,7 +47,7 @@ class Draft:
         self._remarks: dict[str, None] = {}
         self._turn: int | None = None  # the first position that another call may not have
         self._compiled_from: int | None = None  # the first position that compiled code may have saved
-        self._codes_of_graphs: set[CodeType | None] = set()
+        self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
         self._masks: set[int] = set()
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
@@ -187,8 +187,7 @@ class Draft:
         if not in_compiled_code():
             return False
         self._begin_compiled()
-        code = code_beside_graphs()
-        if code is not None and code in self._codes_of_graphs:
+        if code_beside_graphs() in self._codes_of_graphs:
             return False
         self.doubt_from_here()
         return True
@@ -196,7 +195,9 @@ class Draft:
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""
         self._begin_compiled()
-        self._codes_of_graphs.add(code_of_graph())
+        code = code_of_graph()
+        if code is not None:
+            self._codes_of_graphs.add(code)
 
     def _begin_compiled(self) -> None:
         if self._compiled_from is None:

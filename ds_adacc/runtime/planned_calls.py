@@ -93,8 +93,9 @@ class PlannedCalls:
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.run()
-            if not call.confirm(output):
-                self._note_other_graphs(incoming.block, variant, call.outdated)
+            outdated = call.confirm(output)
+            if outdated is not None:
+                self._note_other_graphs(incoming.block, variant, outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
             if probe is not None and not call.diverged:  # else it would measure another program
