@@ -118,11 +118,19 @@ class MemoryTrace:
         """Take the allocations, releases and marks from what the profiler tells of each thread."""
         # The start may be in any thread's list. Events of one thread stay in their order, whatever its clock did.
         start = next(event for events in threads for event in events if event.name() == "__start_profile")
-        for event in merge(*threads, key=start.cpu_elapsed_us):
+        for event in merge(*filter(_is_of_the_program, threads), key=start.cpu_elapsed_us):
             if event.kind() == "memory_alloc":
                 self._traffic.append(getattr(event, self._bytes)())
             elif event.kind() == "push" and event.name().startswith(_MARK):
                 self._marks[int(event.name().removeprefix(_MARK))] = len(self._traffic)
+
+
+def _is_of_the_program(events: Sequence[Any]) -> bool:
+    """Whether these are the events of a thread that runs the program, and not gloo's collectives.
+
+    The buffers of a collective are none of a block's memory, and come and go at any moment of what runs meanwhile.
+    """
+    return not (events and events[0].name().startswith("gloo:"))
 
 
 def is_in_backward() -> bool:

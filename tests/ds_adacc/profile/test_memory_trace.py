@@ -1,8 +1,11 @@
 """What allocators hand out and take back between two moments, to the byte."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from ds_adacc.profile.memory_trace import MemoryTrace
 
@@ -41,6 +44,21 @@ def test_growth_is_the_most_above_the_level_at_the_beginning():
     trace.stop()
     assert (trace.growth(begin, middle), trace.growth(middle, end)) == (65536, 0)
     assert later.numel() == 1024
+
+
+def test_buffers_that_gloos_threads_take_do_not_count():
+    """They come and go at any moment of the work that runs meanwhile."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:  # each waits for the other
+        made = [pool.submit(dist.ProcessGroupGloo, store, rank, 2, timedelta(seconds=60)) for rank in range(2)]
+    groups = [each.result() for each in made]
+    part, wholes = torch.ones(1000), [[torch.empty(1000) for _ in groups] for _ in groups]
+    with MemoryTrace(CPU) as trace:
+        running = [group.allgather([whole], [part]) for group, whole in zip(groups, wholes, strict=True)]
+        for work in running:
+            work.wait()
+    assert all(each.equal(part) for whole in wholes for each in whole)
+    assert (trace.peak, trace.left) == (2 * part.nbytes, 0)  # each call takes as much for a moment, before its thread
 
 
 def test_a_transient_leaves_out_what_outlives_the_work():
