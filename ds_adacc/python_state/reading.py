@@ -35,8 +35,8 @@ _dicts_of = operator.attrgetter(
 )
 
 
-class Unreadable(Exception):
-    """A block holds what cannot be read. The text says what, and why."""
+class UnreadableModule(Exception):
+    """A block holds a module that cannot be read. The text says which, and why."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read(
     `more`: marks of what else the block depends on. `last`: what was read at the call before, which is
     returned if it is still the same. Beside it, the tensors that were met, without parameters: a reading keeps none.
 
-    Raises Unreadable if a module is a ScriptModule.
+    Raises UnreadableModule if a module is a ScriptModule.
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
@@ -130,12 +130,13 @@ class Structure:
     def _note(self, name: str, place: int, module: nn.Module) -> None:
         """Take down the marks of one module, without its children, and what is to be read at every call.
 
-        The order of what it holds counts too: a block may compute with one child or parameter after the other.
+        The order of what it holds counts too: a block may compute with one child after the other, say.
         """
         if isinstance(module, torch.jit.ScriptModule):  # its dicts are C++, and its code runs as it likes
-            raise Unreadable(f"it has a module of TorchScript ({type(module).__name__}), whose code cannot be seen")
-        keys = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS]))
-        self.marks[name] = token(module), type(module), keys, _hooks_of(module)
+            kind = type(module).__name__
+            raise UnreadableModule(f"it has a module of TorchScript ({kind}), whose code cannot be seen")
+        keys, attributes = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS])), guarded(module)
+        self.marks[name] = token(module), type(module), keys, tuple(attributes), _hooks_of(module)
         for key, parameter in module._parameters.items():
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark
@@ -145,7 +146,7 @@ class Structure:
         self.others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
         self.others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
-        for key in guarded(module):
+        for key in attributes:
             value = module.__dict__[key]
             if type(value) in SCALARS:
                 self.marks[f"{name}.{key}"] = mark_of_number(value)

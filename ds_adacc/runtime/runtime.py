@@ -34,7 +34,7 @@ from ds_adacc.program.signature import (
 )
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import closure_of, with_modules
-from ds_adacc.python_state.reading import Unreadable
+from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import marks_of
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
@@ -139,7 +139,7 @@ class Runtime:
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             run = functools.partial(function, *args, **kwargs)
             return self._record_or_run(Incoming(block, signature, guards, reach, tensors, inner, run))
-        except Unreadable as reason:
+        except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))
             return function(*args, **kwargs)
         except BaseException:

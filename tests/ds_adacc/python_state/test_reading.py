@@ -42,6 +42,7 @@ CHANGES = {
     "the mode": lambda block: block.fc[1].eval(),
     "an attribute more": lambda block: setattr(block.fc[2], "extra", 1),
     "an attribute less": lambda block: delattr(block, "none"),
+    "attributes in another order": lambda block: setattr(block, "none", block.__dict__.pop("none")),
     "an item of a list": lambda block: block.held.append(1),
     "a function": lambda block: setattr(block, "act", F.silu),
     "a class": lambda block: setattr(block, "__class__", Other),
