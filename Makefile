@@ -7,7 +7,7 @@ READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # It is compiled against this environment's torch, so it is kept here: a folder shared with others is rebuilt in turns.
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
-# Without these files, each of the many processes that tests and the demo start compiles all sources anew.
+# Without bytecode files, each of the many processes that tests and the demo start compiles all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint clean
@@ -15,8 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/python examples/compare.py
 
-# A process with one thread for each of two cores. With a third one the tests that start ranks took a quarter longer: six
-# ranks then wait for each other's turn. The tests of one file share what they have launched.
+# Two processes with one thread each, for two cores. On these, a third process makes the tests that start ranks a
+# quarter slower: ranks of different tests then take the cores from one another. The tests of one file share what they
+# have launched.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

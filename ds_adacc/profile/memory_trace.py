@@ -23,7 +23,9 @@ _MARK = "ds_adacc memory mark "
 
 
 class MemoryTrace:
-    """What is allocated and freed on `device` from `start` to `stop`, or in a `with` block, by backward's threads too.
+    """What is allocated and freed on `device` from `start` to `stop`, or in a `with` block.
+
+    Backward's threads count too; gloo's do not.
 
     `mark` notes a moment, as an event among the others. The profiler's clock follows the time of day, which may be set
     or slowed down: moments of another clock would lie elsewhere among its events.
@@ -63,7 +65,7 @@ class MemoryTrace:
         return number
 
     def stop(self) -> bool:
-        """Stop, unless it does not run. False if it runs on: inside a backward, and on another thread."""
+        """Stop, unless it does not run. False if it runs on: inside a backward, or on another thread."""
         if self._runs and not self._can_stop():
             return False
         if not self._runs:
@@ -128,7 +130,7 @@ class MemoryTrace:
 def _is_of_the_program(events: Sequence[Any]) -> bool:
     """Whether these are the events of a thread that runs the program, and not gloo's collectives.
 
-    The buffers of a collective are none of a block's memory, and come and go at any moment of what runs meanwhile.
+    A collective's buffers do not belong to what is measured. They come and go at any moment of what runs meanwhile.
     """
     return not (events and events[0].name().startswith("gloo:"))
 
@@ -139,7 +141,7 @@ def is_in_backward() -> bool:
 
 
 def _outliving(traffic: Sequence[int]) -> set[int]:
-    """The places of allocations after which no release of that size follows. A release is of the latest of its size."""
+    """The places of allocations that are not released. A release counts as that of the latest of its size."""
     alive: dict[int, list[int]] = {}
     for place, nbytes in enumerate(traffic):
         if nbytes > 0:

@@ -188,7 +188,7 @@ class Structure:
 
 
 def _hooks_of(module: nn.Module) -> tuple[tuple[tuple[bool, ...], ...], ...]:
-    """How each hook of the module is called, by kind and in order; what it does is read at every call.
+    """How each hook of the module is called, by kind and in order; what a forward hook does is read at every call.
 
     Not its key, which is a number that no other hook has had: the same hook, registered anew, has another.
     """
