@@ -11,6 +11,7 @@ Plans are made and changed between two steps.
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
+  `current_pass`: the forward and backward that run now;
 * `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
   tried or tracked;

@@ -7,58 +7,26 @@ All ranks call these functions at the end of the same steps, and decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from ds_adacc import planner
-from ds_adacc.execute.registry import Registry
 from ds_adacc.log import get_logger
-from ds_adacc.observe.calibration import Calibration, Observation, Pair
+from ds_adacc.observe.calibration import Pair
 from ds_adacc.observe.device_memory import DeviceMemory
-from ds_adacc.observe.rectifier import Rectifier, Review
-from ds_adacc.plan.agreement import Agreement
+from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies
-from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.ranks import Ranks
+from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.profile.gradient_error import PolicyError
-from ds_adacc.report.journal import Journal
-from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose, StepSchedule
-from ds_adacc.runtime.trials import Trials
-from ds_adacc.runtime.waiting import Waiting
+from ds_adacc.runtime.step_schedule import Purpose
+
+if TYPE_CHECKING:  # it imports this file
+    from ds_adacc.runtime.step_controller import StepController
 
 
-class Controller(Protocol):
-    """The part of `step_controller.StepController` that is needed here."""
-
-    agreement: Agreement
-    trials: Trials
-    waiting: Waiting
-    calibration: Calibration
-    plan_log: PlanLog
-    blocks: Registry
-    ranks: Ranks
-    journal: Journal
-    rectifier: Rectifier | None
-    schedule: StepSchedule
-    device: torch.device | None
-    plan: Plan | None
-    observation: Observation | None
-    has_run_a_plan: bool
-    step: Step
-
-    def decide(self, live_sets: Collection[LiveSet], reason: str, *args: Any, **kwargs: Any) -> Plan: ...
-
-    def rebind(self, digests: Iterable[str]) -> None: ...
-
-
-def conclude_observation(controller: Controller) -> Mapping[str, Correction]:
+def conclude_observation(controller: StepController) -> Mapping[str, Correction]:
     """After the first step under a plan, compare the plan with it, and tell of the result.
 
     Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
@@ -86,7 +54,7 @@ def conclude_observation(controller: Controller) -> Mapping[str, Correction]:
     return findings.corrections
 
 
-def conclude_trials(controller: Controller) -> None:
+def conclude_trials(controller: StepController) -> None:
     """After a step of trials, plan again for the blocks whose policies exceed the bound on the gradient error.
 
     Raises planner.InfeasibleBudget if no plan was in force before and none fits both the budget and the bound.
@@ -99,7 +67,7 @@ def conclude_trials(controller: Controller) -> None:
     _repeat_trials(controller)
 
 
-def rectify(controller: Controller) -> Review:
+def rectify(controller: StepController) -> Review:
     """After a tracking step, plan again if outliers have drifted, or if a gradient error is above the bound."""
     agreement, step = controller.agreement, controller.schedule.ended
     measured, names = _measured(controller)
@@ -118,7 +86,7 @@ def rectify(controller: Controller) -> Review:
     return review
 
 
-def _repeat_trials(controller: Controller) -> None:
+def _repeat_trials(controller: StepController) -> None:
     """Repeat the trials later, if on any rank a policy still awaits its own."""
     waiting = controller.trials.waiting(controller.blocks)
     if not controller.ranks.any(bool(waiting)):
@@ -142,7 +110,7 @@ def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockK
     return f"gradient error of {names[key]} measured {error}; adacc.max_gradient_error = {max_error:g}"
 
 
-def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
+def _measured(controller: StepController) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
     """What each rank has measured, which is also written to the journal; and the names of the blocks, on any rank."""
     results = controller.ranks.gather(controller.trials.results(controller.step))
     everyone = [[(key, found) for key, _, found in of_rank] for of_rank in results]
@@ -164,7 +132,7 @@ def _measured(controller: Controller) -> tuple[Sequence[PolicyErrors], Mapping[B
 
 
 def _replan(
-    controller: Controller,
+    controller: StepController,
     digests: Collection[str],
     reason: str,
     capacity: Mapping[str, Mapping[int, int]],

@@ -102,7 +102,7 @@ class Bindings:
         these must be known until then.
         """
         if step.observer is None:
-            self._forget(self._new_sizes.drop_adopted(all_but=step.block_types, most=_MOST_ADOPTED))
+            self._forget(self._new_sizes.drop_adopted(all_but=step.current_pass.called, most=_MOST_ADOPTED))
 
     def forget_adopted(self, all_but: Collection[str]) -> None:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""

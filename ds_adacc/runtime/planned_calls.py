@@ -61,7 +61,7 @@ class PlannedCalls:
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
             output = incoming.run()
-            step.note_plain(output)
+            step.current_pass.note_plain(output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
             return output
@@ -104,7 +104,7 @@ class PlannedCalls:
         finally:
             call.close()
         if call.diverged:
-            step.note_plain(output)
+            step.current_pass.note_plain(output)
         return output
 
     def pack_recorded(self, incoming: Incoming, captured: Capture, variant: Variant, has_ranked: bool) -> Any:
@@ -129,7 +129,7 @@ class PlannedCalls:
         finally:
             call.close()
         if call.diverged:
-            step.note_plain(output)
+            step.current_pass.note_plain(output)
         return output if probe is None else probe.watch(output)
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
@@ -175,7 +175,7 @@ class PlannedCalls:
             values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)
             pack = OutlierTracker(call, variant, self._codecs, values, inputs)
         if observer is None:
-            call.forward = self._controller.step.forward()
+            call.forward = self._controller.step.current_pass.forward()
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 
 from ds_adacc.execute.block import Block, Trial
-from ds_adacc.execute.call import Forward
 from ds_adacc.observe.observer import Observer
 from ds_adacc.observe.step_profiler import StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.profile.memory_trace import is_in_backward
-from ds_adacc.program.arguments import tensors_in
-from ds_adacc.runtime.given_inputs import GivenInputs
+from ds_adacc.runtime.current_pass import CurrentPass
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -32,10 +27,8 @@ class Step:
     if the call is of an adopted type). They are kept here, since a plan that is made in the step may put other policies
     on trial, and forget the adopted types.
 
-    `given`: the inputs of the current pass's calls.
-
-    A pass is a forward and its backward. The engine reports the end of a backward that it runs. A pass with another
-    backward is over when autograd holds nothing of its calls any more.
+    The engine reports the end of a backward that it runs. Another pass is over when autograd holds nothing of its calls
+    any more.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:
@@ -48,7 +41,7 @@ class Step:
         self.verified: set[str] = set()
         self.probed: set[str] = set()
         self.tried: list[tuple[Block, str, Trial]] = []
-        self._begin_pass()
+        self.current_pass = CurrentPass()
         if purpose in (Purpose.OBSERVE, Purpose.MEASURE, Purpose.TRY):
             measures = purpose is Purpose.MEASURE and device is not None
             self.observer = Observer(StepProfiler(device) if measures else None)
@@ -64,62 +57,31 @@ class Step:
 
     def note_call(self, digest: str, block: Block, has_policy: bool) -> None:
         """Note a call of a block of this type. A type without a policy makes the step observed."""
-        called = self._live.setdefault(digest, set())
-        if not is_in_backward():  # of the calls of a backward, few are alive at once
-            called.add(block)
+        self.current_pass.note_call(digest, block)
         if self.observer is None and not has_policy:
             self.observer, self.is_partly_observed = Observer(), True
 
     def begin_codecs(self, digest: str) -> None:
         """Note that a call of this pass measures the codecs of the block type."""
         self.probed.add(digest)
-        self._probed_in_pass.add(digest)
+        self.current_pass.probed.add(digest)
 
     def begin_trial(self, block: Block, origin: str, trial: Trial) -> None:
         """Note that a call of this pass measures the policy on trial. `origin`: as of `Agreement.origin`."""
         trial.has_begun = True
         self.tried.append((block, origin, trial))
-        self._begun.append(trial)
-
-    def forward(self) -> Forward:
-        """What stands for the current forward. Each of its calls has autograd hold it until its backward."""
-        forward = self._forward and self._forward()
-        if forward is None:
-            forward = Forward(self._note_backward)
-            self._forward = weakref.ref(forward)
-        return forward
-
-    def _note_backward(self) -> None:
-        self._backward_has_begun = True
-
-    def note_plain(self, output: Any) -> None:
-        """Note a call without hooks. The graph that leads to its output holds the forward in place of a slot.
-
-        If the output has no graph, nothing shows when autograd frees what the call has saved.
-        """
-        nodes = (tensor.grad_fn for tensor in tensors_in(output))
-        node = next((node for node in nodes if node is not None), None)
-        if node is None:
-            self._holds_unknown = True
-        else:
-            node.register_prehook(self.forward().note_backward)
+        self.current_pass.trials.append(trial)
 
     @property
     def is_pass_over(self) -> bool:
-        """Whether blocks were called, and autograd holds nothing of their calls any more."""
-        if not self._live or self._holds_unknown or (self.observer is not None and self.observer.is_any_alive):
-            return False
-        return self._forward is None or self._forward() is None
+        """Whether the pass has called blocks, and autograd holds nothing of their calls any more."""
+        is_alive = self.current_pass.is_held or (self.observer is not None and self.observer.is_any_alive)
+        return bool(self.current_pass.called) and not is_alive
 
     @property
     def has_backward(self) -> bool:
-        """Whether the backward of a call of this forward has begun."""
-        return self._backward_has_begun or (self.observer is not None and self.observer.has_backward)
-
-    @property
-    def block_types(self) -> Collection[str]:
-        """What the current forward has called."""
-        return self._live.keys()
+        """Whether the backward of a call of this pass has begun."""
+        return self.current_pass.has_backward or (self.observer is not None and self.observer.has_backward)
 
     @property
     def is_observed_whole(self) -> bool:
@@ -128,34 +90,25 @@ class Step:
 
     def end_pass(self) -> Mapping[str, Collection[Block]]:
         """Note the end of a forward and its backward. Returns the blocks that it has called, by block type."""
-        ran, live_set = self._live, frozenset(self._live)
-        self._begin_pass()
+        called, self.current_pass = self.current_pass.called, CurrentPass()
         if self.observer is not None:
+            live_set = frozenset(called)
             seen, known = self.observer.end_pass(), self.passes.get(live_set)
             if live_set and (known is None or len(seen.calls) > len(known.calls)):
                 self.passes[live_set] = seen
-        return ran
+        return called
 
     def drop_pass(self) -> None:
         """Discard what was observed of this forward: no backward has followed it, or a call has failed.
 
         What its calls were to measure, the next ones measure.
         """
-        for trial in self._begun:
+        for trial in self.current_pass.trials:
             trial.has_begun = trial.result is not None
-        self.probed -= self._probed_in_pass
-        self._begin_pass()
+        self.probed -= self.current_pass.probed
+        self.current_pass = CurrentPass()
         if self.observer is not None:
             self.observer.drop_pass()
-
-    def _begin_pass(self) -> None:
-        self.given = GivenInputs()
-        self._live: dict[str, set[Block]] = {}  # the blocks that the current forward has called, by block type
-        self._forward: weakref.ref[Forward] | None = None
-        self._backward_has_begun = False
-        self._begun: list[Trial] = []
-        self._probed_in_pass: set[str] = set()
-        self._holds_unknown = False  # what autograd holds of some calls of this forward, nobody sees
 
     def close(self) -> None:
         """Stop measuring."""

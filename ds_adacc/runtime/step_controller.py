@@ -145,7 +145,7 @@ class StepController:
         self.agreement.note_use(digest)
         self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
         saved = {place: inputs[place] for place in recording.saved_inputs}
-        for owner, place in self.step.given.add(digest, saved):
+        for owner, place in self.step.current_pass.given.add(digest, saved):
             known = self.agreement.known_types.get(owner)
             if known is not None:  # a size that was forgotten in this forward
                 known.keep_whole(place)
@@ -155,7 +155,7 @@ class StepController:
 
         None if block inputs are partitioned or held on the host: then each call makes a copy of its own.
         """
-        return self.step.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
+        return self.step.current_pass.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
 
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""

@@ -1,0 +1,64 @@
+"""The pass that runs now, a forward and its backward: what it has called, and whether autograd holds anything of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ds_adacc.execute.block import Block, Trial
+from ds_adacc.execute.call import Forward
+from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.runtime.given_inputs import GivenInputs
+
+
+class CurrentPass:
+    """A forward and its backward. When both are over, the next `CurrentPass` of the step replaces it.
+
+    `called`: the blocks that it has called, by block type. `given`: the inputs that its calls hold. `probed`: the block
+    types whose codecs a call of it measures. `trials`: those that a call of it measures. `has_backward`: whether the
+    backward of a call without an observer has begun.
+    """
+
+    def __init__(self) -> None:
+        self.called: dict[str, set[Block]] = {}
+        self.given = GivenInputs()
+        self.probed: set[str] = set()
+        self.trials: list[Trial] = []
+        self.has_backward = False
+        self._forward: weakref.ref[Forward] | None = None
+        self._holds_unknown = False
+
+    def note_call(self, digest: str, block: Block) -> None:
+        """Note a call of a block of this type."""
+        called = self.called.setdefault(digest, set())
+        if not is_in_backward():  # of the calls of a backward, few are alive at once
+            called.add(block)
+
+    def forward(self) -> Forward:
+        """What stands for the forward. Each of its calls has autograd hold it until its backward."""
+        forward = self._forward and self._forward()
+        if forward is None:
+            forward = Forward(self._note_backward)
+            self._forward = weakref.ref(forward)
+        return forward
+
+    def note_plain(self, output: Any) -> None:
+        """Note a call without hooks. The graph that leads to its output holds the forward in place of a slot.
+
+        If the output has no graph, nothing shows when autograd frees what the call has saved.
+        """
+        nodes = (tensor.grad_fn for tensor in tensors_in(output))
+        node = next((node for node in nodes if node is not None), None)
+        if node is None:
+            self._holds_unknown = True
+        else:
+            node.register_prehook(self.forward().note_backward)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether autograd holds anything of its calls, as far as slots and graphs tell."""
+        return self._holds_unknown or (self._forward is not None and self._forward() is not None)
+
+    def _note_backward(self) -> None:
+        self.has_backward = True
