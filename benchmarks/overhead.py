@@ -6,12 +6,15 @@ In CPU time on one thread, with blocks so small that the hooks are all that matt
 what is told is the tenth percentile of a way's calls, above that of the plain block. Beside it stand hooks that do
 nothing but detach: torch's own share of any hook.
 
-The LLaMA block's plan is one for a GPU: matmuls' inputs and attention's tensors are compressed, what lies between is
-replayed. Its codecs are stubs that cost one tensor. The operators that backward replays are measured by themselves.
+The LLaMA blocks run one after the other, as in a model. Their plan is one for a GPU: matmuls' inputs and attention's
+tensors are compressed, what lies between is replayed. Its codecs are stubs that cost one tensor. The operators that
+backward replays are measured by themselves.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import statistics
 import sys
 import time
@@ -33,13 +36,14 @@ from ds_adacc.program.replay import replay
 from ds_adacc.runtime.runtime import Runtime
 
 CALLS = 1000
+BLOCKS = 8  # of the LLaMA: as in a model, what a forward and backward takes as a whole spreads over its calls
 COMPRESSED = ("linear", "gelu", "query", "key", "value", "attention", "block_input")
 
 
 def bare(block):
-    def run(*args):
+    def run(*args, **kwargs):
         with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor):
-            return block(*args)
+            return block(*args, **kwargs)
 
     return run
 
@@ -70,25 +74,45 @@ class Stub(Codec):
     workspace_bytes = _compress = _decompress = payload_bytes
 
 
-def stubbed(block, args, kwargs):
-    """The LLaMA block under a plan with stubs for codecs, and a function that runs what its backward replays."""
+def in_a_row(run):
+    """Runs each block on what the one before it returns, as a model does."""
+
+    def whole(blocks, x, **kwargs):
+        for block in blocks:
+            x = run(block, x, **kwargs)
+        return x
+
+    return whole
+
+
+def stubbed(blocks, args, kwargs):
+    """The runtime of LLaMA blocks under a plan with stubs for codecs, and the bound policy of each block."""
     section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"enabled": False}}
     runtime = Runtime(load({"adacc": section}), stepped=True)
     for _ in range(4):
-        runtime.checkpoint(block, *args, **kwargs).sum().backward()
+        in_a_row(runtime.checkpoint)(blocks, *args, **kwargs).sum().backward()
         runtime.controller.end_backward()
         runtime.controller.end_step()
-    (known,) = runtime.blocks.all()
-    (bound,) = (variant.bound for variant in known.variants())
-    recording, profile = bound.recording, profile_of(bound.recording)
-    stores = list(planner.recompute_policy(profile).stores)
+    return runtime, [under_stubs(known.variants()[0]) for known in runtime.blocks.all()]
+
+
+def under_stubs(variant):
+    """Bind the variant to the plan; returns the bound policy."""
+    recording = variant.recording
+    recompute = planner.recompute_policy(profile_of(recording))
+    stores = list(recompute.stores)
     for value in recording.values:
         if value.index in recording.saved and value.role in COMPRESSED and value.owned:
             stores[value.index] = "stub"
-    policy = planner.Policy(tuple(stores), planner.recompute_policy(profile).replays)
     codecs = {index: Stub() for index, store in enumerate(stores) if store == "stub"}
-    bound = bind(recording, policy, codecs)
-    known.variants()[0].bind_later(lambda variant: bound)
+    bound = bind(recording, planner.Policy(tuple(stores), recompute.replays), codecs)
+    variant.bind_later(lambda _: bound)
+    return bound
+
+
+def replays_of(bound):
+    """A function that runs what backward replays under this policy, on zeros."""
+    recording = bound.recording
     looks = {value.index: value.geometry for value in recording.values}
     tensors = {
         i: torch.zeros(1).new_empty(look.span // 4).as_strided(look.size, look.stride) for i, look in looks.items()
@@ -99,11 +123,11 @@ def stubbed(block, args, kwargs):
             for op in (*(op for op, _ in rerun.before), rerun.op):
                 replay(op, tensors.__getitem__, recording.parameters)
 
-    return lambda *given: runtime.checkpoint(block, *given, **kwargs), replays, bound
+    return replays
 
 
-def microseconds(ways, args):
-    """By name, (forward, backward) of one call: the tenth percentiles of many calls, in turns."""
+def microseconds(ways, args, after=lambda: None):
+    """By name, (forward, backward) of one call: the tenth percentiles of many calls, in turns. `after` is not timed."""
     seen = {name: ([], []) for name in ways}
     for _ in range(CALLS):
         for name, run in ways.items():
@@ -113,6 +137,7 @@ def microseconds(ways, args):
             loss.backward()
             seen[name][0].append(between - started)
             seen[name][1].append(time.process_time() - between)
+            after()
     return {name: [1e6 * statistics.quantiles(column, n=10)[0] for column in columns] for name, columns in seen.items()}
 
 
@@ -148,24 +173,27 @@ def of_gpt():
 def of_llama():
     """What a call of a LLaMA block costs above plain autograd, codecs stubbed."""
     block, args, kwargs = zoo.example("llama", 1, 4)
-    run, replays, bound = stubbed(block, args, kwargs)
-
-    def plain(*given):
-        return block(*given, **kwargs)
-
+    blocks = [block, *(copy.deepcopy(block) for _ in range(BLOCKS - 1))]
+    runtime, (bound, *_) = stubbed(blocks, args, kwargs)
     print(
-        f"\nLLaMA block: {len(bound.course.instructions)} saved tensors, {len(bound.codecs)} values compressed, "
-        f"{len(bound.policy.replays)} operators replayed; microseconds of a call, above plain autograd"
+        f"\nLLaMA block, {BLOCKS} in a row: {len(bound.course.instructions)} saved tensors, {len(bound.codecs)} values "
+        f"compressed, {len(bound.policy.replays)} operators replayed; microseconds of a call, above plain autograd"
     )
-    ways = {"plain autograd": plain, "hooks that only detach": bare(plain), "ds_adacc": run}
-    forward, backward = told(microseconds(ways, args))
-    seen = []
+
+    def plain(block, *given, **named):
+        return block(*given, **named)
+
+    runs = {"plain autograd": plain, "hooks that only detach": bare(plain), "ds_adacc": runtime.checkpoint}
+    ways = {name: functools.partial(in_a_row(run), blocks, **kwargs) for name, run in runs.items()}
+    # What follows a backward comes once for all blocks.
+    forward, backward = told(microseconds(ways, args, runtime.controller.end_backward), BLOCKS)
+    replays, seen = replays_of(bound), []
     for _ in range(CALLS):
         started = time.process_time()
         replays()
         seen.append(time.process_time() - started)
     print(f"{'replays, part of backward':28} {1e6 * statistics.quantiles(seen, n=10)[0]:40.2f}")
-    print(f"The plain block itself takes {forward:.0f} forward and {backward:.0f} backward.")
+    print(f"The plain block itself takes {forward / BLOCKS:.0f} forward and {backward / BLOCKS:.0f} backward.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Most of it never changes. What identity can tell is therefore compared with what was there at the call before, in one
 pass over the modules. Everything else is read again at every call: buffers, hooks, containers, objects, classes.
-Nothing is taken on trust: whatever Python has changed since the last call is seen, also within a step.
+So a change is seen at the next call, also within a step.
 """
 
 from __future__ import annotations
