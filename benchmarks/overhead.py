@@ -99,13 +99,12 @@ def stubbed(blocks, args, kwargs):
 def under_stubs(variant):
     """Bind the variant to the plan; returns the bound policy."""
     recording = variant.recording
-    recompute = planner.recompute_policy(profile_of(recording))
-    stores = list(recompute.stores)
+    stores = list(planner.recompute_policy(profile_of(recording)).stores)
     for value in recording.values:
         if value.index in recording.saved and value.role in COMPRESSED and value.owned:
             stores[value.index] = "stub"
     codecs = {index: Stub() for index, store in enumerate(stores) if store == "stub"}
-    bound = bind(recording, planner.Policy(tuple(stores), recompute.replays), codecs)
+    bound = bind(recording, planner.Policy(tuple(stores)), codecs)
     variant.bind_later(lambda _: bound)
     return bound
 
@@ -175,9 +174,10 @@ def of_llama():
     block, args, kwargs = zoo.example("llama", 1, 4)
     blocks = [block, *(copy.deepcopy(block) for _ in range(BLOCKS - 1))]
     runtime, (bound, *_) = stubbed(blocks, args, kwargs)
+    replayed = bound.recording.segments.replayed(bound.policy.stores)
     print(
         f"\nLLaMA block, {BLOCKS} in a row: {len(bound.course.instructions)} saved tensors, {len(bound.codecs)} values "
-        f"compressed, {len(bound.policy.replays)} operators replayed; microseconds of a call, above plain autograd"
+        f"compressed, {len(replayed)} operators replayed; microseconds of a call, above plain autograd"
     )
 
     def plain(block, *given, **named):

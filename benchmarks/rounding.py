@@ -131,7 +131,7 @@ def compressing(found: Capture, role: str, maker: CodecMaker) -> BoundPolicy:
         (name,) = maker.on_offer(value, recording)
         stores[value.index] = name
         codecs[value.index] = empty_holder(name, value, found.tensors[value.index], maker).facts.codec
-    return bind(recording, planner.Policy(tuple(stores), ()), codecs)
+    return bind(recording, planner.Policy(tuple(stores)), codecs)
 
 
 def members(found: Capture, role: str, maker: CodecMaker) -> list[Any]:

@@ -47,15 +47,6 @@ def compress_policy(profile: Profile) -> Policy:
 
 
 def cover(graph: BlockGraph, wanted: Sequence[str | None]) -> Policy:
-    """The policy that stores what backward needs as `wanted` says, and replays the producer where that is None."""
-    stores: list[str | None] = [None] * len(graph.values)
-    replays: set[int] = set()
-    pending = list(graph.saved)
-    while pending:
-        value = pending.pop()
-        stores[value] = wanted[value]
-        producer = graph.values[value].producer
-        if wanted[value] is None and producer is not None and producer not in replays:
-            replays.add(producer)
-            pending.extend(graph.ops[producer].inputs)
-    return Policy(tuple(stores), tuple(sorted(replays)))
+    """The policy that stores what backward needs as `wanted` says, and rebuilds it where that is None."""
+    needed = {*graph.saved, *(value for op in graph.replayed(wanted) for value in graph.ops[op].inputs)}
+    return Policy(tuple(store if value in needed else None for value, store in enumerate(wanted)))

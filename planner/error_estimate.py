@@ -37,7 +37,7 @@ def read_together(graph: BlockGraph) -> Pairs:
 def altered_values(profile: Profile, policy: Policy) -> frozenset[int]:
     """The values that backward does not find as forward made them."""
     altered = set(policy.lossy_values(profile))
-    for op in policy.replays:  # in forward order: sources come first
+    for op in profile.graph.replayed(policy.stores):  # in forward order: sources come first
         if altered.intersection(profile.graph.ops[op].inputs):
             altered.update(v for v in profile.graph.ops[op].outputs if policy.stores[v] is None)
     return frozenset(altered)

@@ -7,7 +7,7 @@ separate, because an operator may have several outputs and several steps of back
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc.planner.segments import Op, Segment, Segments
@@ -96,6 +96,10 @@ class BlockGraph:
     def segments(self) -> Mapping[int, Segment]:
         """What backward may replay: by the op at the end of each replay, all that it runs."""
         return self._segments.of(sorted(self.rebuildable_ops))
+
+    def replayed(self, stores: Sequence[str | None]) -> tuple[int, ...]:
+        """The ops that backward replays under a policy with these `stores`, sorted."""
+        return self._segments.replayed(stores)
 
     @functools.cached_property
     def replay_bytes(self) -> Mapping[int, int]:

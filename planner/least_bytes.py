@@ -56,7 +56,7 @@ def _fewest_bytes(profile: Profile, bound: float | None) -> dict[int, tuple[int,
 def _inside(profile: Profile, max_gradient_error: float | None) -> int:
     """Bytes that are alive in one call's forward or backward at least, at the worst moment."""
     graph, fewest = profile.graph, _fewest_bytes(profile, max_gradient_error)
-    nothing = Policy((None,) * len(graph.values), ())
+    nothing = Policy((None,) * len(graph.values))
     most = max(forward_timeline(profile, nothing), default=0)
     # A copy that an earlier event has rebuilt may still be there, also of what cannot be stored.
     cost = {index: fewest[index][0] if index in fewest else value.nbytes for index, value in enumerate(graph.values)}

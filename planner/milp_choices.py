@@ -89,8 +89,7 @@ class BlockVariables:
         for (value, store), var in self.choices.items():
             if var.x > 0.5:
                 stores[value] = store
-        replays = (self.profile.graph.segments[op].ops for op in self.schedule.times if self.runs(op).x > 0.5)
-        return Policy(tuple(stores), tuple(sorted(itertools.chain.from_iterable(replays))))
+        return Policy(tuple(stores))
 
     def quanta(self) -> mip.LinExpr:
         """What one call adds to the step, in quanta of 0.1 microseconds (paper, equation 4)."""

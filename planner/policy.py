@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.profile import RETAIN, Profile, is_codec
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Per value `"retain"`, a codec's name, or None (not stored); and the ops replayed in backward, sorted."""
+    """Per value `"retain"`, `"offload"`, a codec's name, or None: not stored.
+
+    What backward replays follows from that: `BlockGraph.replayed`.
+    """
 
     stores: tuple[str | None, ...]
-    replays: tuple[int, ...]
 
     def check(self, profile: Profile) -> None:
         """Raise ValueError unless the policy can be carried out on this profile (paper, equations 5 and 6).
 
-        Every value that backward or a replayed op reads must be stored or made by a replayed op. Only storable values
-        may be stored, with codecs on offer, and only replayable ops may be replayed.
+        Every value that backward or a replayed op reads must be stored, or made by an op that may be replayed. Only
+        storable values may be stored, with codecs on offer.
         """
         self._check_stores(profile)
-        self._check_replays(profile)
-        for event in profile.graph.events:
-            self._check_at_hand(profile, f"event {event.name!r}", event.values)
-        for index in self.replays:
-            op = profile.graph.ops[index]
-            self._check_at_hand(profile, f"replayed op {op.name!r}", op.inputs)
+        graph = profile.graph
+        for event in graph.events:
+            self._check_at_hand(graph, f"event {event.name!r}", event.values)
+        for index in reversed(graph.replayed(self.stores)):  # what reads a value comes before what makes it
+            op = graph.ops[index]
+            self._check_at_hand(graph, f"replayed op {op.name!r}", op.inputs)
 
     def is_on_offer(self, profile: Profile) -> bool:
         """Whether all codecs that it names are on offer."""
@@ -59,18 +62,9 @@ class Policy:
             if store not in (None, RETAIN):
                 profile.codec(index, store)
 
-    def _check_replays(self, profile: Profile) -> None:
-        ops = profile.graph.ops
-        if list(self.replays) != sorted(set(self.replays)):
-            raise ValueError(f"replays are {self.replays}; they must be sorted and distinct")
-        for index in self.replays:
-            if not 0 <= index < len(ops):
-                raise ValueError(f"op {index} is replayed; valid are 0..{len(ops) - 1}")
-            if not ops[index].replayable:
-                raise ValueError(f"op {ops[index].name!r} is replayed, but is not replayable")
-
-    def _check_at_hand(self, profile: Profile, where: str, values: tuple[int, ...]) -> None:
+    def _check_at_hand(self, graph: BlockGraph, where: str, values: tuple[int, ...]) -> None:
         for index in values:
-            value = profile.graph.values[index]
-            if self.stores[index] is None and value.producer not in self.replays:
-                raise ValueError(f"{where} needs value {value.name!r}: store it or replay op {value.producer}")
+            value = graph.values[index]
+            is_rebuilt = value.producer is not None and graph.ops[value.producer].replayable
+            if self.stores[index] is None and not is_rebuilt:
+                raise ValueError(f"{where} needs value {value.name!r}, which cannot be rebuilt: store it")

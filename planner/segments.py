@@ -63,6 +63,26 @@ class Segments:
                 at_hand.update(op.outputs)
         return frozenset(usable)
 
+    def replayed(self, stores: Sequence[str | None]) -> tuple[int, ...]:
+        """The ops that backward replays, sorted: those that make what it needs and `stores` does not hold.
+
+        `stores`: by value, what is stored of it; None: nothing.
+        """
+        replayed: set[int] = set()
+        needed = [*self._saved]
+        while needed:
+            value = needed.pop()
+            producer = self._producers.get(value)
+            if stores[value] is None and producer is not None and producer not in replayed:
+                replayed.add(producer)
+                needed += self.ops[producer].inputs
+        return tuple(sorted(replayed))
+
+    @functools.cached_property
+    def _producers(self) -> Mapping[int, int]:
+        """The ops by the values that they make."""
+        return {value: index for index, op in enumerate(self.ops) for value in op.outputs}
+
     @functools.cached_property
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the exit of its segment."""

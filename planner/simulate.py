@@ -179,10 +179,7 @@ def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
 
 
 def simulate(profile: Profile, policy: Policy) -> Simulation:
-    """Run one call; ValueError if the policy cannot be carried out.
-
-    An op that the policy replays but nothing asks for never runs, and costs nothing.
-    """
+    """Run one call; ValueError if the policy cannot be carried out."""
     policy.check(profile)
     backward = _Backward(profile, policy)
     backward.run()

@@ -189,7 +189,7 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
     policies = [list(of_type) for of_type in solution.policies]
     of_last = policies[problem.runs[-1][0]]
     stores = tuple(RETAIN if store == OFFLOAD else store for store in of_last[-1].stores)
-    of_last[-1] = Policy(stores, of_last[-1].replays)
+    of_last[-1] = Policy(stores)
     found = evaluate_per_block(problem, policies)
     if found.peak > budget or found.added_seconds > solution.added_seconds:
         return solution

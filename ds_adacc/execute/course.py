@@ -108,7 +108,7 @@ class _Maker:
     def __init__(self, recording: Recording, policy: Policy) -> None:
         self._recording = recording
         self._stores = policy.stores
-        replayed = self._replayed()
+        replayed = recording.segments.replayed(policy.stores)
         self._segments = recording.segments.of(replayed)
         self._uses = self._count_uses()
         self._order = self._find_order()
@@ -137,21 +137,6 @@ class _Maker:
             first_states=tuple(self._states.get(-1, {}).items()),
             until_confirmed=tuple(self._release.get(positions, ())),
         )
-
-    def _replayed(self) -> tuple[int, ...]:
-        """The operators that backward runs: those with an output that is needed and not stored.
-
-        A policy may allow more.
-        """
-        needed: set[int] = set()
-        wanted = sorted(self._recording.saved)
-        while wanted:
-            index = wanted.pop()
-            producer = self._recording.values[index].producer
-            if self._stores[index] is None and producer is not None and producer not in needed:
-                needed.add(producer)
-                wanted.extend(self._recording.ops[producer].needs)
-        return tuple(sorted(needed))
 
     def _count_uses(self) -> Counter[int]:
         uses = Counter(p.ref.index for p in self._recording.positions if isinstance(p.ref, ValueRef))

@@ -91,7 +91,7 @@ class InputPlacement:
         """The policy in which the inputs that it retains are held this way."""
         pairs = zip(policy.stores, recording.values, strict=True)
         stores = (self.store(value) if store == planner.RETAIN else store for store, value in pairs)
-        return planner.Policy(tuple(stores), policy.replays)
+        return planner.Policy(tuple(stores))
 
     def codec(self, device: torch.device) -> Partition:
         """The codec of the values whose `store` is `PARTITION`, for tensors on `device`."""

@@ -87,8 +87,9 @@ class KnownType:
     @property
     def adds_time(self) -> bool:
         """Whether a policy in force does anything but retain."""
-        retained = (None, planner.RETAIN)
-        return any(policy.replays or not {*policy.stores}.issubset(retained) for policy in self.policies or ())
+        graph, retained = self.profile.graph, (None, planner.RETAIN)
+        every = (policy.stores for policy in self.policies or ())
+        return any(graph.replayed(stores) or not {*stores}.issubset(retained) for stores in every)
 
     @property
     def offloads(self) -> bool:

@@ -112,17 +112,14 @@ def alone(profile: planner.Profile, value: int, codec: str, replays: bool = True
 
     A reader is replayed if its outputs are saved and its other inputs are at hand. Without `replays`, none is.
     """
-    graph, retained = profile.graph, planner.retain_policy(profile)
-    stores: list[str | None] = list(retained.stores)
+    graph, stores = profile.graph, [*planner.retain_policy(profile).stores]
     stores[value] = codec
-    replayed = set(retained.replays)
-    for index, op in enumerate(graph.ops) if replays else ():
+    for op in graph.ops if replays else ():
         others = [other for other in op.inputs if other != value]
         at_hand = all(graph.values[other].storable for other in others)
         if op.replayable and value in op.inputs and at_hand and any(output in graph.saved for output in op.outputs):
-            replayed.add(index)
             for other in others:
                 stores[other] = stores[other] or planner.RETAIN
             for output in op.outputs:
                 stores[output] = None
-    return planner.Policy(tuple(stores), tuple(sorted(replayed)))
+    return planner.Policy(tuple(stores))

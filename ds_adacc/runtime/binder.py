@@ -72,7 +72,7 @@ class Binder:
     def measured(self, variant: Variant, known: KnownType, policy: planner.Policy, device: torch.device) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
-        policy = self._permitted(planner.Policy(stores, policy.replays), variant)
+        policy = self._permitted(planner.Policy(stores), variant)
         return self._bind(variant, known, policy, InputPlacement(), device)
 
     def _bind(
@@ -117,4 +117,4 @@ class Binder:
             lacks_outliers = separates_outliers(choice) and index not in variant.outliers
             if lacks_outliers or choice not in self._codecs.on_offer(recording.values[index], recording):
                 stores[index] = planner.RETAIN
-        return planner.Policy(tuple(stores), policy.replays)
+        return planner.Policy(tuple(stores))

@@ -12,6 +12,7 @@ import torch
 from compact_reference import Reference, whole_batch_gradients
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from replayed import replayed
 from zero_cases import Case, ds_config
 from zero_models import Model, batch
 
@@ -195,10 +196,9 @@ def planned(case):
     """The losses under a lossless plan that recomputes, and what it holds."""
     engine = engine_of(case, budget=0.65)
     losses = [take_step(engine, step) for step in range(STEPS)]
-    policies = [policy for chosen in engine.adacc.runtime.controller.plan.policies.values() for policy in chosen]
     return {
         "losses": losses,
-        "replays": [len(policy.replays) for policy in policies],
+        "replays": replayed(engine.adacc.runtime.controller.plan),
         "held": engine.adacc.observed_held_bytes,
     }
 

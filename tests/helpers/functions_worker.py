@@ -118,6 +118,7 @@ def case(make):
     x = torch.randn(2, TIME, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
     recording = record(block, (x.clone().requires_grad_(),), {})
     policy = planner.recompute_policy(profile_of(recording))
+    replayed = recording.segments.replayed(policy.stores)
     run, calls = under(block, recording, policy)
     (plain, without), (ours, with_) = gradients(block, block, x), gradients(run, block, x)
     return {
@@ -125,7 +126,7 @@ def case(make):
         "diverged": calls[0].diverged,
         "collectives": [without, with_],
         "refused": {op.short_name: op.refusal for op in recording.ops if not op.replayable},
-        "replayed": [op.short_name for op in recording.ops if op.index in policy.replays],
+        "replayed": [op.short_name for op in recording.ops if op.index in replayed],
         "remarks": recording.remarks_on_replays,
     }
 

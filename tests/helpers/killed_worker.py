@@ -9,6 +9,7 @@ import signal
 
 import deepspeed
 import torch
+from replayed import replayed
 from zero_cases import Case, ds_config
 from zero_models import Model, batch
 
@@ -53,7 +54,7 @@ def resumed(out):
     losses = [step(engine) for _ in range(engine.global_steps, STEPS)]
     uninterrupted = start()
     whole = [step(uninterrupted) for _ in range(STEPS)]
-    replays = any(p.replays for chosen in engine.adacc.runtime.controller.plan.policies.values() for p in chosen)
+    replays = any(replayed(engine.adacc.runtime.controller.plan))
     with open(os.path.join(out, f"rank{engine.global_rank}.json"), "w") as file:
         json.dump({"resumed": losses, "whole": whole, "replays": replays}, file)
 

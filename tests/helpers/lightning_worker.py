@@ -11,6 +11,7 @@ import lightning.pytorch as lightning
 import torch
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from replayed import replayed
 
 import ds_adacc
 
@@ -86,7 +87,7 @@ def train(out, stage, served, epochs, resumed=None):
     saved = os.path.join(out, f"zero{stage}-{served}-{epochs}.ckpt")
     trainer.save_checkpoint(saved)
     plan = trainer.strategy.model.adacc.runtime.controller.plan if served else None
-    replays = sum(len(policy.replays) for chosen in plan.policies.values() for policy in chosen) if plan else 0
+    replays = sum(map(len, replayed(plan))) if plan else 0
     return {"losses": model.losses, "replays": replays, "saved": saved}
 
 

@@ -159,12 +159,13 @@ def collectives():
         with torch.no_grad():
             layer.fc2.weight.copy_(weight)
         policy = planner.recompute_policy(profile_of(recording))
+        replayed = recording.segments.replayed(policy.stores)
         run, _ = under(layer, recording, policy)
         (plain, without), (ours, with_) = gradients(layer, layer, x), gradients(run, layer, x)
         told[name] = {
             "same": same(plain, ours),
             "recorded": sum(op.refusal == COLLECTIVE for op in recording.ops),
-            "replayed": [op.short_name for op in recording.ops if op.index in policy.replays],
+            "replayed": [op.short_name for op in recording.ops if op.index in replayed],
             "without": without,
             "with": with_,
         }
@@ -210,6 +211,7 @@ def partitioned(mpu, rows, **options):
         "held": [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],
         "inputs": [[plan.policy.stores[0], plan.recording.values[0].nbytes] for plan in plans(runtime)],
         "policies": [asdict(plan.policy) for plan in plans(runtime)],
+        "replays": [sorted(plan.reruns) for plan in plans(runtime)],
     }
     checkpointing.use(None)
     return told
@@ -268,6 +270,7 @@ def engine(mpu, section):
         runtime = engine.adacc.runtime
         told["inputs"] = [*inputs, [plan.policy.stores[0] for plan in plans(runtime)]]
         told["policies"] = [asdict(plan.policy) for plan in plans(runtime)]
+        told["replays"] = [sorted(plan.reruns) for plan in plans(runtime)]
         told["ranks"] = runtime.controller.ranks.size
         told["held"] = [engine.adacc.planned_held_bytes, engine.adacc.observed_held_bytes]
         checkpointing.use(None)

@@ -10,6 +10,7 @@ import deepspeed
 import torch
 import zoo
 from deepspeed.pipe import LayerSpec, PipelineModule
+from replayed import replayed
 from torch import nn
 
 import ds_adacc
@@ -82,7 +83,7 @@ def account(runtime, engine):
         "block_types": len(runtime.agreement.known_types),
         "counts": sorted(block_type.count for block_type in runtime.agreement.known_types.values()),
         "blocks": sum(bool(block.variants()) for block in runtime.blocks.all()),
-        "replays": any(p.replays for chosen in runtime.controller.plan.policies.values() for p in chosen),
+        "replays": any(replayed(runtime.controller.plan)),
         "held": runtime.controller.observation
         and [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],
         "peak": runtime.controller.observation

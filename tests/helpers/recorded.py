@@ -57,7 +57,7 @@ def random_policy(recording, seed):
         elif producer not in replays:
             replays.add(producer)
             pending.extend(graph.ops[producer].inputs)
-    policy = planner.Policy(tuple(stores), tuple(sorted(replays)))
+    policy = planner.Policy(tuple(stores))
     policy.check(profile_of(recording))
     return policy
 
@@ -68,7 +68,7 @@ def offloading(recording, policy):
     for value, choice in zip(recording.values, policy.stores, strict=True):
         if choice == planner.RETAIN and value.owned and value.geometry.is_dense and not value.dynamic:
             stores[value.index] = planner.OFFLOAD
-    return planner.Policy(tuple(stores), policy.replays)
+    return planner.Policy(tuple(stores))
 
 
 def under(block, recording, policy, codecs=None, prefetcher=None):

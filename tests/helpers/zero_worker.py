@@ -12,6 +12,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from replayed import replayed
 from torch.multiprocessing.reductions import StorageWeakRef
 from zero_cases import CASES, ds_config
 from zero_models import batch, blocks_of, make
@@ -97,6 +98,7 @@ def account(engine):
     plan = adacc.runtime.controller.plan
     return {
         "policies": [asdict(policy) for chosen in plan.policies.values() for policy in chosen],
+        "replays": replayed(plan),
         "block_types": [block_type.name for block_type in plan.block_types],
         "counts": [block_type.count for block_type in plan.block_types],
         "planned": adacc.planned_held_bytes,

@@ -103,9 +103,7 @@ def points(profile, max_gradient_error=None):
         (None, RETAIN, *(offer.codec for offer in offers)) if value.storable else (None,)
         for value, offers in zip(graph.values, profile.codecs, strict=True)
     ]
-    replayable = [index for index, op in enumerate(graph.ops) if op.replayable]
-    replays = [chosen for size in range(len(replayable) + 1) for chosen in itertools.combinations(replayable, size)]
-    for policy in itertools.starmap(Policy, itertools.product(itertools.product(*stores), replays)):
+    for policy in map(Policy, itertools.product(*stores)):
         try:
             point = Point.of(profile, policy)
         except ValueError:

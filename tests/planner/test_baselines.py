@@ -4,11 +4,12 @@ from ds_adacc.planner import BlockType, Problem, compress_policy, everywhere, re
 
 
 def only(solution, block_type):
-    """The one policy of all blocks, with values by name."""
+    """What the one policy of all blocks stores, by name of value; and the ops that it replays."""
     (policies,) = solution.policies
     assert policies == policies[:1] * block_type.blocks
-    values = zip(block_type.profile.graph.values, policies[0].stores, strict=True)
-    return {value.name: store for value, store in values if store is not None}, policies[0].replays
+    graph, stores = block_type.profile.graph, policies[0].stores
+    values = zip(graph.values, stores, strict=True)
+    return {value.name: store for value, store in values if store is not None}, graph.replayed(stores)
 
 
 def test_retaining_all(block):

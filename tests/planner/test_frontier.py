@@ -109,7 +109,7 @@ def test_sizes_that_are_not_whole_granules():
 
 def test_nothing_to_choose():
     profile = Profile(BlockGraph((), (), (Event("e", (), 8),)), (), ())
-    assert frontier(profile, max_seconds=60) == (Point.of(profile, Policy((), ())),)
+    assert frontier(profile, max_seconds=60) == (Point.of(profile, Policy(())),)
 
 
 def test_out_of_time(gpt):
@@ -139,7 +139,7 @@ def test_point(block):
     lossy = CodecCost("lossy", 4, 0.0, 0.0, 0.25, 0, gradient_error=0.3)
     away = CodecCost("other", 5, 0.0, 0.0, 0.5, 0, gradient_error=0.4)
     profile = Profile(block.graph, block.op_seconds, ((), (lossy,), (), (away,), (), ()))
-    policy = Policy(("retain", "lossy", "retain", "other", None, None), (2,))
+    policy = Policy(("retain", "lossy", "retain", "other", None, None))
     point = Point.of(profile, policy)
     assert point.simulation == simulate(profile, policy)
     assert point.error == 40 * 0.25 + 60 * 0.5

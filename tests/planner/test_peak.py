@@ -24,9 +24,9 @@ from ds_adacc.planner import (
 )
 
 # on the `block` of conftest, as in test_simulate: what a call holds; its forward; its backward
-KEEP = Policy(("retain", "retain", "retain", "retain", None, None), (2,))  # 210; 150 210 240 260; 245 210 180 101
-PACK = Policy(("retain", None, None, "int4", None, None), (0, 2))  # 115; 150 232 222 242; 217 232 160 101
-REPLAY = Policy(("retain", None, None, None, None, None), (0, 1, 2))  # 100; 150 210 200 220; 245 210 160 101
+KEEP = Policy(("retain", "retain", "retain", "retain", None, None))  # 210; 150 210 240 260; 245 210 180 101
+PACK = Policy(("retain", None, None, "int4", None, None))  # 115; 150 232 222 242; 217 232 160 101
+REPLAY = Policy(("retain", None, None, None, None, None))  # 100; 150 210 200 220; 245 210 160 101
 
 
 def test_in_any_order_the_largest_transient_meets_all_that_is_held(block):
@@ -80,7 +80,7 @@ def test_what_later_blocks_leave_is_there_in_all_but_the_last():
 def test_the_peak_may_fall_in_forward_of_the_last_block(block):
     """Backward takes 60 bytes at most, forward 260 in any case."""
     short = replace(block, graph=replace(block.graph, events=(Event("c", (3,), 0),)))
-    keep, replay = Policy((None, None, None, "retain", None, None), ()), Policy(("retain",) + (None,) * 5, (0, 1))
+    keep, replay = Policy((None, None, None, "retain", None, None)), Policy(("retain",) + (None,) * 5)
     known = Problem((BlockType("short", short, 2),), order=("short",) * 2)
     for problem in (known, replace(known, order=())):
         assert peak_bytes(problem, [[keep] * 2]) == 60 + 220
@@ -92,11 +92,11 @@ def test_what_is_offloaded_is_copied_beside_the_forward_of_the_block_after(block
     away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     first = Profile(BlockGraph((Value("x", "", 200, None, True),), (), (Event("x", (0,), 0),)), (), ((away,),))
     problem = Problem((BlockType("first", first, 1), BlockType("block", block, 1)), order=("first", "block"))
-    lone = Policy((OFFLOAD,), ())
+    lone = Policy((OFFLOAD,))
     assert peak_bytes(problem, [[lone], [KEEP]]) == 200 + 260
     quiet = replace(block, graph=replace(block.graph, events=(Event("b", (2,), 0),)))
     problem = Problem((BlockType("first", first, 1), BlockType("block", quiet, 1)), order=("first", "block"))
-    kept = Policy((None, None, "retain", None, None, None), ())
+    kept = Policy((None, None, "retain", None, None, None))
     assert peak_bytes(problem, [[lone], [kept]]) == 200 + 220
     problem = Problem((problem.block_types[0], BlockType("block", quiet, 2)), order=("first", "block", "block"))
     assert peak_bytes(problem, [[lone], [kept, kept]]) == max(200 + 220, 60 + 220)
@@ -107,13 +107,13 @@ def lean(nbytes, *events):
     return Profile(BlockGraph((Value("x", "", nbytes, None, True),), (), events), (), ((),))
 
 
-LEAN = Policy(("retain",), ())
+LEAN = Policy(("retain",))
 
 
 def test_what_was_offloaded_comes_back_beside_the_block_after(block):
     transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     profile = replace(block, codecs=((transfer,), *block.codecs[1:]))
-    away = Policy((OFFLOAD, "retain", "retain", "retain", None, None), (2,))  # 110 and 100 on the host; 245 ...
+    away = Policy((OFFLOAD, "retain", "retain", "retain", None, None))  # 110 and 100 on the host; 245 ...
     problem = Problem((BlockType("block", profile, 2),), order=("block",) * 2)
     assert peak_bytes(problem, [(away, REPLAY)]) == 110 + 100 + 245
     assert peak_bytes(problem, [(REPLAY, away)]) == 100 + 260

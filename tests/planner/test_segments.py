@@ -69,10 +69,24 @@ def test_what_two_outputs_need_does_not_pass():
     assert passing(refused) == passing(graph)
 
 
+@pytest.mark.parametrize(
+    ("stores", "replayed"),
+    [
+        (("retain", "retain", "retain", "retain", None, None), (2,)),  # d, from c
+        (("retain", "retain", "retain", None, None, None), (1, 2)),  # c as well, from a
+        (("retain", "retain", None, "retain", None, None), (0, 2)),  # b, from x; a, its sister, is there
+        (("retain", None, None, None, None, None), (0, 1, 2)),
+        (("retain", "retain", "retain", "retain", "retain", None), ()),  # nothing needs e
+    ],
+)
+def test_what_backward_needs_and_nothing_stores_is_replayed(block, stores, replayed):
+    assert block.graph.replayed(stores) == replayed
+
+
 def test_a_replay_is_over_before_the_step_takes_its_bytes():
     graph = rotation()
     profile = Profile(graph, (0.0,) * 4, ((),) * 5)
-    assert recompute_policy(profile) == Policy(("retain", None, None, None, None), (0, 1, 2, 3))
+    assert recompute_policy(profile) == Policy(("retain", None, None, None, None))
     # x, rotated, the gradients, and what the replay takes above the 30 that come after it
     assert simulate(profile, recompute_policy(profile)).timeline == (100 + 8 + 50 + (67 - 30), 100)
 
@@ -105,7 +119,7 @@ def test_what_is_stored_stays_until_nothing_is_rebuilt_from_it_any_more(store, h
     graph = BlockGraph(values, ops, events)
     assert graph.kept_until == (2, 1, 1, 0)
     profile = Profile(graph, (0.0,) * 3, ((),) * 4)
-    policy = Policy(("retain", store, None, None), (1, 2) if store else (0, 1, 2))
+    policy = Policy(("retain", store, None, None))
     policy.check(profile)
     # while b and c are rebuilt, a is there in either case
     assert simulate(profile, policy).timeline == (1 + 100 + 2 + 4, 1 + held + 2, 1)

@@ -10,7 +10,7 @@ from ds_adacc.planner import OFFLOAD, BlockGraph, CodecCost, Event, Policy, Prof
 
 
 def test_retain_frees_each_value_after_its_last_use(block):
-    policy = Policy(("retain", "retain", "retain", "retain", None, None), (2,))
+    policy = Policy(("retain", "retain", "retain", "retain", None, None))
     # x 100, a 40, b 10, c 60: b and c go after event 1, a after 2; d 30 lives in event 0 only
     timeline = (210 + 30 + 5, 210, 140 + 20, 100 + 1)
     # e and d, which nothing reads, are there to the end
@@ -19,7 +19,7 @@ def test_retain_frees_each_value_after_its_last_use(block):
 
 
 def test_compress_and_replay(block):
-    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
+    policy = Policy(("retain", None, None, "int4", None, None))
     timeline = (
         100 + 15 + 60 + 30 + 5 + 7,  # d replayed from c: its payload, copy and codec's workspace stay for event 1
         100 + 15 + 60 + 40 + 10 + 7,  # b replayed from x, and a with it, which event 2 uses
@@ -32,24 +32,19 @@ def test_compress_and_replay(block):
 
 
 def test_a_chain_is_replayed_at_the_first_request(block):
-    policy = Policy(("retain", None, None, None, None, None), (0, 1, 2))
+    policy = Policy(("retain", None, None, None, None, None))
     timeline = (100 + 40 + 10 + 60 + 30 + 5, 100 + 40 + 10 + 60, 100 + 40 + 20, 100 + 1)
     forward = (150, 150 + 60, 110 + 60 + 30, 110 + 60 + 30 + 20)
     assert simulate(block, policy) == Simulation(100, forward, timeline, 3.5)
 
 
 def test_what_nothing_uses_is_held_to_the_end(block):
-    policy = Policy(("retain", "retain", "retain", "retain", None, "retain"), (2,))
+    policy = Policy(("retain", "retain", "retain", "retain", None, "retain"))
     assert simulate(block, policy).timeline == (265, 230, 180, 121)
 
 
-def test_an_op_nothing_asks_for_does_not_run(block):
-    policy = Policy(("retain", "retain", "retain", "retain", None, None), (0, 1, 2))
-    assert simulate(block, policy).seconds == 0.5
-
-
 def test_an_unused_output_never_comes_alive(block):
-    policy = Policy(("retain", None, "retain", "retain", None, None), (0, 2))
+    policy = Policy(("retain", None, "retain", "retain", None, None))
     # the replay at event 2 makes a only: b is stored, and gone by then
     assert simulate(block, policy).timeline == (170 + 30 + 5, 170, 100 + 40 + 20, 101)
 
@@ -58,7 +53,7 @@ def test_a_replay_has_its_workspace_at_its_event_alone(block):
     split, grow, shrink, spare = block.graph.ops
     ops = (replace(split, workspace_bytes=50), grow, replace(shrink, workspace_bytes=6), spare)
     profile = replace(block, graph=replace(block.graph, ops=ops))
-    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
+    policy = Policy(("retain", None, None, "int4", None, None))
     timeline = (
         100 + 15 + 60 + 30 + 5 + 7,  # int4's 7 bytes and shrink's 6 are not needed at once
         100 + 15 + 60 + 40 + 10 + 50,  # split's
@@ -75,18 +70,18 @@ def test_a_replay_has_its_workspace_at_its_event_alone(block):
 def test_a_payload_outlives_the_value_it_was_made_of(block):
     """a is in INT4 from op 0 to backward; its copy and the codec's workspace go with its reader, at op 1."""
     profile = replace(block, codecs=((), (CodecCost("int4", 11, 1.0, 1.0, 0.1, 3),), *block.codecs[2:]))
-    policy = Policy(("retain", "int4", "retain", "retain", None, None), (2,))
+    policy = Policy(("retain", "int4", "retain", "retain", None, None))
     assert simulate(profile, policy).forward == (150 + 11 + 3, 150 + 11 + 60 + 3, 221 - 40 + 30, 211 + 20)
 
 
 def test_a_compressed_input_is_there_to_the_end_of_forward(block):
     profile = replace(block, codecs=((CodecCost("int4", 25, 1.0, 1.0, 0.1, 9),), *block.codecs[1:]))
-    policy = Policy(("int4", "retain", "retain", "retain", None, None), (2,))
+    policy = Policy(("int4", "retain", "retain", "retain", None, None))
     assert simulate(profile, policy).forward == tuple(alive + 25 + 9 for alive in (150, 210, 240, 260))
 
 
 def test_forward_overhead_is_there_throughout_forward(block):
-    policy = Policy(("retain", None, None, "int4", None, None), (0, 2))
+    policy = Policy(("retain", None, None, "int4", None, None))
     run = simulate(block, policy)
     more = simulate(replace(block, graph=replace(block.graph, forward_overhead=33)), policy)
     assert more == replace(run, forward=tuple(alive + 33 for alive in run.forward))
@@ -140,7 +135,7 @@ def offloading(block, overlap_seconds):
     ],
 )
 def test_offloaded_values_come_back_before_the_first_event(block, overlap_seconds, stalls):
-    policy = Policy((OFFLOAD, OFFLOAD, "retain", "retain", None, None), (2,))
+    policy = Policy((OFFLOAD, OFFLOAD, "retain", "retain", None, None))
     # as if retained: a 40 is alive up to event 2, x 100 to the last; meanwhile the call held b and c alone
     timeline = (210 + 30 + 5, 210, 140 + 20, 100 + 1)
     # in forward both are there to the end: they are being copied
@@ -153,17 +148,17 @@ def test_offloaded_values_come_back_before_the_first_event(block, overlap_second
 def test_an_offloaded_value_nothing_uses_is_alive_to_the_end(block):
     spare = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
     profile = replace(block, codecs=(*block.codecs[:5], (spare,)))
-    policy = Policy(("retain", "retain", "retain", "retain", None, OFFLOAD), (2,))
+    policy = Policy(("retain", "retain", "retain", "retain", None, OFFLOAD))
     run = simulate(profile, policy)
     assert (run.held, run.timeline, run.fetched) == (210, (265, 230, 180, 121), 20)
 
 
 def test_a_block_with_no_transient(block):
     split = BlockGraph(block.graph.values[:3], block.graph.ops[:1], (Event("ab", (1, 2), 0), Event("x", (0,), 0)))
-    run = simulate(Profile(split, (1.0,), ((),) * 3), Policy(("retain",) * 3, ()))
+    run = simulate(Profile(split, (1.0,), ((),) * 3), Policy(("retain",) * 3))
     assert (run.forward, run.timeline, run.inner_peak, run.transient) == ((150,), (150, 100), 150, 0)
 
 
 def test_a_block_with_no_backward():
-    run = simulate(Profile(BlockGraph((), (), ()), (), ()), Policy((), ()))
+    run = simulate(Profile(BlockGraph((), (), ()), (), ()), Policy(()))
     assert (run, run.inner_peak, run.transient) == (Simulation(0, (), (), 0.0), 0, 0)

@@ -41,8 +41,8 @@ from ds_adacc.planner.milp import GAP
 TINY = st.integers(0, 5)  # so that no point of a frontier is left out
 QUANTUM = 0.1  # microseconds
 
-KEEP, PACK = Policy(("retain",), ()), Policy(("packed",), ())
-KEEP_TWO, REPLAY = Policy(("retain", "retain"), ()), Policy(("retain", None), (0,))
+KEEP, PACK = Policy(("retain",)), Policy(("packed",))
+KEEP_TWO, REPLAY = Policy(("retain", "retain")), Policy(("retain", None))
 
 
 def test_packs_as_many_blocks_as_it_takes():
@@ -65,7 +65,7 @@ def test_the_last_block_copies_nothing_to_the_host_that_its_backward_wants_at_on
     *others, last = (policy.stores[0] for policy in solution.policies[0])
     assert OFFLOAD in others and last == "retain"
     assert solution.peak <= 500 and solution.proven_optimal
-    moved = [*solution.policies[0][:-1], Policy((OFFLOAD,), ())]
+    moved = [*solution.policies[0][:-1], Policy((OFFLOAD,))]
     assert peak_bytes(problem, [moved]) == solution.peak
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def graph_figure(profile: planner.Profile, policy: planner.Policy, labels: Seque
     axes.set_axis_off()
     axes.set(xlim=(-0.45, columns - 0.2), ylim=(rows - 0.5, -0.5), title=title)
     _draw_edges(axes, profile.graph, layers)
-    _draw_ops(axes, policy, layers)
+    _draw_ops(axes, profile.graph.replayed(policy.stores), layers)
     _draw_values(axes, profile, policy, labels, layers)
     for handle in figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small").legend_handles:
         handle.set_sizes([_LEGEND])
@@ -68,9 +68,9 @@ def _draw_values(
         axes.annotate(text, place, xytext=(_ASIDE, 0), textcoords="offset points", fontsize=7, va="center", zorder=4)
 
 
-def _draw_ops(axes: Axes, policy: planner.Policy, layers: Layers) -> None:
+def _draw_ops(axes: Axes, replayed_ops: Collection[int], layers: Layers) -> None:
     for replayed, label in ((True, "operator, replayed"), (False, "operator")):
-        places = [place for op, place in enumerate(layers.ops) if (op in policy.replays) == replayed]
+        places = [place for op, place in enumerate(layers.ops) if (op in replayed_ops) == replayed]
         if places:
             colour = _COLOURS[RECOMPUTE] if replayed else "#606060"
             axes.scatter(*zip(*places, strict=True), marker="s", s=_OP, color=colour, label=label, zorder=3)

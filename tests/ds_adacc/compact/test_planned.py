@@ -6,6 +6,7 @@ import pytest
 import torch
 import zoo
 from recorded import profile_of, record
+from replayed import replayed
 from torch import nn
 
 from ds_adacc import planner
@@ -81,11 +82,11 @@ def test_training_under_a_plan(model, section):
         found = gradients(model, lambda given: model[1](model[0](given)), x())
         runtime.controller.end_backward()
         runtime.controller.end_step()
-    (policies,) = runtime.controller.plan.policies.values()
     recording = next(iter(runtime.agreement.known_types.values())).recording
     projections = [value.index for value in recording.values if value.label.endswith("projection")]
+    (policies,) = runtime.controller.plan.policies.values()
     if section["codecs"] == "none":
-        assert any(policy.replays for policy in policies)
+        assert any(replayed(runtime.controller.plan))
         assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
     else:
         assert {policy.stores[index] for policy in policies for index in projections} == {"token"}

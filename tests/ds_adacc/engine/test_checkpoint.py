@@ -243,7 +243,7 @@ def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
     document = torch.load(saved.file)
     for agreed in document["runtime"]["controller"]["agreement"]["agreed"]:
         for policy in agreed["policies"]:
-            policy["replays"] = [999]
+            policy["stores"] = policy["stores"][1:]
     torch.save(document, saved.file)
     (said,) = resumed(saved, caplog, Engine())
     assert said.startswith(f"a new plan is made: {saved.file} cannot be read (ValueError: ")

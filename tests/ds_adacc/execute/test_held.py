@@ -63,7 +63,7 @@ def test_compressed_values_hold_their_payload():
         if value.origin == "made" and value.role not in ("statistic", "dropout_mask"):
             stores[index], codecs[index] = "group", make_codec("group", backend="reference", group_size=16)
             payloads[index] = codecs[index].payload_bytes(value.geometry.size, value.geometry.dtype)
-    policy = planner.Policy(tuple(stores), policy.replays)
+    policy = planner.Policy(tuple(stores))
     run, _ = under(block, recording, policy, codecs)
     assert forward_only(run, args, kwargs) == (planned_bytes(recording, policy, payloads), 0)
 

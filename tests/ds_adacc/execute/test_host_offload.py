@@ -63,7 +63,7 @@ def only(recording, *names):
         for value, store in zip(recording.values, policy.stores, strict=True)
     ]
     assert stores.count(planner.OFFLOAD) == len(names)
-    return planner.Policy(tuple(stores), policy.replays)
+    return planner.Policy(tuple(stores))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)

@@ -19,7 +19,7 @@ PROFILE = Profile(
     (1.0,),
     ((), (CodecCost("int4", 16, 0.0, 0.0, 0.1, 0, 0.05), CodecCost("bits", 2, 0, 0, 0, 0, lossless=True))),
 )
-LOSSY, OTHER, EXACT = Policy((RETAIN, "int4"), ()), Policy((RETAIN, None), (0,)), Policy((RETAIN, "bits"), ())
+LOSSY, OTHER, EXACT = Policy((RETAIN, "int4")), Policy((RETAIN, None)), Policy((RETAIN, "bits"))
 TWICE = Strictness((1.0, 2.0), (0.0,))
 
 

@@ -83,7 +83,7 @@ def test_the_error_names_what_all_groups_would_fit():
 
 
 def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recomputed():
-    retain = planner.Policy(("retain", "retain", "retain"), ())
+    retain = planner.Policy(("retain", "retain", "retain"))
     small, large = decided({"a": 1, "b": 1, "c": 9}, ["a", "bc"], 12, {"a": (retain,) * 4, "b": (retain,) * 4}, BOTH)
     assert (small.solution.added_seconds, small.shortfall) == (0, "")
     assert large.solution.policies == ((retain,) * 4, (planner.recompute_policy(block_type("c", 9).profile),) * 4)
@@ -92,7 +92,7 @@ def test_where_a_group_does_not_fit_what_was_settled_stays_and_the_rest_is_recom
 
 
 def test_where_all_are_settled_and_nothing_fits_what_takes_least_comes_into_force():
-    retain = planner.Policy(("retain", "retain", "retain"), ())
+    retain = planner.Policy(("retain", "retain", "retain"))
     (group,) = decided({"a": 9}, ["a"], 12, {"a": (retain,) * 4}, BOTH)
     with pytest.raises(planner.InfeasibleBudget) as error:
         decided({"a": 9}, ["a"], 12)
@@ -101,14 +101,14 @@ def test_where_all_are_settled_and_nothing_fits_what_takes_least_comes_into_forc
 
 
 def test_what_takes_least_stays_away_where_it_would_break_the_budget_for_more():
-    drop, retain = planner.recompute_policy(block_type("a", 1).profile), planner.Policy(("retain",) * 3, ())
+    drop, retain = planner.recompute_policy(block_type("a", 1).profile), planner.Policy(("retain",) * 3)
     settled = {"a": (drop,) * 4, "b": (drop,) * 4, "c": (retain,) * 4}
     (group,) = decided({"a": 1, "b": 1, "c": 9}, ["ab", "ac"], 12, settled, BOTH)
     assert group.unfit(12 * MIB) == sets("ac")
 
 
 def test_a_settled_policy_whose_codec_is_no_longer_on_offer_is_recomputed():
-    gone = planner.Policy(("retain", "group", "retain"), ())
+    gone = planner.Policy(("retain", "group", "retain"))
     (group,) = decided({"a": 9}, ["a"], 12, {"a": (gone,) * 4}, BOTH)
     assert group.solution.policies == ((planner.recompute_policy(block_type("a", 9).profile),) * 4,)
 

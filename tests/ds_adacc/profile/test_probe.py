@@ -45,7 +45,7 @@ def lossy(recording, tensors):
         if stores[value.index] == planner.RETAIN and offered:
             stores[value.index] = offered[0]
             codecs[value.index] = empty_holder(offered[0], value, tensors[value.index], MAKER).facts.codec
-    return planner.Policy(tuple(stores), ()), codecs
+    return planner.Policy(tuple(stores)), codecs
 
 
 def captured(block, args, kwargs):

@@ -46,7 +46,7 @@ def test_no_recording_refuses_attention(device, backend, dropout):
         assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
     run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.gradients(torch.nn.Module(), args, {}, run)
-    assert len(calls[-1].bound.policy.replays) == len(recording.ops) - 1, (
+    assert len(recording.segments.replayed(calls[-1].bound.policy.stores)) == len(recording.ops) - 1, (
         "all but sin, whose result backward does not need"
     )
     assert not calls[-1].diverged
@@ -63,4 +63,4 @@ def test_no_recording_refuses_a_compiled_graph_with_attention(device, backend, d
             assert [(op.short_name, op.refusal) for op in recording.ops] == [("compiled graph", None)]
         run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
         zoo.gradients(torch.nn.Module(), args, {}, run)
-    assert calls[-1].bound.policy.replays == (0,) and not calls[-1].diverged
+    assert recording.segments.replayed(calls[-1].bound.policy.stores) == (0,) and not calls[-1].diverged

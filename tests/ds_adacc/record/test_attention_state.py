@@ -58,7 +58,7 @@ def test_gradients_have_the_same_bits_and_attention_is_replayed_once(kind, dropo
         assert runs(kind) == before + 2, "once in forward, once in backward"
         assert not calls[-1].diverged
     # all but the second matmul of the MLP and the sum after it, which backward does not need
-    assert len(calls[-1].bound.policy.replays) == len(recording.ops) - 2
+    assert len(recording.segments.replayed(calls[-1].bound.policy.stores)) == len(recording.ops) - 2
 
 
 def test_a_state_that_an_operator_reads_is_not_rebuilt_for_it():

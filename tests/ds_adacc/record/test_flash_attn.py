@@ -70,7 +70,7 @@ def test_attention_is_replayed_with_the_same_bits(flash_attn, packing, dropout, 
     assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
     (function,) = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
     everything = planner.recompute_policy(profile_of(recording))
-    assert function.index in everything.replays
+    assert function.index in recording.segments.replayed(everything.stores)
     for policy in (everything, *(random_policy(recording, seed) for seed in range(3))):
         run, calls = under(block, recording, policy)
         zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, run))

@@ -373,7 +373,7 @@ def test_what_such_a_graph_saves_is_compressed_when_the_forward_has_ended(monkey
     chosen = {value.index for value in recording.values if value.index in recording.saved and value.owned}
     stores = tuple("group" if value.index in chosen else "retain" for value in recording.values)
     ended = []
-    run, _ = under(block, recording, planner.Policy(stores, ()), dict.fromkeys(chosen, codec))
+    run, _ = under(block, recording, planner.Policy(stores), dict.fromkeys(chosen, codec))
     block.register_forward_hook(lambda *_: ended.append(True))
     run(*args)
     assert len(compressed) == len(chosen) > 0 and all(compressed)

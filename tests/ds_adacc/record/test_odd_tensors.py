@@ -62,7 +62,7 @@ def test_a_mask_that_selects_is_never_rebuilt():
     assert [op.refusal for op in recording.ops if op.short_name == "gt"] == ["its mask decides a shape"]
     policy = planner.recompute_policy(profile_of(recording))
     codec = make_codec("token", backend="reference", group_size=2)
-    run, _ = under(block, recording, planner.Policy(("token", *policy.stores[1:]), policy.replays), {0: codec})
+    run, _ = under(block, recording, planner.Policy(("token", *policy.stores[1:])), {0: codec})
     run(x).backward()
     restored = codec.decompress(codec.compress(x.detach()), x.shape, x.dtype)
     assert ((restored > 0) != (x > 0)).any()

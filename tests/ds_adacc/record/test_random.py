@@ -97,7 +97,7 @@ def test_what_draws_from_a_known_state_is_replayed(name):
     drawn = next(op for op in reversed(recording.ops) if op.draws)
     assert drawn.refusal is None
     policy = planner.recompute_policy(profile_of(recording))
-    assert drawn.index in policy.replays
+    assert drawn.index in recording.segments.replayed(policy.stores)
     plain = trained(block, lambda block, x: block(x), steps=3)
     run, calls = under(block, recording, policy)
     assert trained(block, lambda _, x: run(x), steps=3) == plain

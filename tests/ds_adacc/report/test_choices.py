@@ -15,10 +15,10 @@ PROFILE = planner.Profile(GRAPH, (1.0,) * 3, ((), (planner.CodecCost("int4", 2, 
 
 
 def test_each_choice_has_its_name_and_what_is_not_needed_none():
-    policy = planner.Policy(("retain", "int4", None, None), (1,))
+    policy = planner.Policy(("retain", "int4", None, None))
     assert choices(PROFILE, policy) == ["retain", "int4", "recompute", None]
 
 
 def test_values_without_bytes_of_their_own_are_not_named():
-    policy = planner.Policy(("retain", "int4", None, None), (1,))
+    policy = planner.Policy(("retain", "int4", None, None))
     assert named_choices(PROFILE, policy, "xabc") == {"a": "int4", "b": "recompute"}

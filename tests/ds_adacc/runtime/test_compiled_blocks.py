@@ -8,6 +8,7 @@ import pytest
 import torch
 import zoo
 from launch import on_ranks, told
+from replayed import replayed
 from torch import nn
 from torch._dynamo.convert_frame import register_bytecode_hook
 
@@ -118,7 +119,7 @@ def test_compiled_blocks_train_as_without_and_are_recomputed(prepare, codecs, ca
     assert seen == plain
     recordings = [variant.bound.recording for _, variant in runtime.blocks.variants()]
     assert runtime.calls == 10 and all(len(recording.graphs) == len(recording.ops) == 1 for recording in recordings)
-    assert any(policy.replays for policy in policies(runtime))
+    assert any(replayed(runtime.controller.plan))
     assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
     assert "depends on random" not in caplog.text, "torch.compile keeps the state of Python's generator"
     assert "runs operators under torch.compile" not in caplog.text
@@ -179,7 +180,7 @@ def test_inputs_in_an_object(caplog):
     torch._dynamo.reset()
     seen, runtime = train(stack(OfState, kind=StackOfStates), "none", 0.8, prepare=in_place)
     assert seen == plain
-    assert any(policy.replays for policy in policies(runtime))
+    assert any(replayed(runtime.controller.plan))
     assert "never recomputed" not in caplog.text and "under torch.compile" not in caplog.text
 
 
@@ -210,7 +211,7 @@ def test_kernels_that_the_dispatcher_does_not_see(caplog):
     seen, runtime = train(stack(), "none", 0.8, prepare=kernels)
     assert seen == plain
     assert "differs from the recorded" not in caplog.text
-    assert any(policy.replays for policy in policies(runtime))
+    assert any(replayed(runtime.controller.plan))
     values = [v for _, variant in runtime.blocks.variants() for v in variant.bound.recording.values]
     assert {value.role for value in values} >= {"query", "attention", "linear", "statistic", "dropout_mask"}
 
@@ -239,7 +240,7 @@ def test_what_runs_between_two_graphs_is_replayed(caplog):
     assert seen == plain
     names = [(op.short_name, op.refusal) for op in recorded(runtime).ops]
     assert names == [(name, None) for name in ("compiled graph", "sigmoid", "tanh", "mul", "compiled graph")]
-    assert any({0, 3} <= set(policy.replays) for policy in policies(runtime))
+    assert any({0, 3} <= {*ops} for ops in replayed(runtime.controller.plan))
     assert runtime.controller.observation.held.observed == runtime.controller.observation.held.planned
     assert "runs operators under torch.compile" not in caplog.text
 
@@ -255,7 +256,7 @@ def test_a_call_that_saves_fewer_tensors_between_its_graphs_retains_all(monkeypa
     plain, _ = train(stack(Paused), prepare=in_place, lengths=lengths, before=before)
     torch._dynamo.reset()
     seen, runtime = train(stack(Paused), "none", 0.7, in_place, lengths, before)
-    assert seen == plain and any(policy.replays for policy in policies(runtime))
+    assert seen == plain and any(replayed(runtime.controller.plan))
 
 
 def recorded(runtime):
@@ -282,8 +283,8 @@ def test_one_compiled_function_in_an_eager_block_is_one_operator_of_it():
     assert {op.short_name: op.refusal for op in recorded(runtime).ops} == {
         **dict.fromkeys(["native_layer_norm", "addmm", "compiled graph", "tanh", "add"]),
     }
-    replayed = {recorded(runtime).ops[index].short_name for policy in policies(runtime) for index in policy.replays}
-    assert replayed >= {"compiled graph", "addmm"}
+    names = {recorded(runtime).ops[index].short_name for ops in replayed(runtime.controller.plan) for index in ops}
+    assert names >= {"compiled graph", "addmm"}
 
 
 def for_any_length(model):
@@ -461,7 +462,7 @@ def test_a_graph_around_the_blocks_breaks_there_with_one_warning(caplog):
     with caplog.at_level("WARNING", logger="ds_adacc"):
         seen, runtime = train(stack(), "none", 0.7, prepare=around)
     assert seen == plain
-    assert any(policy.replays for policy in policies(runtime))
+    assert any(replayed(runtime.controller.plan))
     assert caplog.text.count("blocks GPTBlock run uncompiled") == 1
 
 

@@ -6,6 +6,7 @@ import torch
 import transformers as hf
 import zoo
 from recorded import profile_of, record
+from replayed import replayed
 from stack import ALLOWANCE, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -134,5 +135,5 @@ def test_the_bytes_of_full_checkpointing_are_a_lossless_budget(example):
         assert all(map(torch.equal, expected[0], found[0])) and torch.equal(expected[1], found[1])
     plan = runtime.controller.plan
     assert plan.peak <= full
-    assert any(policy.replays for policies in plan.policies.values() for policy in policies)
+    assert any(replayed(plan))
     assert model.peak(style(runtime.checkpoint)) <= full + ALLOWANCE

@@ -257,7 +257,7 @@ def test_a_codec_that_fails_once(monkeypatch, error):
     recording = record(block, args, kwargs)
     policy = planner.recompute_policy(profile_of(recording))
     codec = make_codec("group", backend="reference", group_size=16)
-    run, _ = under(block, recording, planner.Policy(("group", *policy.stores[1:]), policy.replays), {0: codec})
+    run, _ = under(block, recording, planner.Policy(("group", *policy.stores[1:])), {0: codec})
     expected = zoo.gradients(block, args, kwargs, run)
     decompress = type(codec).decompress
 

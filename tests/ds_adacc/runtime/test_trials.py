@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
+from replayed import replayed
 from torch import nn
 
 from ds_adacc import planner
@@ -186,7 +187,7 @@ def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
 
 def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error_is_named():
     """As with LayerDrop, which leaves out other layers on each rank."""
-    policy, key = planner.Policy((planner.RETAIN,), ()), ("block type", 1)
+    policy, key = planner.Policy((planner.RETAIN,)), ("block type", 1)
     mine, others = (
         (key, "layers.1 (Block)", PolicyError(policy, 0.9)),
         (key, "layers.5 (Block)", PolicyError(policy, 0.2)),
@@ -203,7 +204,7 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
 
 
 def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
-    policy = planner.Policy((planner.RETAIN,), ())
+    policy = planner.Policy((planner.RETAIN,))
     rejected = {("here", 0): PolicyError(policy, 0.11), ("elsewhere", 1): PolicyError(policy, 0.25)}
     names = {("here", 0): "layers.0 (Block)", ("elsewhere", 1): "layers.7 (Block)"}
     assert why_rejected(rejected, names, BOUND) == (
@@ -266,7 +267,7 @@ def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(cod
     training = Training(Scaled, codecs=codecs, budget=0.5)
     errors = training.run(6)
     assert training.purposes.count(Purpose.TRY) and max(errors) <= 2 * BOUND
-    assert training.is_lossy and any(policy.replays for policy in training.policies)
+    assert training.is_lossy and any(replayed(training.runtime.controller.plan))
 
 
 @pytest.mark.usefixtures("slow_replays")

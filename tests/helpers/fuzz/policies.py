@@ -69,7 +69,7 @@ class Drawn:
     def choices(self):
         """The actions that occur."""
         stores = {choice for choice in self.policy.stores if choice is not None}
-        return stores | ({"recompute"} if self.policy.replays else set())
+        return stores | ({"recompute"} if self.recording.segments.replayed(self.policy.stores) else set())
 
 
 def draw(recording, graph, tensors, lot, lossy):
@@ -89,7 +89,7 @@ def draw(recording, graph, tensors, lot, lossy):
         elif producer not in replays:
             replays.add(producer)
             pending.extend(graph.ops[producer].inputs)
-    policy = planner.Policy(tuple(stores), tuple(sorted(replays)))
+    policy = planner.Policy(tuple(stores))
     codecs = {i: _codec(maker, name, recording.values[i], tensors[i], lot) for i, name in _named(stores)}
     offloads = Prefetcher(HostTransfer()) if planner.OFFLOAD in stores else None
     return Drawn(recording, policy, codecs, offloads)

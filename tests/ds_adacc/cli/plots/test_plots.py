@@ -16,7 +16,7 @@ from ds_adacc.cli.plots.layers import Layers
 from ds_adacc.planner.peak import simulations, timeline_of
 
 MIB = 1 << 20
-MIXED = planner.Policy(("retain", "int4", None, "offload", None), (0,))
+MIXED = planner.Policy(("retain", "int4", None, "offload", None))
 
 
 def place(profile, policy):
@@ -160,12 +160,12 @@ def test_values_are_coloured_by_choice_and_sized_by_bytes(block_type, tmp_path):
 
 def test_a_policy_that_does_not_fit_is_refused(block_type):
     with pytest.raises(ValueError, match="needs value 'a'"):
-        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None), ()), "xabcd", "a plan")
+        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None)), "xabcd", "a plan")
 
 
 def test_long_names_keep_their_beginning_and_their_end():
     labels = ("self_attention.core_attention logsumexp", "y")
-    figure = graph_figure(chain(2), planner.Policy(("retain",) * 2, ()), labels, "long")
+    figure = graph_figure(chain(2), planner.Policy(("retain",) * 2), labels, "long")
     assert figure.axes[0].texts[0].get_text() == "self_attenti\N{HORIZONTAL ELLIPSIS}n logsumexp\n1.00 MiB"
 
 
@@ -210,7 +210,7 @@ def test_many_codecs_have_a_colour_each():
     values = tuple(planner.Value(f"v{n}", "", MIB, None, True) for n in range(12))
     offers = tuple((planner.CodecCost(name, 1, 0.0, 0.0, 0.1, 0),) for name in names)
     graph = planner.BlockGraph(values, (), (planner.Event("e", tuple(range(12)), 0),))
-    figure = graph_figure(planner.Profile(graph, (), offers), planner.Policy(tuple(names), ()), names, "many")
+    figure = graph_figure(planner.Profile(graph, (), offers), planner.Policy(tuple(names)), names, "many")
     drawn = by_label(figure.axes[0].collections)
     assert sorted(drawn) == names
     assert len({tuple(artist.get_facecolor()[0]) for artist in drawn.values()}) == 12
