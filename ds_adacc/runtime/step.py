@@ -110,6 +110,14 @@ class Step:
         if self.observer is not None:
             self.observer.drop_pass()
 
+    def restarted(self, device: torch.device | None) -> Step:
+        """Close the step, and return one that observes anew. What has been verified and measured in it counts."""
+        self.drop_pass()
+        self.close()
+        step = Step(self.purpose, device, self.recomputes)
+        step.passes, step.verified, step.probed, step.tried = self.passes, self.verified, self.probed, self.tried
+        return step
+
     def close(self) -> None:
         """Stop measuring."""
         if self.observer is not None:

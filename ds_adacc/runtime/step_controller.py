@@ -186,10 +186,7 @@ class StepController:
 
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
-        self.step.drop_pass()
-        self.step.close()
-        step, self.step = self.step, Step(self.step.purpose, self.device, self.step.recomputes)
-        self.step.passes, self.step.verified, self.step.tried = step.passes, step.verified, step.tried
+        self.step = self.step.restarted(self.device)
 
     # -- when a step ends
 

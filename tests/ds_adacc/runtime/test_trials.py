@@ -426,6 +426,21 @@ def test_what_was_measured_before_a_backward_failed_counts():
     assert len(training.runtime.agreement.approvals.blocks) == LAYERS
 
 
+def test_codecs_that_a_failed_forward_was_to_measure_are_measured_in_the_next():
+    training = Training(**LOSSY)
+
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    hidden = training.runtime.checkpoint(training.blocks[0], training.x.clone().requires_grad_())
+    assert training.runtime.controller.step.probed
+    with pytest.raises(RuntimeError, match="out of memory"):
+        training.runtime.checkpoint(fail, hidden)
+    training.step()
+    (known,) = training.runtime.agreement.known_types.values()
+    assert known.errors_are_measured
+
+
 @pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("bound", [0.5, 1e-6])
 def test_what_was_measured_at_a_predicted_size_counts_though_a_plan_forgets_the_size(bound):

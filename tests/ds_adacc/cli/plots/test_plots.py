@@ -159,8 +159,8 @@ def test_values_are_coloured_by_choice_and_sized_by_bytes(block_type, tmp_path):
 
 
 def test_a_policy_that_does_not_fit_is_refused(block_type):
-    with pytest.raises(ValueError, match="needs value 'a'"):
-        graph_figure(block_type.profile, planner.Policy(("retain", None, None, "retain", None)), "xabcd", "a plan")
+    with pytest.raises(ValueError, match="needs value 'x'"):
+        graph_figure(block_type.profile, planner.Policy((None, None, None, "retain", None)), "xabcd", "a plan")
 
 
 def test_long_names_keep_their_beginning_and_their_end():
