@@ -17,7 +17,8 @@ class CurrentPass:
 
     `called`: the blocks that it has called, by block type. `given`: the inputs that its calls hold. `probed`: the block
     types whose codecs a call of it measures. `trials`: those that a call of it measures. `has_backward`: whether the
-    backward of a call without an observer has begun.
+    backward of a call without an observer has begun. `ran_another_program`: a call was not of the block type that it
+    was taken for, so nothing tells which block types were alive together.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class CurrentPass:
         self.probed: set[str] = set()
         self.trials: list[Trial] = []
         self.has_backward = False
+        self.ran_another_program = False
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False
 

@@ -316,6 +316,24 @@ def test_lengths_that_vary(prepare, caplog):
     assert held is None or held.observed <= held.planned
 
 
+def test_a_call_that_runs_another_program_was_not_alive_beside_the_others(caplog):
+    """The first block runs uncompiled while its call is taken for one of its graph; the others are recorded so.
+
+    Had graphs and uncompiled blocks been alive together, twice as many calls would count.
+    """
+
+    def before(step):
+        torch.compiler.set_stance("force_eager" if step in (3, 4) else "default")
+
+    plain, _ = train(stack(count=3), prepare=in_place, lengths=(48,) * 8, before=before)
+    torch._dynamo.reset()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        seen, runtime = train(stack(count=3), "none", 0.7, in_place, (48,) * 8, before)
+    assert seen == plain
+    assert "torch.compile ran another graph" in caplog.text
+    assert runtime.controller.plan.budget < 600 * 1024  # 501 KiB for three uncompiled blocks; 936 with three graphs
+
+
 @pytest.mark.parametrize(
     ("steps", "undisturbed", "count", "most"),
     [((6,), 64, 1, 0), ((6, 8, 10, 12), 64, 3, 3), ((6, 10, 13, 17), 1, 0, 2)],
