@@ -165,12 +165,16 @@ def _is_doubted(excess: Correction, known: KnownType) -> bool:
 
 
 def _warn_of_others(known: KnownType, nbytes: int) -> None:
+    who = "other code has allocated it"
+    if known.recording.runs_compiled:
+        who = "other code has allocated it, or its compiled backward recomputes (a checkpoint inside)"
     get_logger().warning(
-        "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes, so other "
-        "code has allocated it, and the plan is not changed. If memory runs out, look for what allocates in backward: "
-        "hooks, or buckets for communication (zero_optimization.reduce_bucket_size)",
+        "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes, so %s, "
+        "and the plan is not changed. If memory runs out, look for what allocates in backward: hooks, or buckets for "
+        "communication (zero_optimization.reduce_bucket_size)",
         known.recording.name,
         planner.human_bytes(nbytes),
+        who,
     )
 
 

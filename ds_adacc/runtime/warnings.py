@@ -59,8 +59,9 @@ class Warnings:
             "What they and those after them save is retained, compressed or offloaded, never recomputed. torch.compile "
             "has made no graph there: because it has given up (torch._dynamo.config.recompile_limit), or the code is a "
             "single layer of torch.nn, or a function between two graphs, or runs under torch.no_grad. Or it makes a "
-            "tensor of a float that varies. TORCH_LOGS=graph_breaks,recompiles shows where. To have them recomputed, "
-            "compile the block as a whole, and give it such a float as a tensor; or leave out torch.compile there",
+            "tensor of a float: of one that varies, or with dynamic=True of each. TORCH_LOGS=graph_breaks,recompiles "
+            "shows where. To have them recomputed, compile the block as a whole; give it a float that varies as a "
+            "tensor, and with dynamic=True set torch._dynamo.config.specialize_float = True; or leave out torch.compile",
             block.name,
         )
 
