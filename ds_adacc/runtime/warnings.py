@@ -61,7 +61,7 @@ class Warnings:
             "single layer of torch.nn, or a function between two graphs, or runs under torch.no_grad. Or it makes a "
             "tensor of a float: of one that varies, or with dynamic=True of each. TORCH_LOGS=graph_breaks,recompiles "
             "shows where. To have them recomputed, compile the block as a whole; give it a float that varies as a "
-            "tensor, and with dynamic=True set torch._dynamo.config.specialize_float = True; or leave out torch.compile",
+            "tensor, and with dynamic=True set torch._dynamo.config.specialize_float = True; or do not compile it",
             block.name,
         )
 
