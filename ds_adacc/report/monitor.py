@@ -24,7 +24,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     CUDA device, `allocated_bytes` and `reserved_bytes` are the whole process's, at their peak until then.
     `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
     `gradient_error/<block>` is the relative error of the block's gradient under its policy, the largest so far.
-    `compression_ratio/<role>` is compressed bytes over raw bytes, of the values that a codec holds.
+    `compression_rate/<role>` is compressed bytes over raw bytes, of the values that a codec holds (CRate, Table 2).
     `rectifier/interval` (steps to the next tracking step) comes at each step; `rectifier/replanned` (0 or 1) and
     `rectifier/changed` (how many values are stored differently) at tracking steps.
     """
@@ -33,7 +33,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
     values = [
         *_planned(controller.plan),
         *_observed(controller.observation),
-        *_compression_ratios(controller.plan, controller.agreement),
+        *_compression_rates(controller.plan, controller.agreement),
         *_gradient_errors(controller),
         *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
     ]
@@ -60,7 +60,7 @@ def _observed(observation: Observation | None) -> Iterable[Reading]:
         yield "reserved_bytes", observation.device.reserved
 
 
-def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
+def _compression_rates(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
     """By role, over all calls of the block types that this rank runs."""
     payload: Counter[str] = Counter()
     raw: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def _compression_ratios(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
                     payload[role] += calls * policy.stored_bytes(block_type.profile, index)
                     raw[role] += calls * values[index].nbytes
     for role in sorted(raw):
-        yield f"compression_ratio/{role}", payload[role] / raw[role]
+        yield f"compression_rate/{role}", payload[role] / raw[role]
 
 
 def _gradient_errors(controller: Any) -> Iterable[Reading]:

@@ -51,7 +51,7 @@ def test_empty(kit, name, empty_shape, dtype):
     codec = _without_outliers(name) if separates_outliers(name) else kit.build(name, (1,))
     payload = codec.compress(x)
     assert kit.nbytes(payload) == codec.payload_bytes(x.shape, dtype)
-    assert codec.workspace_bytes(x.shape, dtype) >= 0
+    codec.workspace_bytes(x.shape, dtype)  # must not divide by the number of elements
     assert codec.decompress(payload, x.shape, dtype).shape == x.shape
 
 

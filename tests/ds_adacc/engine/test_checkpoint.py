@@ -80,7 +80,7 @@ def test_the_monitor_has_the_events_at_every_step(out, ranks):
     assert held[:8] == [pair for pair in planned[:11] if 24 <= pair[0] != 80]  # three steps have a plan yet to be seen
     assert read_csv(out, "rectifier_replanned")[:3] == [(32, 0), (48, 0), (80, 1)]
     assert [value for _, value in read_csv(out, "rectifier_interval")[:11]] == INTERVALS
-    assert all(0 < value < 1 for _, value in read_csv(out, "compression_ratio_linear"))
+    assert all(0 < value < 1 for _, value in read_csv(out, "compression_rate_linear"))
     assert all(value > 0 for name in ("peak_bytes", "overhead_seconds") for _, value in read_csv(out, name))
 
 
