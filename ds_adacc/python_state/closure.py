@@ -72,9 +72,9 @@ class Closure:
 
 def closure_of(function: Callable[..., Any]) -> Closure:
     """What `function` reaches: its bound object, partial arguments, closure cells, defaults, globals that it reads."""
-    found = Closure()
-    _collect(function, found, _DEPTH)
-    return found
+    closure = Closure()
+    _collect(function, closure, _DEPTH)
+    return closure
 
 
 def identity(function: Callable[..., Any]) -> Hashable:
@@ -83,10 +83,10 @@ def identity(function: Callable[..., Any]) -> Hashable:
     A whole number tells blocks apart, as the first of the layers that a block runs. A fraction does not: it is a factor
     that may change at every step.
     """
-    found = closure_of(function)
+    closure = closure_of(function)
     inner = _code(function)
-    modules = tuple(weakref.ref(module) for module in found.modules)
-    return inner, modules, tuple(float if type(value) is float else snapshot(value) for value in found.plain)
+    modules = tuple(weakref.ref(module) for module in closure.modules)
+    return inner, modules, tuple(float if type(value) is float else snapshot(value) for value in closure.plain)
 
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -94,9 +94,9 @@ def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     given = [*args, *kwargs.values()]
     if _holds_no_module(given):
         return function
-    found = Closure()
-    _collect(given, found, 2)
-    return functools.partial(function, *found.modules) if found.modules else function
+    closure = Closure()
+    _collect(given, closure, 2)
+    return functools.partial(function, *closure.modules) if closure.modules else function
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -116,34 +116,34 @@ def _code(function: Any) -> Hashable:
     return getattr(function, "__code__", None) or type(function)
 
 
-def _collect(thing: Any, found: Closure, depth: int) -> None:
+def _collect(thing: Any, closure: Closure, depth: int) -> None:
     if type(thing) in weakref.ProxyTypes:  # once its object is gone, it raises whatever one asks of it
-        found.plain.append(thing)
+        closure.plain.append(thing)
     elif isinstance(thing, nn.Module):
-        if not any(thing is module for module in found.modules):
-            found.modules.append(thing)
+        if not any(thing is module for module in closure.modules):
+            closure.modules.append(thing)
     elif isinstance(thing, torch.Tensor):
-        if not any(thing is tensor for tensor in found.tensors):
-            found.tensors.append(thing)
+        if not any(thing is tensor for tensor in closure.tensors):
+            closure.tensors.append(thing)
     elif depth == 0 or isinstance(thing, _WHOLE):
-        found.plain.append(thing)
+        closure.plain.append(thing)
     elif isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
-            _collect(part, found, depth)
+            _collect(part, closure, depth)
     elif isinstance(thing, types.MethodType):
-        _collect(thing.__self__, found, depth)
+        _collect(thing.__self__, closure, depth)
     elif isinstance(thing, types.FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
         for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
-            _collect(part, found, depth - 1)
+            _collect(part, closure, depth - 1)
     else:
         items = None if is_known_by_identity(thing) else items_of(thing)
         if not items or len(items) > LONGEST:
-            found.plain.append(thing)
+            closure.plain.append(thing)
             return
-        found.plain.append((type(thing), tuple(key for key, _ in items)))
+        closure.plain.append((type(thing), tuple(key for key, _ in items)))
         for _, part in items:
-            _collect(part, found, depth - 1)
+            _collect(part, closure, depth - 1)
 
 
 def _holds_no_module(thing: Any) -> bool:

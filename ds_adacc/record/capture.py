@@ -121,9 +121,9 @@ class _RecordingHook:
 _NO_HOOKS = "don't yet support saved tensor hooks"  # in torch's own message
 
 
-def not_recorded_now(found: Closure) -> str | None:
+def not_recorded_now(closure: Closure) -> str | None:
     """Why a block cannot be recorded in this call, though perhaps in a later one."""
-    if any(is_lazy(parameter) for parameter in found.parameters):
+    if any(is_lazy(parameter) for parameter in closure.parameters):
         return "a lazy module in it has no parameters yet"
     return Watch.refusal()
 
@@ -131,7 +131,7 @@ def not_recorded_now(found: Closure) -> str | None:
 def capture(
     name: str,
     inputs: Sequence[torch.Tensor],
-    found: Closure,
+    closure: Closure,
     run: Callable[[], Any],
     inner: Sequence[torch.Tensor] = (),
 ) -> Capture:
@@ -141,7 +141,7 @@ def capture(
 
     Raises RuntimeError if the block differentiates in a way that torch allows under no hooks of saved tensors.
     """
-    recorder = Recorder(name, inputs, found, inner)
+    recorder = Recorder(name, inputs, closure, inner)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
     began = torch.autograd._get_sequence_nr()

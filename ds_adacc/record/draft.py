@@ -35,12 +35,12 @@ class Draft:
     `known` has the values, `draws` the random generators' states.
     """
 
-    def __init__(self, inputs: Sequence[torch.Tensor], found: Closure, inner: Sequence[torch.Tensor]) -> None:
-        self.known = Known(inputs, found)
-        self.labels = Labels(inputs, found)
-        self.draws = Draws(found.generators(), self.known.values, self.known.tensors)
+    def __init__(self, inputs: Sequence[torch.Tensor], closure: Closure, inner: Sequence[torch.Tensor]) -> None:
+        self.known = Known(inputs, closure)
+        self.labels = Labels(inputs, closure)
+        self.draws = Draws(closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
-        self._closure = found
+        self._closure = closure
         self._inner = list(map(storage_of, inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []

@@ -26,7 +26,7 @@ from ds_adacc.record.recorder import Recorder
 def follow(
     predicted: Recording,
     inputs: Sequence[torch.Tensor],
-    found: Closure,
+    closure: Closure,
     run: Callable[[], Any],
     pack: Callable[[torch.Tensor], Any],
     diverge: Callable[[], None],
@@ -37,7 +37,7 @@ def follow(
     `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on. `inner`:
     the tensors in objects among the block's arguments.
     """
-    follower = Follower(predicted, inputs, found, pack, diverge, inner)
+    follower = Follower(predicted, inputs, closure, pack, diverge, inner)
     try:
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
             output = run()
@@ -63,12 +63,12 @@ class Follower(Recorder):
         self,
         predicted: Recording,
         inputs: Sequence[torch.Tensor],
-        found: Closure,
+        closure: Closure,
         pack: Callable[[torch.Tensor], Any],
         diverge: Callable[[], None],
         inner: Sequence[torch.Tensor] = (),
     ) -> None:
-        super().__init__(predicted.name, inputs, found, inner)
+        super().__init__(predicted.name, inputs, closure, inner)
         self._predicted, self._pack, self._diverge = predicted, pack, diverge
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared

@@ -49,14 +49,14 @@ class Recorder(TorchDispatchMode):
         return True
 
     def __init__(
-        self, name: str, inputs: Sequence[torch.Tensor], found: Closure, inner: Sequence[torch.Tensor] = ()
+        self, name: str, inputs: Sequence[torch.Tensor], closure: Closure, inner: Sequence[torch.Tensor] = ()
     ) -> None:
         super().__init__()
         self.name = name
-        self.draft = Draft(inputs, found, inner)
+        self.draft = Draft(inputs, closure, inner)
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
-        self._closure = found
+        self._closure = closure
         self._casts = Casts()
         self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
         self._is_aside = False  # while it runs operators of its own

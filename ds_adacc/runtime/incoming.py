@@ -16,7 +16,7 @@ from ds_adacc.python_state.guards import Guards
 class Incoming(NamedTuple):
     """What is known of the call. `run` runs it, and returns what the block's own forward returns.
 
-    `guards`: the marks of what the block depends on now. `reach`: all that its function can reach. `tensors`: its
+    `guards`: the marks of what the block depends on now. `closure`: all that its function can reach. `tensors`: its
     inputs, and after them the tensors that it reaches, without parameters. `inner`: those in objects among its
     arguments.
     """
@@ -24,7 +24,7 @@ class Incoming(NamedTuple):
     block: Block
     signature: Signature
     guards: Guards
-    reach: Closure
+    closure: Closure
     tensors: Sequence[torch.Tensor]
     inner: Sequence[torch.Tensor]
     run: Callable[[], Any]

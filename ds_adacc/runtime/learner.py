@@ -42,7 +42,7 @@ class Learner:
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         with budget.aside():
-            captured = capture(block.name, incoming.tensors, incoming.reach, incoming.run, incoming.inner)
+            captured = capture(block.name, incoming.tensors, incoming.closure, incoming.run, incoming.inner)
         guards = {**captured.watch.marks, **incoming.guards}
         block.places.update(captured.watch.places)
         if captured.recording is None:

@@ -85,7 +85,13 @@ class PlannedCalls:
         try:
             if is_followed:
                 output, is_as_predicted = follow(
-                    bound.recording, incoming.tensors, incoming.reach, incoming.run, pack, call.diverge, incoming.inner
+                    bound.recording,
+                    incoming.tensors,
+                    incoming.closure,
+                    incoming.run,
+                    pack,
+                    call.diverge,
+                    incoming.inner,
                 )
                 if is_as_predicted:
                     self._seen.add(self._key(incoming, variant))

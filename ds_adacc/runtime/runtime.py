@@ -116,14 +116,14 @@ class Runtime:
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
         key = flatten((args, kwargs), tensors, inner)
-        reach = closure_of(owner)
-        tensors += [t for t in reach.tensors if not isinstance(t, nn.Parameter)]
+        closure = closure_of(owner)
+        tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
             self.warnings.fallen_back(block, reason)
             return function(*args, **kwargs)
         self.calls += 1
-        if not (block.begins_gradient or _require_gradient(chain(tensors, inner, reach.parameters))):
+        if not (block.begins_gradient or _require_gradient(chain(tensors, inner, closure.parameters))):
             output = function(*args, **kwargs)
             block.begins_gradient = _require_gradient(tensors_in(output))
             if not block.begins_gradient:
@@ -132,13 +132,13 @@ class Runtime:
         self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
-            block.last_reading, held = reach.read(marks_of(block.places), block.last_reading)
+            block.last_reading, held = closure.read(marks_of(block.places), block.last_reading)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             run = functools.partial(function, *args, **kwargs)
-            return self._record_or_run(Incoming(block, signature, guards, reach, tensors, inner, run))
+            return self._record_or_run(Incoming(block, signature, guards, closure, tensors, inner, run))
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))
             return function(*args, **kwargs)
@@ -171,7 +171,7 @@ class Runtime:
     def _record_or_run(self, incoming: Incoming) -> Any:
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
         if variant is None or self._is_to_verify(variant):
-            reason = not_recorded_now(incoming.reach)
+            reason = not_recorded_now(incoming.closure)
             if reason is None:
                 return self._record(incoming)
             if variant is None:

@@ -52,8 +52,8 @@ def recorded(name, block, **sizes):
     _, args, kwargs = zoo.example(name, **sizes)
     tensors = []
     key = flatten((args, kwargs), tensors)
-    found = closure_of(block)
-    tensors += [t for t in found.tensors if not isinstance(t, torch.nn.Parameter)]
+    closure = closure_of(block)
+    tensors += [t for t in closure.tensors if not isinstance(t, torch.nn.Parameter)]
     numbers = Signature(key, describe(tensors)).sizes
     return Example(numbers, record(block, args, kwargs)), tensors
 
