@@ -39,6 +39,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import Capture, capture
 
 ROUNDINGS = ("nearest", "stochastic")
@@ -116,7 +117,7 @@ def draws(training: Training, index: int, count: int) -> list[Draw]:
 def captured(block: nn.Module, draw: Draw) -> Capture:
     """The recording of one call, with its tensors."""
     x = draw.input.clone().requires_grad_()
-    found = capture("block", [x], closure_of(block), lambda: block(x))
+    found = capture("block", BlockCall([x], (), closure_of(block), lambda: block(x)))
     if found.recording is None:
         raise RuntimeError(f"the block cannot be recorded: {found.reason}")
     return found

@@ -7,6 +7,7 @@ reason. A block is recorded once for each signature, not at every step.
 
 The files, in the order in which a call meets them:
 
+* `block_call`: the call: its inputs and closure, and how to run it.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.

@@ -18,6 +18,7 @@ from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import Slot, keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.known import Unrecordable, storage_of
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles
@@ -128,26 +129,18 @@ def not_recorded_now(closure: Closure) -> str | None:
     return Watch.refusal()
 
 
-def capture(
-    name: str,
-    inputs: Sequence[torch.Tensor],
-    closure: Closure,
-    run: Callable[[], Any],
-    inner: Sequence[torch.Tensor] = (),
-) -> Capture:
+def capture(name: str, call: BlockCall) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1).
-
-    `inner`: the tensors in objects among the block's arguments.
 
     Raises RuntimeError if the block differentiates in a way that torch allows under no hooks of saved tensors.
     """
-    recorder = Recorder(name, inputs, closure, inner)
+    recorder = Recorder(name, call)
     hook, watch = _RecordingHook(recorder), recorder.watch
     watch.start()
     began = torch.autograd._get_sequence_nr()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
-            output = run()
+            output = call.run()
     except RuntimeError as error:
         if _NO_HOOKS in str(error):
             text = (
@@ -166,7 +159,7 @@ def capture(
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
+    return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
 
 
 def _found_again(recording: Recording, output: Any, began: int) -> Recording:

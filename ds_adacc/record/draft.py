@@ -16,7 +16,7 @@ from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recording import Position, RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
-from ds_adacc.python_state.closure import Closure
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.frames import line_of_block
@@ -35,13 +35,13 @@ class Draft:
     `known` has the values, `draws` the random generators' states.
     """
 
-    def __init__(self, inputs: Sequence[torch.Tensor], closure: Closure, inner: Sequence[torch.Tensor]) -> None:
-        self.known = Known(inputs, closure)
-        self.labels = Labels(inputs, closure)
-        self.draws = Draws(closure.generators(), self.known.values, self.known.tensors)
+    def __init__(self, call: BlockCall) -> None:
+        self.known = Known(call.inputs, call.closure)
+        self.labels = Labels(call.inputs, call.closure)
+        self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
-        self._closure = closure
-        self._inner = list(map(storage_of, inner))  # of the tensors in objects among the block's arguments
+        self._closure = call.closure
+        self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}

@@ -6,7 +6,7 @@ factor that follows it. So the first call at a predicted size is recorded beside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ import torch
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.slots import unpack
-from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.known import Unrecordable
@@ -24,23 +24,16 @@ from ds_adacc.record.recorder import Recorder
 
 
 def follow(
-    predicted: Recording,
-    inputs: Sequence[torch.Tensor],
-    closure: Closure,
-    run: Callable[[], Any],
-    pack: Callable[[torch.Tensor], Any],
-    diverge: Callable[[], None],
-    inner: Sequence[torch.Tensor] = (),
+    predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
 ) -> tuple[Any, bool]:
-    """What `run()` returns, and whether it ran the predicted program. What it raises passes through.
+    """What the call returns, and whether it ran the predicted program. What it raises passes through.
 
-    `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on. `inner`:
-    the tensors in objects among the block's arguments.
+    `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on.
     """
-    follower = Follower(predicted, inputs, closure, pack, diverge, inner)
+    follower = Follower(predicted, call, pack, diverge)
     try:
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
-            output = run()
+            output = call.run()
     finally:
         is_as_predicted = follower.close()
     return output, is_as_predicted
@@ -60,15 +53,9 @@ class Follower(Recorder):
     """
 
     def __init__(
-        self,
-        predicted: Recording,
-        inputs: Sequence[torch.Tensor],
-        closure: Closure,
-        pack: Callable[[torch.Tensor], Any],
-        diverge: Callable[[], None],
-        inner: Sequence[torch.Tensor] = (),
+        self, predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
     ) -> None:
-        super().__init__(predicted.name, inputs, closure, inner)
+        super().__init__(predicted.name, call)
         self._predicted, self._pack, self._diverge = predicted, pack, diverge
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,10 @@ from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors
-from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.watch import Place, Watch
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
@@ -48,15 +48,13 @@ class Recorder(TorchDispatchMode):
         """Torch asks here whether compiled code may run compiled under this mode."""
         return True
 
-    def __init__(
-        self, name: str, inputs: Sequence[torch.Tensor], closure: Closure, inner: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def __init__(self, name: str, call: BlockCall) -> None:
         super().__init__()
         self.name = name
-        self.draft = Draft(inputs, closure, inner)
+        self.draft = Draft(call)
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
-        self._closure = closure
+        self._closure = call.closure  # not the call, which keeps its arguments alive
         self._casts = Casts()
         self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
         self._is_aside = False  # while it runs operators of its own

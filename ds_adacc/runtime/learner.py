@@ -42,7 +42,7 @@ class Learner:
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         with budget.aside():
-            captured = capture(block.name, incoming.tensors, incoming.closure, incoming.run, incoming.inner)
+            captured = capture(block.name, incoming.call)
         guards = {**captured.watch.marks, **incoming.guards}
         block.places.update(captured.watch.places)
         if captured.recording is None:
@@ -58,7 +58,7 @@ class Learner:
         with budget.aside():
             known = self._known_type(incoming, captured, variant)
         step = controller.step
-        controller.note_call(block, variant.recording, incoming.tensors)
+        controller.note_call(block, variant.recording, incoming.call.inputs)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         ranks = recalled is None or is_verified_anew

@@ -50,8 +50,8 @@ class PlannedCalls:
         if bound is None or bound.prefetcher is None:
             self._binder.pass_over()
         if bound is None:
-            return incoming.run()
-        self._controller.note_call(block, variant.recording, incoming.tensors)
+            return incoming.call.run()
+        self._controller.note_call(block, variant.recording, incoming.call.inputs)
         step = self._controller.step
         is_followed = self._is_to_follow(incoming, variant)
         reason = not_followed_now(bound.recording) if is_followed else None
@@ -60,7 +60,7 @@ class PlannedCalls:
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
-            output = incoming.run()
+            output = incoming.call.run()
             step.current_pass.note_plain(output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
@@ -84,21 +84,13 @@ class PlannedCalls:
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             if is_followed:
-                output, is_as_predicted = follow(
-                    bound.recording,
-                    incoming.tensors,
-                    incoming.closure,
-                    incoming.run,
-                    pack,
-                    call.diverge,
-                    incoming.inner,
-                )
+                output, is_as_predicted = follow(bound.recording, incoming.call, pack, call.diverge)
                 if is_as_predicted:
                     self._seen.add(self._key(incoming, variant))
                     variant.is_unseen = False
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                    output = incoming.run()
+                    output = incoming.call.run()
             outdated = call.confirm(output)
             if outdated is not None:
                 self._note_other_graphs(incoming.block, variant, outdated)
@@ -150,7 +142,7 @@ class PlannedCalls:
 
     def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
         trials, device, step = self._controller.trials, self._controller.device, self._controller.step
-        return trials.probe(incoming.block, variant, incoming.tensors, device, step)
+        return trials.probe(incoming.block, variant, incoming.call.inputs, device, step)
 
     def _begin(
         self,
@@ -166,7 +158,7 @@ class PlannedCalls:
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
-        bound, inputs = variant.bound, incoming.tensors
+        bound, inputs = variant.bound, incoming.call.inputs
         assert bound is not None
         observer = self._controller.step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.

@@ -36,6 +36,7 @@ from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import marks_of
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.binder import Binder
@@ -137,8 +138,8 @@ class Runtime:
             shared = aliases(tensors, [*inner, *held])
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
-            run = functools.partial(function, *args, **kwargs)
-            return self._record_or_run(Incoming(block, signature, guards, closure, tensors, inner, run))
+            call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
+            return self._record_or_run(Incoming(block, signature, guards, call))
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))
             return function(*args, **kwargs)
@@ -171,12 +172,12 @@ class Runtime:
     def _record_or_run(self, incoming: Incoming) -> Any:
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
         if variant is None or self._is_to_verify(variant):
-            reason = not_recorded_now(incoming.closure)
+            reason = not_recorded_now(incoming.call.closure)
             if reason is None:
                 return self._record(incoming)
             if variant is None:
                 self.warnings.fallen_back(incoming.block, reason)
-                return incoming.run()
+                return incoming.call.run()
         return self._planned.run(incoming, variant)
 
     def _predict(self, incoming: Incoming) -> Variant | None:
@@ -187,7 +188,7 @@ class Runtime:
             return None
         self.controller.bindings.limit_adopted(self.controller.step)
         example = Example(its_sizes, like.recording)
-        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, incoming.tensors)
+        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, incoming.call.inputs)
         if predicted is None:
             return None
         known, recording = predicted

@@ -13,6 +13,7 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import capture
 
 
@@ -22,9 +23,14 @@ def tensors_of(args, kwargs):
     return tensors
 
 
+def call_of(block, *args, **kwargs):
+    """A call of the block, before it runs."""
+    return BlockCall(tensors_of(args, kwargs), (), closure_of(block), lambda: block(*args, **kwargs))
+
+
 def captured(block, *args, **kwargs):
     """One forward, captured."""
-    found = capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+    found = capture("block", call_of(block, *args, **kwargs))
     assert found.recording is not None, found.reason
     return found
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 import zoo
-from recorded import profile_of, record, tensors_of, under
+from recorded import call_of, profile_of, record, tensors_of, under
 from storages import Storages
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,7 +19,6 @@ from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 from ds_adacc.profile.probe import Probe, _Counting, _Lent, main_output, relative_error, why_unmeasurable
 from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.slots import CopyingSlot, keep, unpack
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 MAKER = CodecMaker(load({"adacc": {"codecs": "auto"}}))
@@ -50,7 +49,7 @@ def lossy(recording, tensors):
 
 def captured(block, args, kwargs):
     torch.manual_seed(3)
-    return capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+    return capture("block", call_of(block, *args, **kwargs))
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert"])

@@ -15,12 +15,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from recorded import record
+from recorded import call_of, record
 from torch import nn
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from ds_adacc.config import load
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
@@ -109,7 +108,7 @@ def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
     """Triton's compiler writes some, when a kernel first runs."""
     files = tempfile._RandomNameSequence()  # as a new process has it
     block = Block(lambda x: float(len(next(files))))
-    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    captured = capture("block", call_of(block, batch()))
     assert captured.watch.unguarded is None
 
 
@@ -129,7 +128,7 @@ def test_what_an_operator_in_a_compiled_graph_reads_is_guarded(is_compiled):
     compiled = torch.compile(lambda x: scaled(block(x)).sin())
     if is_compiled:
         compiled(batch())
-    captured = capture("block", (batch(),), closure_of(block), lambda: compiled(batch()))
+    captured = capture("block", call_of(block, batch())._replace(run=lambda: compiled(batch())))
     assert f"{__name__}.factor" in captured.watch.places
 
 
@@ -154,7 +153,7 @@ def test_compilation_is_not_watched_call_by_call(thread):
         told.append(sys.getprofile())
         return output
 
-    captured = capture("block", (batch(),), closure_of(block), functools.partial(run, batch()))
+    captured = capture("block", call_of(block, batch())._replace(run=functools.partial(run, batch())))
     assert profilers == [None]
     assert told == [captured.watch._told] and sys.getprofile() is None
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
@@ -188,7 +187,7 @@ def times(x, number):
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_that_dynamo_draws_for_the_block_cannot_be_guarded(name):
     block = DRAWS[name]()
-    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    captured = capture("block", call_of(block, batch()))
     assert captured.watch.unguarded.startswith("random.")
 
 
@@ -223,7 +222,7 @@ def test_another_thread_compiles_meanwhile(ours_is_first):
         return of_global(x)
 
     block = Block(number)
-    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    captured = capture("block", call_of(block, batch()))
     is_watched = f"{__name__}.factor" in captured.watch.places
     assert is_watched or captured.watch.unguarded == "what it has run while another thread compiled"
     assert sys.getprofile() is None
@@ -232,7 +231,7 @@ def test_another_thread_compiles_meanwhile(ours_is_first):
 def test_a_block_that_resets_dynamo():
     """This forgets whom it tells that it compiles."""
     block = Block(lambda x: torch._dynamo.reset() or 2.0)
-    captured = capture("block", (batch(),), closure_of(block), lambda: block(batch()))
+    captured = capture("block", call_of(block, batch()))
     assert captured.recording is not None and sys.getprofile() is None
 
 

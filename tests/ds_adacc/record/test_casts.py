@@ -4,12 +4,11 @@ import pytest
 import torch
 import zoo
 from recomputing import recomputing
-from recorded import profile_of, record, tensors_of, under
+from recorded import call_of, profile_of, record, under
 from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
@@ -270,5 +269,5 @@ def test_sparse_tensors_are_no_casts():
     edges = torch.eye(3).to_sparse()
     block, args = Calls(lambda x: torch.sparse.mm(edges, x.float())), (torch.randn(3, zoo.WIDTH),)
     with autocast():
-        found = capture("block", tensors_of(args, {}), closure_of(block), lambda: block(*args))
+        found = capture("block", call_of(block, *args))
     assert found.recording is None and "a tensor of layout torch.sparse_coo" in found.reason

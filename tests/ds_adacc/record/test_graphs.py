@@ -11,7 +11,7 @@ import torch
 import zoo
 from functions import Plain
 from functorch.compile import aot_function, nop
-from recorded import profile_of, random_policy, record, under
+from recorded import call_of, profile_of, random_policy, record, under
 from torch import nn
 
 from ds_adacc import planner
@@ -19,7 +19,6 @@ from ds_adacc.kernels import make_codec
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.graphs import GraphRun, extended, extents, is_graph, run_in_cuda_graphs
 from ds_adacc.program.nodes import graphs_behind
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -271,7 +270,7 @@ def test_a_graph_that_writes_is_never_run_again(make, backend):
     twin = copy.deepcopy(block)
     twin(x)
     compiled = torch.compile(block, backend=backend)
-    found = capture("block", [x], closure_of(compiled), lambda: compiled(x))
+    found = capture("block", call_of(compiled, x))
     for mine, its in zip(block.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(mine, its), "written once, as in a forward without a recorder"
     if found.recording is None:
@@ -637,7 +636,7 @@ def test_what_torch_compile_generates_is_not_read():
     x = torch.randn(3, requires_grad=True)
 
     def places_of(block):
-        return capture("block", [x], closure_of(nn.Identity()), lambda: block(x)).watch.places
+        return capture("block", call_of(nn.Identity(), x)._replace(run=lambda: block(x))).watch.places
 
     assert "None.G" in places_of(generated["guard"])
     assert "None.G" not in places_of(compiled["compile_wrapper"])

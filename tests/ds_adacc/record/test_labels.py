@@ -9,10 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from recorded import record, tensors_of
+from recorded import call_of, record
 from torch import nn
 
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.python_state.reading import read
 from ds_adacc.record.capture import capture
 
@@ -188,7 +187,7 @@ def test_a_recording_leaves_no_hook_behind(raises):
     before = own_guards(block), global_hooks()
 
     def run():
-        return capture("block", tensors_of(args, kwargs), closure_of(block), lambda: block(*args, **kwargs))
+        return capture("block", call_of(block, *args, **kwargs))
 
     if raises:
         with pytest.raises(ValueError, match="out of luck"):

@@ -7,10 +7,10 @@ import functions
 import pytest
 import torch
 from functions import function_of
+from recorded import call_of
 from torch import nn
 from triton_here import DEVICE, HAS_TRITON, interpreter, needs_triton  # noqa: F401
 
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 if HAS_TRITON:
@@ -110,7 +110,7 @@ def test_a_kernel_may_be_compiled_while_its_block_is_recorded(monkeypatch, tmp_p
     """Compiling it names temporary files at random, and changes what Triton knows of the kernel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     block, x = functions.Block(Compiles), functions.batch()
-    captured = capture("block", (x,), closure_of(block), lambda: block(x))
+    captured = capture("block", call_of(block, x))
     assert captured.watch.unguarded is None and function_of(captured.recording).refusal is None
     assert any(tmp_path.iterdir())
 

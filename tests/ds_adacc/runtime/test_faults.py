@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 from fuzz.policies import HostTransfer
-from recorded import offloading, profile_of, record, under
+from recorded import call_of, offloading, profile_of, record, under
 from storages import Storages
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -19,7 +19,6 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import abandoning_on_failure, ending_backward, ending_step
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
@@ -240,7 +239,7 @@ def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, er
     torch.manual_seed(4)
     monkeypatch.setattr("ds_adacc.record.verify.replay", replay)
     try:
-        capture("block", args, closure_of(noisy), lambda: noisy(*args))
+        capture("block", call_of(noisy, *args))
     except KeyboardInterrupt:
         assert error is KeyboardInterrupt
     assert torch.equal(expected, torch.get_rng_state())

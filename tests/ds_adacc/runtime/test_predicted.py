@@ -91,15 +91,14 @@ def training(make, monkeypatch, rectifies=False):
     """
     followed, follow = [], room.follow
 
-    def noted(*args):
-        *given, pack, diverge, inner = args
+    def noted(predicted, call, pack, diverge):
         storages = []
 
         def seen(tensor):
             storages.append(StorageWeakRef(tensor.untyped_storage()))
             return pack(tensor)
 
-        output, is_as_predicted = follow(*given, seen, diverge, inner)
+        output, is_as_predicted = follow(predicted, call, seen, diverge)
         followed.append(is_as_predicted)
         assert not is_as_predicted or any(storage.expired() for storage in storages), "what is recomputed is not held"
         return output, is_as_predicted

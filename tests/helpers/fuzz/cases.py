@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from fuzz.policies import Oracle, draw
 from fuzz.programs import generate
-from recorded import tensors_of
+from recorded import call_of, tensors_of
 from storages import Storages
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -18,7 +18,6 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.slots import unpack
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 OTHER = 1 << 20  # added to a seed: other data
@@ -65,7 +64,7 @@ class Case:
         _, arguments = self.begin()
         block = self.program.block
         with self.ambient():
-            return capture("fuzz", tensors_of(arguments, {}), closure_of(block), lambda: block(*arguments))
+            return capture("fuzz", call_of(block, *arguments))
 
     def instruction(self, run):
         """All that can be seen of one use of `run`: outputs, gradients, buffers, the random state; or its error."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from opaque import array
-from recorded import profile_of, random_policy, tensors_of, under
+from recorded import call_of, profile_of, random_policy, under
 from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.program.function_operator import FunctionOperator
-from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.capture import capture
 
 SHAPE = (3, 4)
@@ -204,7 +203,7 @@ def check(seed):
     captures = []
 
     def recorded(x, z):
-        captures.append(capture("fuzz", tensors_of((x, z), {}), closure_of(block), lambda: block(x, z)))
+        captures.append(capture("fuzz", call_of(block, x, z)))
         return captures[-1].output
 
     assert_same(plain[0], look(block, recorded, seed))
