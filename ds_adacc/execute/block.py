@@ -17,8 +17,8 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
 from ds_adacc.python_state.changes import differing, is_number, moved
 from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import Reading
-from ds_adacc.python_state.watch import Place
 
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle

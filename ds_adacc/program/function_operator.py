@@ -23,7 +23,7 @@ from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_watch import has_setup_context
 from ds_adacc.python_state.guards import refers_to_more
-from ds_adacc.python_state.watch import Place
+from ds_adacc.python_state.places import Place
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
 

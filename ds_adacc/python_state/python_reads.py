@@ -13,30 +13,19 @@ from torch._library.custom_ops import OPDEFS
 
 from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.function_marks import wrapped_in
-from ds_adacc.python_state.guards import Guards
-from ds_adacc.python_state.watch import Place, marks_of
+from ds_adacc.python_state.places import Place, Reads, marks_of
 
 
-class PythonReads:
-    """What one call was seen to read.
-
-    `places`: where that is found, by a name for messages. `_marks`: what was there before the call read it.
-    """
+class PythonReads(Reads):
+    """What one call was seen to read."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
-        self.places: dict[str, Place] = {}
-        self._marks: Guards = {}
+        super().__init__()
         self.note(places)
-
-    def note(self, places: Mapping[str, Place]) -> None:
-        """A function begins, which reads these places."""
-        new = {name: place for name, place in places.items() if name not in self.places}
-        self.places.update(new)
-        self._marks.update(marks_of(new))
 
     def changed(self) -> str | None:
         """The name of something that is not as it was; None if all of it is."""
-        before, after = self._marks, marks_of(self.places)
+        before, after = self.marks, marks_of(self.places)
         if before == after:
             return None
         return next(name for name in {**before, **after} if before.get(name, self) != after.get(name, self))

@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
-from ds_adacc.python_state.guards import Guards, guards_of_values
+from ds_adacc.python_state.places import Place, Reads
 
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
@@ -41,8 +41,6 @@ _COLLECTIVES = frozenset(
     | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
     | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
 )
-
-Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
 
 class Listener(FunctionListener):
@@ -78,15 +76,14 @@ class Watch:
 
     Nor is what Dynamo and its backends do to compile the block, which are millions of calls.
 
-    `places`: by a name for messages, what the functions read besides their arguments; `marks`: what was there when a
-    function that mentions it first began. `unguarded`: the first source of numbers that cannot be guarded.
+    `reads`: what the functions read besides their arguments. `unguarded`: the first source of numbers that cannot be
+    guarded.
 
     Python allows one function that is told of calls: `refusal` says so if there is another one.
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.places: dict[str, Place] = {}
-        self.marks: Guards = {}
+        self.reads = Reads()
         self.unguarded: str | None = None
         self._listener: Listener | None = listener
         self._is_running = False
@@ -138,7 +135,7 @@ class Watch:
         for code, namespace in self._not_imported:
             self._modules.clear()
             self._note_imports(code, namespace, found)
-        self.add(found)
+        self.reads.note(found)
         self._not_imported.clear()
 
     def _compiler_begins(self, _: Any) -> None:
@@ -238,7 +235,7 @@ class Watch:
                 self._note_members(frame.f_locals[name], names, code, found)
         if not self._note_imports(code, frame.f_globals, found):
             self._not_imported.append((code, frame.f_globals))
-        self.add(found)
+        self.reads.note(found)
         return found
 
     def _note_imports(self, code: types.CodeType, namespace: dict[str, Any], found: dict[str, Place]) -> bool:
@@ -249,12 +246,6 @@ class Watch:
             if module is not None:
                 self._note_members(module, names, code, found)
         return None not in known
-
-    def add(self, places: Mapping[str, Place]) -> None:
-        """Guard these places too."""
-        new = {name: place for name, place in places.items() if name not in self.places}
-        self.places.update(new)
-        self.marks.update(marks_of(new))
 
     def _note(
         self,
@@ -299,15 +290,6 @@ class Watch:
     def _data_is_read(self) -> None:
         if self._listener is not None:
             self._listener.note_read()
-
-
-def marks_of(places: Mapping[str, Place]) -> Guards:
-    """The marks of what is at these places now. Those of one place do not depend on the others."""
-    marks: Guards = {}
-    for name, place in places.items():
-        for part, mark in guards_of_values({name: place[0].get(place[1])}).items():
-            marks[part if part.startswith(name) else f"{name}: {part}"] = mark
-    return marks
 
 
 def _module_of(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:

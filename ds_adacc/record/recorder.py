@@ -18,8 +18,9 @@ from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, r
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors
 from ds_adacc.python_state.guards import holds
+from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
-from ds_adacc.python_state.watch import Place, Watch
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
@@ -90,7 +91,7 @@ class Recorder(TorchDispatchMode):
             states = self.draft.draws.states()
             if getattr(func, "namespace", None) not in OF_TORCH:
                 self._python_reads = PythonReads(places_of_kernels(func))
-                self.watch.add(self._python_reads.places)
+                self.watch.reads.note(self._python_reads.places)
         try:
             result = func(*args, **kwargs)
         finally:
@@ -152,7 +153,7 @@ class Recorder(TorchDispatchMode):
             self._has_collective = False
             self._note_casts(args)
             self._running = FunctionCall(cls, args, self.draft.draws.states())
-            self.watch.add(self._running.python_reads.places)
+            self.watch.reads.note(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
                 self._running.refuse("it is registered as never to be replayed")
         return self._running is not None
@@ -210,7 +211,7 @@ class Recorder(TorchDispatchMode):
 
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
-        return holds(self._closure.read({}, last=None)[0].marks, thing) or holds(self.watch.marks, thing)
+        return holds(self._closure.read({}, last=None)[0].marks, thing) or holds(self.watch.reads.marks, thing)
 
     def _ran(
         self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any

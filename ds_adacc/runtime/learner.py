@@ -10,7 +10,8 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
-from ds_adacc.python_state.watch import Watch, marks_of
+from ds_adacc.python_state.places import marks_of
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside
@@ -43,8 +44,8 @@ class Learner:
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         with budget.aside():
             captured = capture(block.name, incoming.call)
-        guards = {**captured.watch.marks, **incoming.guards}
-        block.places.update(captured.watch.places)
+        guards = {**captured.watch.reads.marks, **incoming.guards}
+        block.places.update(captured.watch.reads.places)
         if captured.recording is None:
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
@@ -110,8 +111,8 @@ class Learner:
                 other = next((each for each in self._computed if each.has_seen(code)), None)
                 if other is None:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
-                block.places.update(other.places)
-                variant.guards = {**marks_of(other.places), **(variant.guards or {})}
+                block.places.update(other.reads.places)
+                variant.guards = {**marks_of(other.reads.places), **(variant.guards or {})}
         return None
 
     def _known_type(self, incoming: Incoming, captured: Capture, variant: Variant) -> KnownType:

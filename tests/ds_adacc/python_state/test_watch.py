@@ -129,7 +129,7 @@ def test_what_an_operator_in_a_compiled_graph_reads_is_guarded(is_compiled):
     if is_compiled:
         compiled(batch())
     captured = capture("block", call_of(block, batch())._replace(run=lambda: compiled(batch())))
-    assert f"{__name__}.factor" in captured.watch.places
+    assert f"{__name__}.factor" in captured.watch.reads.places
 
 
 @pytest.mark.parametrize("thread", ["this one", "another one"])
@@ -223,7 +223,7 @@ def test_another_thread_compiles_meanwhile(ours_is_first):
 
     block = Block(number)
     captured = capture("block", call_of(block, batch()))
-    is_watched = f"{__name__}.factor" in captured.watch.places
+    is_watched = f"{__name__}.factor" in captured.watch.reads.places
     assert is_watched or captured.watch.unguarded == "what it has run while another thread compiled"
     assert sys.getprofile() is None
 
