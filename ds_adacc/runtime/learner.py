@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
@@ -23,6 +24,18 @@ _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changi
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
 
 
+class Learned(NamedTuple):
+    """What was learned from a call. `captured`: what it has shown while it was recorded.
+
+    `variant`: what the call is, bound to its policy; None if it could not be recorded, which a warning says.
+    `outliers_are_new`: whether they are those of this call. Those of a variant that a checkpoint has restored stay.
+    """
+
+    captured: Capture
+    variant: Variant | None = None
+    outliers_are_new: bool = False
+
+
 class Learner:
     """Records the calls of blocks for a runtime, and learns from them."""
 
@@ -33,12 +46,8 @@ class Learner:
         self._warnings = warnings
         self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
 
-    def learn(self, incoming: Incoming) -> tuple[Capture, Variant | None, bool]:
-        """What a call has shown while it was recorded, and the variant that it is, bound to its policy.
-
-        The variant is None if the call could not be recorded, which a warning says. The flag tells whether the outliers
-        were looked for: those of a variant that a checkpoint has restored stay.
-        """
+    def learn(self, incoming: Incoming) -> Learned:
+        """Record the call, and learn from it."""
         block, signature, controller = incoming.block, incoming.signature, self._controller
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
@@ -46,65 +55,60 @@ class Learner:
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
         block.places.update(captured.watch.reads.places)
+        earlier = block.latest(signature)
         if captured.recording is None:
             self._warnings.fallen_back(block, captured.reason)
-            block.add(signature, Variant.failed(guards, block.latest(signature)))
-            return captured, None, False
+            block.add(signature, Variant.failed(guards, earlier))
+            return Learned(captured)
         captured.recording = captured.recording.with_held(signature.held)
-        recalled = block.recall(captured.recording) if block.latest(signature) is None else None
+        recalled = block.recall(captured.recording) if earlier is None else None
         variant = recalled or Variant()
         variant.guards = guards
-        variant.recording = self._recording(block, signature, variant, captured)
+        if earlier is not None and earlier.recording is not None:
+            self._succeed(block, variant, earlier)
+        self._doubt(block, signature, variant, captured)
+        self._note_computed(variant, captured.watch)
+        self._tell_limits(block, captured)
+        variant.recording = captured.recording.doubted(variant.doubt)
         variant.digest = variant.recording.digest
+        if earlier is not None and earlier.digest == variant.digest:
+            variant.outliers = dict(earlier.outliers)
         with budget.aside():
             known = self._known_type(incoming, captured, variant)
         step = controller.step
         controller.note_call(block, variant.recording, incoming.call.inputs)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
-        ranks = recalled is None or is_verified_anew
-        self._rank_outliers(variant, known, captured.tensors, ranks)
+        outliers_are_new = recalled is None or is_verified_anew
+        self._find_outliers(variant, known, captured.tensors, outliers_are_new)
         controller.bind(block, variant)
         block.add(signature, variant)
-        return captured, variant, ranks
+        return Learned(captured, variant, outliers_are_new)
 
-    def _recording(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> Recording:
-        """The recording; nothing of it is replayed if it depends on what no guard watches."""
-        earlier = block.latest(signature)
-        if earlier is not None and earlier.recording is not None:
-            variant.succeed(earlier)
-            self._warnings.changed_again(block, variant)
-            if variant.doubt and not earlier.doubt:
-                self._warnings.doubtful(block, variant.doubt)
+    def _succeed(self, block: Block, variant: Variant, earlier: Variant) -> None:
+        """Have the variant learn from the earlier one of its signature. Warn of what changes too often."""
+        variant.succeed(earlier)
+        self._warnings.changed_again(block, variant)
+        if variant.doubt and not earlier.doubt:
+            self._warnings.doubtful(block, variant.doubt)
+
+    def _doubt(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> None:
+        """Doubt the variant if the block depends on what no guard watches: then nothing of it is replayed."""
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
         if captured.recording.runs_compiled and block.keeps_changing_graphs:
             unwatched = unwatched or _KEEPS_CHANGING
         if not any(each.recording is not None and not each.doubt for each in block.variants()):
-            unwatched = unwatched or self._kept_result(block, variant, captured.watch)
-        codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
-        if any(code is not None and captured.watch.has_seen(code) for code in codes):
-            self._computed.append(captured.watch)
+            unwatched = unwatched or self._guard_kept_results(block, variant, captured.watch)
         if unwatched is not None:
             variant.doubt = unwatched
             remedy = _FEWER_GRAPHS if unwatched == _KEEPS_CHANGING else None
             self._warnings.doubtful(block, unwatched, remedy)
-        if captured.recording.hides_compiled:
-            self._warnings.compiled(block)
-        for op in captured.recording.graph_ops:
-            if op.refusal:
-                self._warnings.never_recomputed(block, op.short_name, op.refusal)
-        checkpoint = checkpoint_inside(captured.watch)
-        if checkpoint is not None:
-            self._warnings.checkpoints_inside(block, checkpoint)
-        recording = captured.recording.doubted(variant.doubt)
-        if earlier is not None and earlier.digest == recording.digest:
-            variant.outliers = dict(earlier.outliers)
-        return recording
 
-    def _kept_result(self, block: Block, variant: Variant, watch: Watch) -> str | None:
-        """A function of whose results the block has used one that was computed when no block was being recorded.
+    def _guard_kept_results(self, block: Block, variant: Variant, watch: Watch) -> str | None:
+        """Guard what those results depend on that functions had kept, and that the block has used.
 
-        If another block was, this one depends on all that the other has read.
+        If they were computed while another block was recorded, that is all that the other has read. If not, nothing
+        tells what it is: returns the function.
         """
         for name, code in kept_results(variant.guards or {}).items():
             if not watch.has_seen(code):
@@ -114,6 +118,23 @@ class Learner:
                 block.places.update(other.reads.places)
                 variant.guards = {**marks_of(other.reads.places), **(variant.guards or {})}
         return None
+
+    def _note_computed(self, variant: Variant, watch: Watch) -> None:
+        """Keep a watch that has seen a result computed which its function may keep: another block may use it."""
+        codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
+        if any(code is not None and watch.has_seen(code) for code in codes):
+            self._computed.append(watch)
+
+    def _tell_limits(self, block: Block, captured: Capture) -> None:
+        """Warn of what runs in the block over which no plan decides."""
+        if captured.recording.hides_compiled:
+            self._warnings.compiled(block)
+        for op in captured.recording.graph_ops:
+            if op.refusal:
+                self._warnings.never_recomputed(block, op.short_name, op.refusal)
+        checkpoint = checkpoint_inside(captured.watch)
+        if checkpoint is not None:
+            self._warnings.checkpoints_inside(block, checkpoint)
 
     def _known_type(self, incoming: Incoming, captured: Capture, variant: Variant) -> KnownType:
         """The block type of a variant, measured if it is new."""
@@ -141,7 +162,7 @@ class Learner:
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def _rank_outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
+    def _find_outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
         """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""
         for index in known.outlier_values:
             if index in variant.outliers and not anew:

@@ -15,10 +15,10 @@ from ds_adacc.observe.outlier_tracker import OutlierTracker
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.program.slots import unpack
-from ds_adacc.record.capture import Capture
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
@@ -105,15 +105,14 @@ class PlannedCalls:
             step.current_pass.note_plain(output)
         return output
 
-    def pack_recorded(self, incoming: Incoming, captured: Capture, variant: Variant, has_ranked: bool) -> Any:
-        """Pack what the forward of a recorded call has saved, and return the output.
-
-        `has_ranked`: the call's outliers have been looked at already.
-        """
+    def pack_recorded(self, incoming: Incoming, learned: Learned) -> Any:
+        """Pack what the forward of a recorded call has saved, and return the output."""
+        captured, variant = learned.captured, learned.variant
+        assert variant is not None
         self._seen.add(self._key(incoming, variant))
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
-        tracking = step.is_tracking and not has_ranked
+        tracking = step.is_tracking and not learned.outliers_are_new
         call, pack, done = self._begin(
             incoming, variant, tracking, noted, times_forward=False, times_backward=probe is None
         )

@@ -201,11 +201,11 @@ class Runtime:
         """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""
         refuse_checkpointed(incoming.block.name)
         self.recordings += 1
-        captured, variant, has_ranked = self._learner.learn(incoming)
-        if variant is None:
-            return captured.output
-        self.controller.step.verified.add(variant.digest)
-        return self._planned.pack_recorded(incoming, captured, variant, has_ranked)
+        learned = self._learner.learn(incoming)
+        if learned.variant is None:
+            return learned.captured.output
+        self.controller.step.verified.add(learned.variant.digest)
+        return self._planned.pack_recorded(incoming, learned)
 
     def _is_to_verify(self, variant: Variant) -> bool:
         """Whether to record this call again. A tracking step does so for the first call of each block type.
