@@ -10,11 +10,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
-from ds_adacc.execute.holders import Holder, Offloaded, Rebuilt, Replay
+from ds_adacc.execute.holders import Offloaded, Rebuilt, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
-from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
+from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
 
 
 class Forward:
@@ -120,7 +120,7 @@ class Call:
         if slot is None or (instruction.states and not self._note(instruction.states)):
             return self._diverging(tensor)
         for index in instruction.release:
-            self.holders[index].pending = None  # Rule E4: all its sources are saved now
+            self.holders[index].release()  # Rule E4: all its sources are saved now
         if self._offloads is not None and number == len(instructions) - 1 and instruction.dtype is not None:
             # Backward asks for it first. Then all that the call has offloaded starts to come back.
             slot = TellingSlot(slot, self._offloads.expect)

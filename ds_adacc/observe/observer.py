@@ -12,11 +12,10 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.call import Call
-from ds_adacc.execute.holders import Holder
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.program.slots import UNPLANNED, Retained, Slot, TellingSlot
+from ds_adacc.program.slots import UNPLANNED, Holder, Retained, Slot, TellingSlot
 
 
 class Observer:

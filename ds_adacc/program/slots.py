@@ -26,7 +26,11 @@ class Slot(Protocol):
 
 
 class Holder(Slot, Protocol):
-    """Stands for one value of one call, from forward to backward. As a slot, it unpacks to the whole value."""
+    """Stands for one value of one call, from forward to backward. As a slot, it unpacks to the whole value.
+
+    A holder that stores its value also has `fill`, which gets the value. One that may have to keep the tensor itself
+    for a while has `hold`, which gets the tensor, and `release`.
+    """
 
     def get(self) -> torch.Tensor:
         """The value. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
@@ -44,6 +48,13 @@ class Retained:
         self.name = name
         self.tensor: torch.Tensor | None = None
         self.version = 0
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> Retained:
+        """The holder of this value, which is no part of the autograd graph."""
+        holder = cls(name)
+        holder.fill(tensor)
+        return holder
 
     def fill(self, root: torch.Tensor) -> None:
         self.tensor = root
@@ -143,12 +154,10 @@ class ParameterSlot:
 
 def keep(tensor: torch.Tensor) -> Retained:
     """A slot that retains `tensor` itself."""
-    holder = Retained(UNPLANNED)
     held = tensor.detach()
     if held.numel() == 0:  # an empty view would keep its whole storage alive; this one still counts writes
         held.data = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
-    holder.fill(held)
-    return holder
+    return Retained.of(UNPLANNED, held)
 
 
 def never_saved(name: str) -> RuntimeError:

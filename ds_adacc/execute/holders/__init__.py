@@ -11,6 +11,4 @@ from ds_adacc.execute.holders.rebuilt import Rebuilt, Replay
 from ds_adacc.execute.holders.restored import Facts
 from ds_adacc.program.slots import Retained
 
-__all__ = ["Compressed", "Compression", "Facts", "Holder", "Offloaded", "Rebuilt", "Replay", "Retained"]
-
-Holder = Retained | Compressed | Offloaded | Rebuilt
+__all__ = ["Compressed", "Compression", "Facts", "Offloaded", "Rebuilt", "Replay", "Retained"]

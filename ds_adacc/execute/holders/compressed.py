@@ -44,8 +44,7 @@ class Compressed(Restored):
 
     def hold(self, flat: torch.Tensor) -> None:
         """Keep it as it is until `release`. Of `flat`, as of `fill`, but no part of the autograd graph."""
-        self.pending = Retained(self.facts.name)
-        self.pending.fill(flat)
+        self.pending = Retained.of(self.facts.name, flat)
 
     def release(self) -> None:
         """Compress what is held as it is, unless it was written to: then it stays, and backward raises an error."""

@@ -125,8 +125,7 @@ class Rebuilt:
         self.pending: Retained | None = None
 
     def hold(self, root: torch.Tensor) -> None:
-        self.pending = Retained(self.name)
-        self.pending.fill(root)
+        self.pending = Retained.of(self.name, root)
 
     def release(self) -> None:
         self.pending = None
