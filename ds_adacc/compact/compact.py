@@ -56,9 +56,14 @@ class Compact:
             return
         self._epoch = epoch
         for name, layer in self.layers.items():
-            rows, columns = draw(self.seed, self._first[name], epoch, len(layer.rows), len(layer.columns))
-            layer.rows.copy_(rows)
-            layer.columns.copy_(columns)
+            first = self.layers[self._first[name]]
+            if layer is not first and (len(layer.rows), len(layer.columns)) == (len(first.rows), len(first.columns)):
+                # The same tensors: by them torch.compile knows that the projections are the same.
+                layer.rows, layer.columns = first.rows, first.columns
+            else:
+                rows, columns = draw(self.seed, self._first[name], epoch, len(layer.rows), len(layer.columns))
+                layer.rows.copy_(rows)
+                layer.columns.copy_(columns)
 
     def begin(self, engine: Any, seed: int) -> None:
         """Draw the first projections. `seed` must be the same on all ranks.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ds_adacc.compact.projection import project
 from ds_adacc.compact.shared import Shared
 from ds_adacc.program.registration import register_function
 
@@ -27,7 +28,8 @@ class CompactLinear(nn.Linear):
 
     `ds_adacc_shared` projects for all layers that read the same tensor, with the same projection.
     `rows` and `columns` are the projection (`projection.draw`). They are buffers, so that they are read anew at each
-    call, also by a replay. They are not saved in a state dict, and neither is D: both are zero or drawn again.
+    call, also by a replay and by compiled code. They are not saved in a state dict, and neither is D: both are zero or
+    drawn again.
     """
 
     rows: Tensor
@@ -38,9 +40,9 @@ class CompactLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return nn.functional.linear(x, self.weight, self.bias)
-        return Project.apply(
-            x, self.weight, self.bias, self.compact_update, self.rows, self.columns, self.ds_adacc_shared
-        )
+        # A graph of torch.compile projects once for layers with the same `rows` and `columns`: equal operators are one.
+        shared = None if torch.compiler.is_compiling() else self.ds_adacc_shared
+        return Project.apply(x, self.weight, self.bias, self.compact_update, self.rows, self.columns, shared)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={len(self.columns)}"
@@ -96,11 +98,16 @@ class Project(torch.autograd.Function):
         update: Tensor,
         rows: Tensor,
         columns: Tensor,
-        shared: Shared,
+        shared: Shared | None,
     ) -> Tensor:
         output = _linear(x, weight, bias)
         # Under autocast the output tells in which dtype the product was computed.
-        z = shared.project(id(update), x, rows, columns, output.dtype) if update.requires_grad else None
+        if not update.requires_grad:
+            z = None
+        elif shared is None:
+            z = project(x.to(output.dtype), rows, columns)
+        else:
+            z = shared.project(id(update), x, rows, columns, output.dtype)
         ctx.save_for_backward(z, weight)  # saved as the parameter itself, which ZeRO-3 gathers again for backward
         return output
 

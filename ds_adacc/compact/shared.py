@@ -3,7 +3,8 @@
 Each would save a projection of the same tensor, where a plain Linear saves that tensor once for all of them. So they
 have the same P, and the first of them to run projects for all. Which layers these are is guessed by their names. A
 layer that reads another tensor, as k and v of cross-attention do, projects it itself. If one of the layers does not run
-in a forward, the last projection is held until the next forward.
+in a forward, the last projection is held until the next forward. Compiled code does without all this: torch.compile
+merges equal operators.
 """
 
 from __future__ import annotations

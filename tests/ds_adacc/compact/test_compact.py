@@ -71,6 +71,15 @@ def test_without_an_interval_projections_stay():
     assert drawn(compact) == before
 
 
+def test_layers_that_read_one_tensor_have_the_same_projection_wherever_that_is_possible():
+    block = nn.ModuleDict({"q": nn.Linear(8, 8), "k": nn.Linear(8, 4), "v": nn.Linear(16, 4), "o": nn.Linear(8, 8)})
+    _, compact = engine_of(block, rank=4, layers=["*"])
+    compact.draw(0)
+    q, k, v, o = (block[name] for name in "qkvo")
+    assert q.rows is k.rows and q.columns is k.columns
+    assert len(v.rows) == 16 and v.columns.tolist() != o.columns.tolist() != q.columns.tolist()
+
+
 def test_a_layer_that_is_not_called_is_named_once(caplog):
     block = Reading()
     engine, compact = engine_of(block, rank=4)

@@ -8,11 +8,15 @@ import zoo
 from recorded import profile_of, record
 from replayed import replayed
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ds_adacc import planner
 from ds_adacc.compact.compact import convert
 from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import CompactConfig, load
+from ds_adacc.runtime.compiled_blocks import compile_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -122,7 +126,7 @@ def llama():
     """A block with separate q, k, v, gate and up, all of whose layers are served, and their CompAct."""
     torch.manual_seed(0)
     model = nn.ModuleList([zoo.LlamaBlock()])
-    config = CompactConfig(rank=8, layers=("*",))
+    config = CompactConfig(rank=8, layers=("*",), update_interval=1)
     compact = convert(model, {"0": model[0]}, config, groups_of(model, None, None))
     compact.draw(0)
     return model[0], compact
@@ -157,11 +161,42 @@ def test_a_projection_is_held_by_nothing_but_autograd(llama, uncollected):
     assert all(tensor() is None for tensor in made)
 
 
-def test_a_compiled_block_has_the_same_gradients_to_rounding(llama):
-    block, _ = llama
-    compiled = torch.compile(block, backend="aot_eager")
-    for given in (x(), x() + 1, x()):
-        exact = [gradient.clone() for gradient in gradients(block, block, given)]
-        found = gradients(block, compiled, given)
-        for one, other in zip(found, exact, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+def compiled_into(graphs):
+    """A backend of torch.compile that puts its graphs there, forward and backward."""
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+
+
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_a_compiled_block_is_one_graph_that_serves_every_epoch(llama):
+    (block, compact), graphs = llama, []
+    compiled = torch.compile(block, backend=compiled_into(graphs), fullgraph=True)
+    for epoch in range(3):
+        compact.draw(epoch)
+        exact = [gradient.clone() for gradient in gradients(block, block, x() + epoch)]
+        found = gradients(block, compiled, x() + epoch)
+        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+    forward, _ = graphs
+    projections = [node for node in forward.graph.nodes if node.target is torch.ops.ds_adacc.project.default]
+    assert len(projections) == 4  # of q, k and v; o; gate and up; down
+
+
+def test_compiled_blocks_are_recomputed():
+    torch.manual_seed(0)
+    model = nn.ModuleList([zoo.LlamaBlock(), zoo.LlamaBlock()])
+    blocks = {"0": model[0], "1": model[1]}
+    convert(model, blocks, CompactConfig(rank=8), groups_of(model, None, None)).draw(0)
+    compile_blocks(blocks, "aot_eager", {})
+    exact = gradients(model, lambda given: model[1](model[0](given)), x())
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), stepped=True)
+    wrap_blocks(blocks, runtime)
+    for _ in range(4):
+        found = gradients(model, lambda given: model[1](model[0](given)), x())
+        runtime.controller.end_backward()
+        runtime.controller.end_step()
+        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+    assert any(replayed(runtime.controller.plan))
