@@ -29,6 +29,7 @@ from ds_adacc.kernels import why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
+from ds_adacc.program.graphs import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks
@@ -244,7 +245,7 @@ def _summary(blocks: dict[str, nn.Module]) -> str:
             "If it does not, list the class names of its layers in adacc.blocks"
         )
     names = [name or "the whole model" for name in blocks]
-    classes = sorted({type(block).__name__ for block in blocks.values()})
+    classes = sorted({class_name(block) for block in blocks.values()})
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
     text = f"{found} ({', '.join(classes)})"
     if "" in blocks:

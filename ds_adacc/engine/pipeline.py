@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_adacc.log import get_logger
+from ds_adacc.program.graphs import class_of
 
 
 def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> bool:
@@ -24,7 +25,7 @@ def layer_classes(module: Any) -> set[str]:
     """The class names of the layers of a PipelineModule, over all stages."""
     from deepspeed.pipe import LayerSpec
 
-    classes = (layer.typename if isinstance(layer, LayerSpec) else type(layer) for layer in module._layer_specs)
+    classes = (layer.typename if isinstance(layer, LayerSpec) else class_of(layer) for layer in module._layer_specs)
     return {each.__name__ for each in classes}
 
 

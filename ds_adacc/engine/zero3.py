@@ -16,6 +16,8 @@ from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleCon
 from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from torch import nn
 
+from ds_adacc.program.graphs import class_name, class_of
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by keyword
 
 
@@ -70,7 +72,7 @@ def _mark(blocks: Iterable[nn.Module], hook: Callable[..., Arguments | None]) ->
 def _has_experts(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         return deepspeed.utils.z3_leaf_module(module)
-    classes = Counter(type(child) for child in module.children() if any(True for _ in child.parameters()))
+    classes = Counter(class_of(child) for child in module.children() if any(True for _ in child.parameters()))
     return any(count > 1 for count in classes.values())
 
 
@@ -112,7 +114,7 @@ def _need_gradient(
         first = next((i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
         if first is None:
             raise ValueError(
-                f"adacc: the block {type(block).__name__} takes no floating-point tensor by position, so ZeRO-3 "
+                f"adacc: the block {class_name(block)} takes no floating-point tensor by position, so ZeRO-3 "
                 "would reduce its gradients before they are there; give it one by position, or list other classes in "
                 "adacc.blocks"
             )

@@ -29,9 +29,14 @@ class GraphRun(NamedTuple):
     numbers: tuple[float, ...]
 
 
+def class_of(module: nn.Module) -> type:
+    """The module's class. For the result of `torch.compile(module)`, the class of `module`."""
+    return type(getattr(module, "_orig_mod", module))
+
+
 def class_name(module: nn.Module) -> str:
-    """The name of the module's class. For the result of `torch.compile(module)`, the name of the class of `module`."""
-    return type(getattr(module, "_orig_mod", module)).__name__
+    """The name of the module's class (`class_of`)."""
+    return class_of(module).__name__
 
 
 def is_graph(cls: type) -> bool:

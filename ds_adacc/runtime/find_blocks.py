@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from ds_adacc.config import ConfigError
-from ds_adacc.program.graphs import class_name
+from ds_adacc.program.graphs import class_name, class_of
 
 
 def find_blocks(
@@ -45,7 +45,7 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
         if isinstance(module, containers):
             by_class: dict[type[nn.Module], dict[str, nn.Module]] = {}
             for key, child in _entries(name, module):
-                by_class.setdefault(type(child), {})[key] = child
+                by_class.setdefault(class_of(child), {})[key] = child
             repeated = (group for group in by_class.values() if len(group) > 1)
             groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
     repeated = {name for group in groups for name in group}

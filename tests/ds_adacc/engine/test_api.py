@@ -42,6 +42,8 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
 def test_the_blocks_found_are_told():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     assert engine._summary(find_blocks(model, "auto")) == "3 blocks found: 0 to 2 (GPTBlock)"
+    compiled = nn.Sequential(*map(torch.compile, model))
+    assert engine._summary(find_blocks(compiled, "auto")) == "3 blocks found: 0 to 2 (GPTBlock)"
     of_model = engine._summary(find_blocks(model, ("Sequential",)))
     assert of_model.startswith("1 block found: the whole model (Sequential). A block that is the whole model saves")
     assert engine._summary({}).startswith("0 blocks found. If the model itself runs its blocks through")

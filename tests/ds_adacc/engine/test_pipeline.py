@@ -1,8 +1,15 @@
 """A pipeline of two stages: the losses with a lossless policy are those without checkpointing, bit for bit."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+import zoo
+from deepspeed.pipe import LayerSpec
 from launch import on_ranks, told
 from pipeline_worker import LAYERS, STEPS
+
+from ds_adacc.engine.pipeline import layer_classes
 
 pytestmark = pytest.mark.ranks
 CASES = {
@@ -55,3 +62,8 @@ def test_nothing_is_wrapped_that_is_checkpointed_already(ranks):
             "wrapped blocks": LAYERS // 2,
             "named blocks": LAYERS // 2,
         }
+
+
+def test_the_layers_of_all_stages_are_known_by_the_classes_that_were_compiled():
+    specs = [LayerSpec(zoo.GPTBlock), torch.compile(zoo.BertBlock()), zoo.Tiny()]
+    assert layer_classes(SimpleNamespace(_layer_specs=specs)) == {"GPTBlock", "BertBlock", "Tiny"}

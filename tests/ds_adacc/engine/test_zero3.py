@@ -54,9 +54,10 @@ def test_what_needs_none_is_left_alone():
     assert not block.required
 
 
-def test_a_block_without_any_is_refused():
+@pytest.mark.parametrize("prepare", [lambda block: block, torch.compile], ids=["plain", "compiled"])
+def test_a_block_without_any_is_refused(prepare):
     with pytest.raises(ValueError, match="the block Seen takes no floating-point tensor by position"):
-        leaf(Seen())(torch.ones(2, dtype=torch.bool))
+        leaf(prepare(Seen()))(torch.ones(2, dtype=torch.bool))
 
 
 def compiled_and_wrapped(block):
@@ -111,6 +112,14 @@ class Adapted(nn.Module):
         self.parts = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(), nn.Dropout()])
 
 
+class Compiled(nn.Module):
+    """A block with a list of compiled parts of several classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([torch.compile(nn.Linear(4, 4)), torch.compile(nn.LayerNorm(4))])
+
+
 def marked(block):
     deepspeed.utils.set_z3_leaf_module(block.fc1, True)
     return block
@@ -124,11 +133,12 @@ CONFIGURED = {"zero_optimization": {"leaf_module": {"classes": ["GPTBlock"]}}}
     [
         (zoo.GPTBlock(), {}, False),
         (Adapted(), {}, False),
+        (Compiled(), {}, False),
         (Mixture(), {}, True),
         (marked(zoo.GPTBlock()), {}, True),
         (zoo.GPTBlock(), CONFIGURED, True),
     ],
-    ids=["GPT", "adapter", "mixture", "marked", "configured"],
+    ids=["GPT", "adapter", "compiled parts", "mixture", "marked", "configured"],
 )
 def test_mixtures_are_told_by_their_lists_of_experts_and_leaf_modules(block, ds_config, is_mixture):
     assert mixtures(nn.Sequential(block), [block], ds_config) == ([block] if is_mixture else [])

@@ -82,6 +82,11 @@ def test_auto_takes_modules_whose_forward_is_their_own_attribute():
     assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]
 
 
+def test_compiled_modules_are_of_the_classes_that_were_compiled():
+    model = nn.Sequential(zoo.BertBlock(), torch.compile(zoo.BertBlock()), torch.compile(zoo.GPTBlock()))
+    assert list(find_blocks(model, "auto")) == ["0", "1"]
+
+
 def test_auto_takes_a_layer_that_is_an_attribute_too():
     model = nn.Module()
     model.first = zoo.BertBlock()
