@@ -18,10 +18,11 @@ from ds_adacc import checkpointing, planner
 from ds_adacc.cli.answer import BadInput
 from ds_adacc.compact.compact import convert
 from ds_adacc.compact.optimized import groups_of
-from ds_adacc.config import AdaccConfig, ConfigError, MemoryBudget
+from ds_adacc.config import AdaccConfig, MemoryBudget
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.program.signature import flatten
+from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
@@ -106,9 +107,10 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     runtime = Runtime(section.model_copy(update={"memory_budget": _UNLIMITED}), stepped=True)
     try:
         blocks = find_blocks(model, section.blocks)
+        refuse(model, blocks, zero_stage=0)
         if section.compact is not None:
             convert(model, blocks, section.compact, groups_of(model, None, None)).draw(0)
-    except ConfigError as error:
+    except ValueError as error:  # a ConfigError too
         raise BadInput(str(error)) from error
     wrap_blocks(blocks, runtime)
     checkpointing.use(runtime)

@@ -84,6 +84,12 @@ def unrecordable(batch):
     return model, x
 
 
+def compiled_as_a_whole(batch):
+    model, x = gpt(batch)
+    model.compile()
+    return model, x
+
+
 def raises(batch):
     raise FileNotFoundError(f"no weights for micro-batch {batch}")
 

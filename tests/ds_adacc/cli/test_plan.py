@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+import ds_adacc
 from ds_adacc import planner
 from ds_adacc.cli.batch_size import BatchLine
 from ds_adacc.cli.factory import Factory, record
@@ -330,6 +331,14 @@ def refused(said, *arguments):
 def test_a_factory_that_does_not_serve_is_told_why(factory, message, config, said):
     error = refused(said, config(), factory, "--batch", "2")
     assert f"ds_adacc plan: factory {factory!r}" in error and message in error
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_refused_as_in_training(config, said):
+    model, _, _ = Factory("factories:compiled_as_a_whole").make(2)
+    with pytest.raises(ValueError, match=r"the model \(GPT\) is compiled as a whole") as error:
+        ds_adacc.initialize(model=model, config={"adacc": SECTION})
+    said_of_it = refused(said, config(), "factories:compiled_as_a_whole", "--batch", "2")
+    assert said_of_it.endswith(f"\nds_adacc plan: {error.value}\n")
 
 
 def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tmp_path, monkeypatch):
