@@ -26,8 +26,8 @@ from ds_adacc.report.plan_text import (
 class PlanLog:
     """Logs that there is a plan, the first plan that stays as a table, and each other one as a line.
 
-    `step` counts the steps that have ended. The journal gets all of them in full, so that `ds_adacc report` can show
-    them.
+    `step` counts the steps that have ended. A plan that is made before any has ended is not training's: the log does
+    not tell of it. The journal gets all plans in full, so that `ds_adacc report` can show them.
     """
 
     def __init__(self, agreement: Agreement, journal: Journal, ranks: Ranks) -> None:
@@ -41,7 +41,7 @@ class PlanLog:
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
         here = decisions_here(plan, self._agreement)
-        if not self._decisions:  # where lengths vary, the table comes many steps later
+        if step and not self._decisions:  # where lengths vary, the table comes many steps later
             text = "step %d: a plan is made: its peak is %s, the budget %s. Its table follows after a step under it"
             self._log.info(text, step, human_bytes(plan.peak), human_bytes(plan.budget))
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)

@@ -90,6 +90,11 @@ def test_the_problem_is_that_of_the_model_s_blocks(recorded):
     assert recorded[2].known.keys() == {"blocks.0 (GPTBlock)"}
 
 
+def test_the_log_tells_of_no_plan_for_training(caplog):
+    record(Factory("factories:gpt"), load({"adacc": SECTION}), 2)
+    assert "a plan is made" not in caplog.text
+
+
 def test_compact_is_planned_with():
     section = load({"adacc": {**SECTION, "codecs": "none", "compact": {"rank": 4}}})
     (known,) = record(Factory("factories:gpt"), section, 2).known.values()
