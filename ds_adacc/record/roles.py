@@ -27,7 +27,7 @@ NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
 ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
 SOFTMAX = ("_softmax", "_safe_softmax")
 _RANDOM = ("bernoulli_", "bernoulli")
-_PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
+PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
 
 
 def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
@@ -75,7 +75,7 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
         return "attention"
     if value.origin == "input":
         return "block_input"
-    if made_by in _PROJECTION:
+    if made_by in PROJECTION:
         return "linear"
     if made_by in NORM or any(_like(op) in NORM for op, _, _ in uses):
         return "layernorm"

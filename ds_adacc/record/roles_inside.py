@@ -10,7 +10,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.known_functions import ATTENTION
 from ds_adacc.record.known import storage_of
-from ds_adacc.record.roles import ACTIVATION, MATMUL, NORM, SOFTMAX
+from ds_adacc.record.roles import ACTIVATION, MATMUL, NORM, PROJECTION, SOFTMAX
 
 _STRONGEST_FIRST = ("query", "key", "value", "softmax", "statistic", "attention", "layernorm", "gelu", "linear")
 
@@ -26,8 +26,8 @@ class RolesInside:
         read = {storage_of(tensor) for tensor in tensors_in(args)}
         for key in {storage_of(tensor) for tensor in tensors_in(outputs)} - read:
             self._roles.pop(key, None)  # the memory was another tensor's
-        is_aten = getattr(func, "namespace", None) == "aten"
-        for tensor, role in _roles(func.overloadpacket.__name__, args, outputs) if is_aten else ():
+        is_known = getattr(func, "namespace", None) in ("aten", "ds_adacc")
+        for tensor, role in _roles(func.overloadpacket.__name__, args, outputs) if is_known else ():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 key = storage_of(tensor)
                 self._roles[key] = min(role, self._roles.get(key, role), key=_STRONGEST_FIRST.index)
@@ -49,6 +49,8 @@ def _roles(name: str, args: Sequence[Any], outputs: Sequence[Any]) -> Iterator[t
         yield from zip(args[:1], ("gelu",), strict=False)
     elif name in MATMUL:
         yield from zip(args[name == "addmm" :], ("linear",), strict=False)
+    elif name in PROJECTION:
+        yield from zip(outputs[:1], ("linear",), strict=False)
 
 
 def _main_and_statistics(outputs: Sequence[Any], role: str) -> Iterator[tuple[Any, str]]:

@@ -185,6 +185,15 @@ def test_a_compiled_block_is_one_graph_that_serves_every_epoch(llama):
     assert len(projections) == 4  # of q, k and v; o; gate and up; down
 
 
+def test_projections_in_a_graph_have_the_role_that_they_have_outside(llama):
+    block, _ = llama
+    compiled = torch.compile(block, backend="aot_eager")
+    compiled(x())  # recorded is a later call
+    recording = record(compiled, (x(),), {})
+    projections = [value for value in recording.values if value.geometry.size == (2 * 16, 8)]
+    assert [value.role for value in projections] == ["linear"] * 4
+
+
 def test_compiled_blocks_are_recomputed():
     torch.manual_seed(0)
     model = nn.ModuleList([zoo.LlamaBlock(), zoo.LlamaBlock()])
