@@ -118,8 +118,8 @@ def replays_of(bound):
     }
 
     def replays():
-        for rerun in bound.reruns.values():
-            for op in (*(op for op, _ in rerun.before), rerun.op):
+        for segment in bound.segments.values():
+            for op in (*(op for op, _ in segment.before), segment.op):
                 replay(op, tensors.__getitem__, recording.parameters)
 
     return replays

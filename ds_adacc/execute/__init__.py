@@ -9,7 +9,8 @@ The files, in the order in which a tensor meets them:
 * `registry`: finds the block that a callable is.
 * `block`: what is known of a block, one variant for each signature and guards.
 * `course`: how calls run under a policy: what the pack hook does at each position, what backward replays.
-* `bound_policy`: ties that to a block, with the block's own codecs, parameters and replays.
+* `bound_policy`: ties that to a block, with the block's own codecs, parameters and replays; `bound_segment`: what one
+  replay runs.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.

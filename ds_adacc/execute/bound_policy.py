@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ds_adacc.execute.bound_segment import BoundSegment, Updates
 from ds_adacc.execute.course import Course, course_of, flat
 from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
 from ds_adacc.execute.host_offload import Prefetcher
@@ -14,14 +15,13 @@ from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
-from ds_adacc.program.replay import Rerun, Updates
 
 
 @dataclass(frozen=True)
 class BoundPolicy:
     """How to execute one block's calls under a policy.
 
-    `codecs`: by compressed value. `reruns`: by the operator at the end of each replay. `prefetcher`: None unless a
+    `codecs`: by compressed value. `segments`: by the operator at the end of each replay. `prefetcher`: None unless a
     value is offloaded.
     """
 
@@ -29,7 +29,7 @@ class BoundPolicy:
     policy: Policy
     course: Course
     codecs: Mapping[int, Codec]
-    reruns: Mapping[int, Rerun]
+    segments: Mapping[int, BoundSegment]
     prefetcher: Prefetcher | None = None
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class BoundPolicy:
     @property
     def is_trivial(self) -> bool:
         """Whether everything is retained: plain autograd does the same without hooks (Rule E2)."""
-        return not self.reruns and not self.codecs and self.prefetcher is None
+        return not self.segments and not self.codecs and self.prefetcher is None
 
 
 def bind(
@@ -88,7 +88,7 @@ def bind(
         policy,
         course,
         {index: codec for index, codec in codecs.items() if index in course.order},
-        {end: _rerun(recording, each, policy, course.uses, updates) for end, each in course.segments.items()},
+        {end: _bound(recording, each, policy, course.uses, updates) for end, each in course.segments.items()},
         prefetcher if offloaded else None,
     )
 
@@ -101,11 +101,13 @@ def compression(value: RecordedValue, codec: Codec, uses: int) -> Compression:
     return Compression(value.name, value.geometry, uses, codec, seen.size, value.device)
 
 
-def _rerun(recording: Recording, segment: Segment, policy: Policy, uses: Mapping[int, int], updates: Updates) -> Rerun:
+def _bound(
+    recording: Recording, segment: Segment, policy: Policy, uses: Mapping[int, int], updates: Updates
+) -> BoundSegment:
     """The replay of a segment. An output of its last operator that is stored is never asked of it."""
     *before, op = ops = [recording.ops[index] for index in segment.ops]
     read = dict.fromkeys(ref.index for part in ops for ref in part.sources if isinstance(ref, ParameterRef))
-    return Rerun(
+    return BoundSegment(
         op,
         tuple((part, _ended(part, segment.last_readers)) for part in before),
         segment.inputs,

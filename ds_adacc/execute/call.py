@@ -229,8 +229,8 @@ def _open(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     for index, name, producer, output in bound.rebuilt:
         replay = replays.get(producer)
         if replay is None:
-            rerun = bound.reruns[producer]
-            replay = replays[producer] = Replay(rerun, {i: holders[i] for i in rerun.reads})
+            segment = bound.segments[producer]
+            replay = replays[producer] = Replay(segment, {i: holders[i] for i in segment.reads})
         holders[index] = Rebuilt(name, replay, output)
     return holders
 

@@ -155,7 +155,7 @@ def _replan(
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
         if rejected and isinstance(error, planner.InfeasibleBudget):
             raise
-        controller.rebind(agreement.known_types)  # blocks that have got another index await a trial there
+        controller.choose_policies(agreement.known_types)  # blocks that have got another index await a trial there
         return _stay(step, reason, error, rejected)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"

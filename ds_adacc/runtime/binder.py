@@ -9,13 +9,13 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.block import Variant
 from ds_adacc.execute.bound_policy import BoundPolicy, bind
+from ds_adacc.execute.bound_segment import Updates
 from ds_adacc.execute.course import Course
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.program.replay import Updates
 
 
 class Binder:
@@ -42,7 +42,7 @@ class Binder:
         def bind_to(variant: Variant) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
             held = inputs.applied(self._permitted(policy, variant), variant.recording)
             course = known.course(variant.recording, held)
-            return self._bind(variant, known, held, inputs, device, course)
+            return self._bound(variant, known, held, inputs, device, course)
 
         variant.policy = policy
         variant.bind_later(bind_to)
@@ -73,9 +73,9 @@ class Binder:
         """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
         stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
         policy = self._permitted(planner.Policy(stores), variant)
-        return self._bind(variant, known, policy, InputPlacement(), device)
+        return self._bound(variant, known, policy, InputPlacement(), device)
 
-    def _bind(
+    def _bound(
         self,
         variant: Variant,
         known: KnownType,

@@ -21,7 +21,7 @@ _MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgott
 
 
 class Bindings:
-    """Binds the variants of the blocks, and forgets the variants that no plan needs."""
+    """Chooses what the variants of the blocks run, and forgets the variants that no plan needs."""
 
     def __init__(
         self, blocks: Registry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
@@ -32,12 +32,12 @@ class Bindings:
         self._trials = trials
         self._binder = binder
 
-    def bind_all(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
-        """Bind all variants of these block types, from the next call of each on."""
+    def choose_policies(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
+        """Choose what all variants of these block types run, from the next call of each on."""
         changed = set(digests)
         for block, variant in self._blocks.variants():
             if variant.digest in changed:
-                self.bind(block, variant, step, device)
+                self.choose_policy(block, variant, step, device)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
@@ -50,8 +50,8 @@ class Bindings:
                 last.setdefault(block, variant)
         self._binder.reserve((variant, types[variant.digest].calls_per_block) for variant in last.values())
 
-    def bind(self, block: Block, variant: Variant, step: Step, device: torch.device | None) -> None:
-        """Bind the variant to the policy of its block, or put that on trial.
+    def choose_policy(self, block: Block, variant: Variant, step: Step, device: torch.device | None) -> None:
+        """Have the variant run the policy of its block, or put that on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """

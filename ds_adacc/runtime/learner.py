@@ -81,7 +81,7 @@ class Learner:
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         outliers_are_new = recalled is None or is_verified_anew
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)
-        controller.bind(block, variant)
+        controller.choose_policy(block, variant)
         block.add(signature, variant)
         return Learned(captured, variant, outliers_are_new)
 

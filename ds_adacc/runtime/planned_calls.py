@@ -131,7 +131,7 @@ class PlannedCalls:
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
         """Whether the call replays operators of a program that is predicted, and that no block was seen to run."""
-        if variant.is_unseen and variant.bound.reruns:
+        if variant.is_unseen and variant.bound.segments:
             variant.is_unseen = self._key(incoming, variant) not in self._seen
             return variant.is_unseen
         return False

@@ -193,7 +193,7 @@ class Runtime:
             return None
         known, recording = predicted
         variant = like.at_other_sizes(guards, known.recording.digest, recording)
-        self.controller.bind(block, variant)
+        self.controller.choose_policy(block, variant)
         block.add(signature, variant)
         return variant
 

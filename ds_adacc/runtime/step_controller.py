@@ -173,7 +173,7 @@ class StepController:
             return
         ran = self.step.end_pass()
         if self.waiting.note(ran, self.step.is_observed_whole):
-            self.rebind(ran)
+            self.choose_policies(ran)
 
     def end_pending_pass(self) -> None:
         """End the pass if `end_backward` could not. Called before the next forward, and before the optimizer runs."""
@@ -220,7 +220,7 @@ class StepController:
             self.step = self._next_step()
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
-                self.rebind(self.agreement.known_types)
+                self.choose_policies(self.agreement.known_types)
 
     def _next_step(self) -> Step:
         if self.plan is None:
@@ -253,7 +253,7 @@ class StepController:
         largest, others = self.new_sizes.largest(waiting)
         self.decide(largest, "first step recorded" if is_first else reason, is_first, corrections=corrections)
         self.waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
-        self.rebind({name for names in others for name in names})
+        self.choose_policies({name for names in others for name in names})
 
     def decide(
         self,
@@ -274,7 +274,7 @@ class StepController:
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
-        self.rebind([*plan.policies, *adopted])
+        self.choose_policies([*plan.policies, *adopted])
         self.bindings.keep_block_types()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan
@@ -285,13 +285,13 @@ class StepController:
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self.waiting.most_blocks[self.agreement.origin(digest)])
 
-    def bind(self, block: Block, variant: Variant) -> None:
+    def choose_policy(self, block: Block, variant: Variant) -> None:
         """Bind a new variant to the policy of its block, as this step needs it."""
-        self.bindings.bind(block, variant, self.step, self.device)
+        self.bindings.choose_policy(block, variant, self.step, self.device)
 
-    def rebind(self, digests: Iterable[str]) -> None:
+    def choose_policies(self, digests: Iterable[str]) -> None:
         """Bind the variants of these block types anew, to the policies in force and as this step needs them."""
-        self.bindings.bind_all(digests, self.step, self.device)
+        self.bindings.choose_policies(digests, self.step, self.device)
 
     # -- requests from other modules
 
@@ -303,7 +303,7 @@ class StepController:
         if placement == self.agreement.inputs:
             return
         self.agreement.inputs = placement
-        self.rebind(self.agreement.known_types)
+        self.choose_policies(self.agreement.known_types)
         if self.plan is not None:
             in_force = (names for group in self.plan.groups for names in group.live_sets)
             self.waiting.all_wait(in_force, "block inputs are held in another way")

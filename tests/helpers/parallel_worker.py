@@ -211,7 +211,7 @@ def partitioned(mpu, rows, **options):
         "held": [runtime.controller.observation.held.planned, runtime.controller.observation.held.observed],
         "inputs": [[plan.policy.stores[0], plan.recording.values[0].nbytes] for plan in plans(runtime)],
         "policies": [asdict(plan.policy) for plan in plans(runtime)],
-        "replays": [sorted(plan.reruns) for plan in plans(runtime)],
+        "replays": [sorted(plan.segments) for plan in plans(runtime)],
     }
     checkpointing.use(None)
     return told
@@ -270,7 +270,7 @@ def engine(mpu, section):
         runtime = engine.adacc.runtime
         told["inputs"] = [*inputs, [plan.policy.stores[0] for plan in plans(runtime)]]
         told["policies"] = [asdict(plan.policy) for plan in plans(runtime)]
-        told["replays"] = [sorted(plan.reruns) for plan in plans(runtime)]
+        told["replays"] = [sorted(plan.segments) for plan in plans(runtime)]
         told["ranks"] = runtime.controller.ranks.size
         told["held"] = [engine.adacc.planned_held_bytes, engine.adacc.observed_held_bytes]
         checkpointing.use(None)

@@ -32,5 +32,5 @@ def compare(make, steps, arguments):
             runtime.controller.end_backward()
     for expected, found in zip(*seen, strict=True):
         zoo.assert_same_bits(expected, found)
-    assert all(variant.bound.reruns for known in runtime.blocks.all() for variant in known.variants())
+    assert all(variant.bound.segments for known in runtime.blocks.all() for variant in known.variants())
     return runtime

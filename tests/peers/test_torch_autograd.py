@@ -259,4 +259,4 @@ def test_less_is_held_than_without(peer):
 
     before = held(lambda function, x: function(x))
     assert peer.runs(held)[-1] < 0.6 * before
-    assert all(variant.bound.reruns for _, variant in peer.runtime.blocks.variants())
+    assert all(variant.bound.segments for _, variant in peer.runtime.blocks.variants())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ds_adacc.program.replay import Rerun, modified, replay, updated
+from ds_adacc.execute.bound_segment import BoundSegment
+from ds_adacc.program.replay import modified, replay, updated
 from ds_adacc.program.slots import Holder, Retained
 
 _ONCE = (1,)  # the uses of an operator's only output
@@ -16,16 +17,16 @@ class Replay:
     Each of its outputs stays cached until its last use (Rule E6).
     """
 
-    __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "rerun", "versions")
+    __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "segment", "versions")
 
-    def __init__(self, rerun: Rerun, inputs: dict[int, Holder]) -> None:
-        self.rerun = rerun
+    def __init__(self, segment: BoundSegment, inputs: dict[int, Holder]) -> None:
+        self.segment = segment
         self.inputs = inputs
         self.parameters: dict[int, torch.Tensor] = {}
-        if rerun.read_parameters:  # most operators read none
-            self.parameters = {index: rerun.parameters[index] for index in rerun.read_parameters}
+        if segment.read_parameters:  # most operators read none
+            self.parameters = {index: segment.parameters[index] for index in segment.read_parameters}
             self.versions = [parameter._version for parameter in self.parameters.values()]
-            self._updates = rerun.updates.count
+            self._updates = segment.updates.count
         self._cached: list[torch.Tensor | None] | None = None  # until its first use
         self._left: list[int]  # by output, the uses to come of what is cached
 
@@ -68,11 +69,11 @@ class Replay:
     def run(self, output: int, roots: dict[int, torch.Tensor]) -> torch.Tensor:
         """This output, made from `roots`, which it uses up. The others are cached for their uses."""
         # Rule E16
-        for op, done in self.rerun.before:
+        for op, done in self.segment.before:
             roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
             for index in done:
                 del roots[index]
-        outputs, uses = replay(self.rerun.op, roots.__getitem__, self.parameters), self.rerun.uses
+        outputs, uses = replay(self.segment.op, roots.__getitem__, self.parameters), self.segment.uses
         if uses != _ONCE:  # as most are: nothing is cached then
             if self._cached is None:
                 self._left = list(uses)
@@ -83,14 +84,14 @@ class Replay:
     def _count(self, output: int) -> None:
         self._left[output] -= 1
         if self._left[output] <= 0:
-            self._cached[output], self._left[output] = None, self.rerun.uses[output]
+            self._cached[output], self._left[output] = None, self.segment.uses[output]
 
     def check_parameters(self) -> None:
         """Rule E7."""
         for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
             if parameter._version != version:
                 raise modified("a parameter", parameter, version)
-            if self._updates != self.rerun.updates.count:
+            if self._updates != self.segment.updates.count:
                 raise updated(parameter)
 
 

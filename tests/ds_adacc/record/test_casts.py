@@ -162,7 +162,7 @@ def test_lengths_that_vary_within_a_context_are_predicted():
         towers.compare(lengths)
     assert towers.runtime.recordings == recorded
     records = [variant for known in towers.runtime.blocks.all() for variant in known.variants()]
-    assert all(variant.bound.reruns for variant in records)
+    assert all(variant.bound.segments for variant in records)
 
 
 class Keeping(nn.Module):

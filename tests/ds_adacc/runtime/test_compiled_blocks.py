@@ -307,7 +307,7 @@ def test_lengths_that_vary(prepare, caplog):
     variants = [variant for _, variant in runtime.blocks.variants() if variant.is_predicted]
     given = {number for variant in variants for run in variant.recording.graphs for number in run.numbers}
     assert given >= {80, 29, 72}
-    assert any(variant.bound.reruns for variant in variants)
+    assert any(variant.bound.segments for variant in variants)
     assert runtime.recordings <= 20 < runtime.calls == 4 * len(lengths)
     held = runtime.controller.observation.held
     assert (
@@ -362,7 +362,7 @@ def test_calls_that_run_another_graph(monkeypatch, steps, undisturbed, count, mo
     assert "torch.compile ran another graph than in the recorded call" in caplog.text
     assert {block.other_graphs for block in runtime.blocks.all()} == {count}
     assert len(others) - len(set(others)) <= most
-    replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.reruns}
+    replaying = {block.name for block, variant in runtime.blocks.variants() if variant.bound.segments}
     doubted = {block.name for block in runtime.blocks.all() if block.keeps_changing_graphs}
     happens_often = len(steps) > 1 and undisturbed > 1
     assert not replaying & doubted and bool(doubted) == happens_often
