@@ -141,9 +141,9 @@ class Warnings:
         name = bound.recording.name
         self._tell(
             (name, "diverged"),
-            "block %s: from saved tensor %d of %d on, a call differs from the recorded one; the rest is retained. "
-            "Gradients are right, but the call takes more memory than planned. Blocks that branch on their data do "
-            "this; if memory runs out, lower adacc.memory_budget",
+            "block %s: from saved tensor %d on, a call differs from the recorded one, which saved %d; the rest is "
+            "retained. Gradients are right, but the call takes more memory than planned. Blocks that branch on their "
+            "data do this; if memory runs out, lower adacc.memory_budget",
             name,
             position,
             len(bound.course.instructions),
@@ -154,8 +154,8 @@ class Warnings:
         name = bound.recording.name
         self._tell(
             (name, "mispredicted"),
-            "block %s: from saved tensor %d of %d on, a call differs from what was predicted for the sizes of its "
-            "inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
+            "block %s: from saved tensor %d on (predicted: %d), a call differs from what was predicted for the sizes of "
+            "its inputs; the rest is retained. Gradients are right. Blocks like this one are recorded at each new size",
             name,
             position,
             len(bound.course.instructions),
