@@ -112,7 +112,7 @@ def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
     assert captured.watch.unguarded is None
 
 
-@torch.library.custom_op("ds_adacc_tests::scaled", mutates_args=())
+@torch.library.custom_op("ds_adacc_tests::scaled_by_reading", mutates_args=())
 def scaled(x: torch.Tensor) -> torch.Tensor:
     return x * factor
 
