@@ -13,6 +13,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.program.graphs import class_of
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
 from ds_adacc.python_state.changes import differing, is_number, moved
@@ -228,7 +229,7 @@ class Block:
     @property
     def kind(self) -> tuple[str, tuple[type, ...]]:
         """The classes of its modules; of a function, its name too."""
-        classes = tuple(type(reference()) for reference in self._modules)
+        classes = tuple(class_of(reference()) for reference in self._modules)
         return ("" if len(classes) == 1 else self.name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:

@@ -269,7 +269,7 @@ class NewSizes:
         """Peak bytes of a live set without checkpointing."""
         types = {name: self._agreement.known_types[name] for name in sorted(names)}
         each = (
-            planner.BlockType(name, self._agreement.counted(known), known.count, known.calls_per_block)
+            planner.BlockType(name, self._agreement.counted(known), known.count)  # all calls retain alike
             for name, known in types.items()
         )
         return planner.peak_without(planner.Problem(tuple(each)))

@@ -17,8 +17,7 @@ class CurrentPass:
 
     `called`: the blocks that it has called, by block type. `given`: the inputs that its calls hold. `probed`: the block
     types whose codecs a call of it measures. `trials`: those that a call of it measures. `has_backward`: whether the
-    backward of a call without an observer has begun. `ran_another_program`: a call was not of the block type that it
-    was taken for, so nothing tells which block types were alive together.
+    backward of a call without an observer has begun.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,6 @@ class CurrentPass:
         self.probed: set[str] = set()
         self.trials: list[Trial] = []
         self.has_backward = False
-        self.ran_another_program = False
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False
 
@@ -36,6 +34,16 @@ class CurrentPass:
         called = self.called.setdefault(digest, set())
         if not is_in_backward():  # of the calls of a backward, few are alive at once
             called.add(block)
+
+    def take_back(self, digest: str, block: Block) -> None:
+        """The block has run another program than this one, for which its call was taken.
+
+        The other one is recorded at the next call. Were this one to stay, both would count as alive together.
+        """
+        blocks = self.called.get(digest, set())
+        blocks.discard(block)
+        if not blocks:
+            self.called.pop(digest, None)
 
     def forward(self) -> Forward:
         """What stands for the forward. Each of its calls has autograd hold it until its backward."""

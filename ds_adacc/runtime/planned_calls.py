@@ -178,9 +178,9 @@ class PlannedCalls:
 
     def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
         """A call of the block has run other graphs than the recorded ones, or with other numbers."""
-        self._controller.step.current_pass.ran_another_program = True
         if block.keeps_changing_graphs and variant.doubt:
             return  # nothing of it is replayed, whichever graphs run
+        self._controller.step.current_pass.take_back(variant.digest, block)
         block.note_other_graphs({run.cls for run in variant.recording.graphs}, variant)
         for other in self._controller.blocks.all():  # blocks of one class run the same graphs
             if other is not block:
@@ -189,7 +189,7 @@ class PlannedCalls:
 
     def _doubt_prediction(self, block: Block, variant: Variant, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
-        self._controller.step.current_pass.ran_another_program = True
+        self._controller.step.current_pass.take_back(variant.digest, block)
         block.drop(variant)
         self._controller.new_sizes.symbolic_types.doubt(variant.digest)
         self._warnings.mispredicted(bound, position)

@@ -89,12 +89,8 @@ class Step:
         return self.observer is not None and not self.is_partly_observed
 
     def end_pass(self) -> Mapping[str, Collection[Block]]:
-        """Note the end of a forward and its backward. Returns the blocks that it has called, by block type.
-
-        None if a call ran another program: the next such forward tells with which block types it runs.
-        """
-        ended, self.current_pass = self.current_pass, CurrentPass()
-        called = {} if ended.ran_another_program else ended.called
+        """Note the end of a forward and its backward. Returns the blocks that it has called, by block type."""
+        called, self.current_pass = self.current_pass.called, CurrentPass()
         if self.observer is not None:
             live_set = frozenset(called)
             seen, known = self.observer.end_pass(), self.passes.get(live_set)

@@ -153,7 +153,7 @@ class StepController:
     def held_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
 
-        None if block inputs are partitioned or held on the host: then each call makes a copy of its own.
+        No places if block inputs are partitioned or held on the host: then each call makes a copy of its own.
         """
         return self.step.current_pass.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
 
@@ -286,11 +286,11 @@ class StepController:
             self.agreement.count(digest, alive, self.waiting.most_blocks[self.agreement.origin(digest)])
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
-        """Bind a new variant to the policy of its block, as this step needs it."""
+        """Choose what a new variant runs, as this step needs it."""
         self.bindings.choose_policy(block, variant, self.step, self.device)
 
     def choose_policies(self, digests: Iterable[str]) -> None:
-        """Bind the variants of these block types anew, to the policies in force and as this step needs them."""
+        """Choose anew what the variants of these block types run, by the policies in force, for this step."""
         self.bindings.choose_policies(digests, self.step, self.device)
 
     # -- requests from other modules

@@ -149,6 +149,17 @@ def test_a_block_called_often_keeps_its_count():
     assert runs.controller.plan.block_types[0].count == recount(runs) == 6
 
 
+def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():
+    """One block may have run more often than another, as where a call ran another program in between."""
+    runs, block = runtime(), Numbered()
+    step(runs, [block] * 4)
+    (known,) = runs.agreement.known_types.values()
+    whole, new_sizes = frozenset(runs.agreement.known_types), runs.controller.new_sizes
+    four = new_sizes._peak_without(whole)
+    known.count, known.calls_per_block = 5, 2
+    assert new_sizes._peak_without(whole) > four
+
+
 def test_a_block_recorded_often_counts_once():
     runs, blocks = runtime(), [Numbered() for _ in range(3)]
     for number in range(3):

@@ -21,6 +21,7 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -332,6 +333,45 @@ def test_a_call_that_runs_another_program_was_not_alive_beside_the_others(caplog
     assert seen == plain
     assert "torch.compile ran another graph" in caplog.text
     assert runtime.controller.plan.budget < 600 * 1024  # 501 KiB for three uncompiled blocks; 936 with three graphs
+
+
+class Routed(nn.Module):
+    """A mixture of two experts, with a break where it reads how many rows go to the first: a number of its graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(zoo.WIDTH), nn.Linear(zoo.WIDTH, 2)
+        self.expert, self.last = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        h = self.norm(x).flatten(0, 1)
+        score = self.router(h)
+        rows = (score.argmax(-1) == 0).nonzero().squeeze(-1)
+        out = self.last(h).index_add(0, rows, self.expert(h[rows]).tanh())
+        return x + score.sum(-1).view(x.shape[0], -1, 1) + out.tanh().view_as(x)
+
+
+class Twice(Stack):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+def test_numbers_that_change_at_every_call_put_off_no_plan():
+    """A block whose graphs are given other numbers at each call is no longer recorded anew, and counts as it is."""
+    first = []
+
+    def make():
+        first.append(None)
+        return Routed() if len(first) % 2 else zoo.GPTBlock()
+
+    plain, _ = train(stack(make, 4, Twice), prepare=in_place, lengths=(48,) * 8)
+    torch._dynamo.reset()
+    seen, runtime = train(stack(make, 4, Twice), "none", 0.8, in_place, (48,) * 8)
+    assert seen == plain
+    assert any(block.keeps_changing_graphs for block in runtime.blocks.all())
+    ran = {variant.digest for block in runtime.blocks.all() for variant in block.variants()[:1]}
+    assert all(runtime.agreement.known_types[digest].agreed is not None for digest in ran)
+    assert runtime.controller.step.purpose is not Purpose.OBSERVE
 
 
 @pytest.mark.parametrize(
