@@ -15,12 +15,13 @@ from ds_adacc.runtime.given_inputs import GivenInputs
 class CurrentPass:
     """A forward and its backward. When both are over, the next `CurrentPass` of the step replaces it.
 
-    `called`: the blocks that it has called, by block type. `given`: the inputs that its calls hold. `probed`: the block
+    `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its calls hold. `probed`: the block
     types whose codecs a call of it measures. `trials`: those that a call of it measures. `has_backward`: whether the
     backward of a call without an observer has begun.
     """
 
     def __init__(self) -> None:
+        self.has_begun = False
         self.called: dict[str, set[Block]] = {}
         self.given = GivenInputs()
         self.probed: set[str] = set()
@@ -31,6 +32,7 @@ class CurrentPass:
 
     def note_call(self, digest: str, block: Block) -> None:
         """Note a call of a block of this type."""
+        self.has_begun = True
         called = self.called.setdefault(digest, set())
         if not is_in_backward():  # of the calls of a backward, few are alive at once
             called.add(block)

@@ -76,7 +76,7 @@ class Step:
     def is_pass_over(self) -> bool:
         """Whether the pass has called blocks, and autograd holds nothing of their calls any more."""
         is_alive = self.current_pass.is_held or (self.observer is not None and self.observer.is_any_alive)
-        return bool(self.current_pass.called) and not is_alive
+        return self.current_pass.has_begun and not is_alive
 
     @property
     def has_backward(self) -> bool:

@@ -9,6 +9,8 @@ import zoo
 from any_size import Training
 
 from ds_adacc.execute.block import Block
+from ds_adacc.runtime.step import Step
+from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.waiting import Waiting
 
 
@@ -111,6 +113,14 @@ def test_a_budget_does_not_grow_by_evaluations_at_lengths_that_retain_everything
             forward(training, time).item()
         train(training, 40)
     assert training.agreement.budget.limit == before
+
+
+def test_a_pass_whose_only_call_was_taken_back_is_over_too():
+    step, block = Step(Purpose.RUN), Block("function")
+    assert not step.is_pass_over
+    step.note_call("a block type", block, has_policy=True)
+    step.current_pass.take_back("a block type", block)
+    assert not step.current_pass.called and step.is_pass_over
 
 
 def test_two_forwards_before_one_backward_are_alive_together():
