@@ -27,7 +27,7 @@ class Policy:
         graph = profile.graph
         for event in graph.events:
             self._check_at_hand(graph, f"event {event.name!r}", event.values)
-        for index in reversed(graph.replayed(self.stores)):  # what reads a value comes before what makes it
+        for index in reversed(graph.replayed(self.stores)):  # backwards: readers are visited before makers
             op = graph.ops[index]
             self._check_at_hand(graph, f"replayed op {op.name!r}", op.inputs)
 

@@ -87,7 +87,7 @@ class Segments:
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the exit of its segment."""
         readers, exits = self._readers(), dict[int, int]()
-        for op in reversed(self.ops):  # what reads a value comes after what makes it
+        for op in reversed(self.ops):  # backwards: readers are visited before makers
             used = [value for value in op.outputs if value in readers or value in self._saved]
             if any(value in self._storable or value in self._saved for value in used):
                 continue

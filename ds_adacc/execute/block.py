@@ -24,7 +24,7 @@ from ds_adacc.python_state.reading import Reading
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
-_MOST_OTHER_GRAPHS = 3  # that a block's calls may run; torch.compile makes a second one for the second length
+_MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a second length brings one
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 

@@ -19,8 +19,9 @@ class Updates:
 
 @dataclass(frozen=True, slots=True)
 class BoundSegment:
-    """A segment as one block replays it: its last operator, the values and the indices of the parameters it reads.
+    """A segment as one block replays it.
 
+    `op`: its last operator. `reads`: the values that it reads, and `read_parameters` the indices of the parameters.
     `parameters` are those of the block, and `updates` counts their changes. `uses`: how often each output is used.
     `before`: the operators that are replayed for this one alone, in forward order, each with the outputs that nothing
     after it reads. What they read counts as read by this one.

@@ -15,9 +15,9 @@ from ds_adacc.runtime.given_inputs import GivenInputs
 class CurrentPass:
     """A forward and its backward. When both are over, the next `CurrentPass` of the step replaces it.
 
-    `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its calls hold. `probed`: the block
-    types whose codecs a call of it measures. `trials`: those that a call of it measures. `has_backward`: whether the
-    backward of a call without an observer has begun.
+    `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its
+    calls hold. `probed`: the block types whose codecs a call of it measures. `trials`: the trials of policies that its
+    calls have begun. `has_backward`: whether the backward of a call has begun that no observer watches.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class CurrentPass:
             called.add(block)
 
     def take_back(self, digest: str, block: Block) -> None:
-        """The block has run another program than this one, for which its call was taken.
+        """The call was counted under this block type, but the block has run another program.
 
-        The other one is recorded at the next call. Were this one to stay, both would count as alive together.
+        That one is recorded at the next call. Were this one to stay, both would count as alive together.
         """
         blocks = self.called.get(digest, set())
         blocks.discard(block)
