@@ -1,5 +1,7 @@
 """The frontier of one block, against every policy of small ones."""
 
+import itertools
+import math
 import sys
 
 import pytest
@@ -27,11 +29,29 @@ frontier_module = sys.modules["ds_adacc.planner.frontier"]  # its function hides
 TINY = st.integers(0, 5)  # so that a 64th of the range is less than a byte
 
 
+def corners(undominated):
+    """The points that lie below every line through two others, one on each side."""
+    return {
+        (held, seconds)
+        for held, seconds in undominated
+        if not any(
+            (held - below) * (at_above - at_below) <= (seconds - at_below) * (above - below)
+            for below, at_below in undominated
+            for above, at_above in undominated
+            if below < held < above
+        )
+    }
+
+
 def check(profile, max_gradient_error=None):
     found = frontier(profile, max_seconds=60, max_gradient_error=max_gradient_error)
     pairs = [(point.simulation.held, microseconds(point.simulation.seconds)) for point in found]
     every = {(p.simulation.held, microseconds(p.simulation.seconds)) for p in points(profile, max_gradient_error)}
-    assert undominated(every) <= set(pairs) <= every
+    best = undominated(every)
+    assert corners(best) <= set(pairs) <= every
+    wide = math.ceil((pairs[0][0] - pairs[-1][0]) / 16)
+    for (above, _), (below, _) in itertools.pairwise(pairs):
+        assert not [held for held, _ in best if below < held <= above - wide]
     # from the fastest to the leanest, no point beaten in both
     assert [held for held, _ in pairs] == sorted({held for held, _ in pairs}, reverse=True)
     assert [seconds for _, seconds in pairs] == sorted(seconds for _, seconds in pairs)
@@ -86,15 +106,29 @@ def independent(count):
 @pytest.mark.parametrize(
     ("values", "held"),
     [
-        (6, list(range(63, -1, -1))),
-        (7, [*range(127, 0, -2), 0]),  # in steps of a 64th of the range, to the least in any case
-        (10, [*range(1023, 0, -16), 0]),
+        (4, list(range(15, -1, -1))),
+        (6, [*range(63, 0, -4), 0]),  # in steps of a 16th of the range, to the least in any case
+        (10, [*range(1023, 0, -64), 0]),
     ],
 )
-def test_more_than_64_points_are_thinned(values, held):
+def test_on_a_line_there_are_points_a_16th_apart(values, held):
     found = frontier(independent(values), max_seconds=60)
     assert [point.simulation.held for point in found] == held
     assert [microseconds(point.simulation.seconds) for point in found] == [2**values - 1 - left for left in held]
+
+
+def test_corners_less_than_a_64th_apart_are_not_all_looked_for():
+    """Of 300 values, each to be left out for a little more time than the one before, every number would be a corner."""
+    values = tuple(Value(f"v{i}", "", 1, None, True) for i in range(300))
+    gone = tuple((CodecCost("gone", 0, (i + 1) * MICROSECOND, 0.0, 0.0, 0),) for i in range(300))
+    profile = Profile(BlockGraph(values, (), (Event("all", tuple(range(300)), 0),)), (), gone)
+    found = frontier(profile, max_seconds=60)
+    held = [point.simulation.held for point in found]
+    assert (held[0], held[-1]) == (300, 0)
+    assert 64 <= len(held) <= 128
+    assert max(above - below for above, below in itertools.pairwise(held)) <= 300 // 64 + 1
+    added = [microseconds(point.simulation.seconds) for point in found]
+    assert added == [(300 - left) * (301 - left) // 2 for left in held]
 
 
 def test_sizes_that_are_not_whole_granules():
