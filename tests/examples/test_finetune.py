@@ -3,6 +3,7 @@
 import processes
 import pytest
 import torch
+from launch import on_ranks
 
 finetune = pytest.importorskip("finetune", reason="needs transformers and peft")
 
@@ -22,12 +23,9 @@ def test_texts_have_different_lengths_up_to_the_most():
 
 @pytest.mark.ranks
 def test_three_steps(tmp_path):
-    log = tmp_path / "finetune.log"
-    with processes.free_port() as port:
-        command = [f"{processes.BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/finetune.py"]
-        command += ["--deepspeed", "ds_configs/trainer.json", "--output_dir", str(tmp_path), "--use_cpu"]
-        command += ["--length", "32", "--per_device_train_batch_size", "2", "--max_steps", "3", "--save_strategy", "no"]
-        processes.run([*command, "--report_to", "none", "--logging_steps", "1"], {}, log)
-    said = log.read_text()
+    script = processes.ROOT / "examples" / "finetune.py"
+    options = ["--deepspeed", processes.ROOT / "ds_configs" / "trainer.json", "--output_dir", tmp_path, "--use_cpu"]
+    options += ["--length", "32", "--per_device_train_batch_size", "2", "--max_steps", "3", "--save_strategy", "no"]
+    (said,) = on_ranks(script, *options, "--report_to", "none", "--logging_steps", "1", ranks=1)
     assert "4 blocks found" in said and "LlamaDecoderLayer" in said
     assert said.count("'loss'") == 3

@@ -8,6 +8,7 @@ import processes
 import pytest
 import torch
 import train
+from launch import on_ranks
 
 
 @pytest.fixture
@@ -71,26 +72,33 @@ def test_a_bias_of_the_keys_leaves_the_function_as_it_is():
     torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), loss, rtol=1e-12, atol=0)
 
 
-def losses(name, out, *options):
-    """What a run of a ready config tells, line by line."""
-    metrics = out / f"{name}.jsonl"
-    with processes.free_port() as port:
-        command = [f"{processes.BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/train.py"]
-        command += ["--deepspeed", "--deepspeed_config", str(processes.ROOT / "ds_configs" / f"{name}.json")]
-        processes.run([*command, "--metrics", str(metrics), *options], {}, metrics.with_suffix(".log"))
+def arguments(name, metrics, *options):
+    """The arguments of a run of a ready config."""
+    config = processes.ROOT / "ds_configs" / f"{name}.json"
+    return ["--deepspeed", "--deepspeed_config", str(config), "--metrics", str(metrics), *options]
+
+
+def told(metrics):
     return [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
 @pytest.mark.ranks
 def test_three_steps_without_and_with_full_checkpointing(tmp_path):
     options = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--eval-every", "2"]
-    plain, checkpointed = (losses(name, tmp_path, *options) for name in ("none", "full_checkpointing"))
+    files = [tmp_path / "none.jsonl", tmp_path / "full_checkpointing.jsonl"]
+    for file in files:
+        on_ranks(processes.ROOT / "examples" / "train.py", *arguments(file.stem, file, *options), ranks=1)
+    plain, checkpointed = map(told, files)
     assert [line.get("step") for line in plain] == [1, 2, 2, 3, None]
     assert plain == checkpointed
     assert plain[-1]["validation_loss"] < 5.7
 
 
 @pytest.mark.ranks
-def test_three_steps_of_compiled_blocks(tmp_path):
+def test_three_steps_of_compiled_blocks_under_the_launcher(tmp_path):
     options = ["--layers", "6", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
-    assert losses("adacc", tmp_path, *options)[-1]["validation_loss"] < 5.7
+    metrics = tmp_path / "metrics.jsonl"
+    with processes.free_port() as port:
+        command = [f"{processes.BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/train.py"]
+        processes.run([*command, *arguments("adacc", metrics, *options)], {}, tmp_path / "log")
+    assert told(metrics)[-1]["validation_loss"] < 5.7

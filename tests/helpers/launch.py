@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import time
@@ -14,18 +14,21 @@ from pathlib import Path
 
 import pytest
 from forks import ALONE, become, fork, quicken_solver, start
+from processes import free_port
 
 HERE = Path(__file__).parent
 
 
 def on_ranks(script, *arguments, ranks=2, seconds=240):
-    """Run `script` (beside this file) once a rank; raises AssertionError with the output of one that fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    """Run `script`, a path or a name beside this file, once a rank; what each has printed.
+
+    Raises AssertionError with the output of one that fails.
+    """
     children = []
     with ExitStack() as files:  # a pipe would fill up while another rank is awaited
+        port = files.enter_context(free_port())
+        shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         logs = [files.enter_context(tempfile.NamedTemporaryFile("w+")) for _ in range(ranks)]
         for rank, log in enumerate(logs):
             environment = {**os.environ, **shared, **ALONE, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -39,6 +42,7 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
 def be_rank(script, arguments, environment, log):
     """Be what `python script arguments` would be, with its output in the file `log`."""
     become(log, log, environment)
+    gc.freeze()  # DeepSpeed collects now and then, and what all ranks have imported is no part of that
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(HERE))
     quicken_solver(pytest.MonkeyPatch(), fork)  # for as long as the process runs
