@@ -1,7 +1,8 @@
-"""The frontier of one block: policies that no other beats in both the bytes held and the time added.
+"""The frontier of one block: the policies that no other beats in both the bytes held and the time added.
 
-Blocks of one type mix their policies. So the policies that matter are the corners of the frontier, between which a mix
-of many blocks lies on a line. Few blocks cannot mix so finely, so wide stretches between corners get points as well.
+Many blocks of one type mix their policies. A mix comes close to any point of the line between two, so the corners of
+the frontier are most of what matters, and they are quick to find. Few blocks cannot mix so finely: for them the
+frontier is searched point by point.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mip
 
@@ -25,9 +27,12 @@ from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 from ds_adacc.planner.solution import NoSolutionInTime, check_request, quantization_error
 
-_WIDE = 16  # stretches of more than this part of the range get points between corners
-_NARROW = 64  # stretches of less than this part of the range are not searched for corners
-_QUANTUM = 0.5  # of time, on the way to the next: what is below a line by less is on it
+_FEW = 4  # blocks; more of them mix
+# Parts of the range. No stretch wider than the last of them is left without a search. The first ones are coarser, so
+# that a frontier that is cut short still spans the whole range.
+_FOR_FEW, _FOR_MANY = (8, 64), (16,)
+_NARROWEST = 64  # part of the range, within which no corner is looked for
+_ON_THE_LINE = 0.5  # quanta of time below a line that still count as on it
 
 
 @dataclass(frozen=True)
@@ -50,27 +55,33 @@ class Point:
         return cls(policy, simulation, quantization_error(profile, policy), gradient_error(profile, policy))
 
 
-def frontier(profile: Profile, *, max_seconds: float, max_gradient_error: float | None = None) -> tuple[Point, ...]:
-    """Points of the exact frontier, from the fastest one to the one that holds the least.
+def frontier(
+    profile: Profile, *, max_seconds: float, blocks: int = 1, max_gradient_error: float | None = None
+) -> tuple[Point, ...]:
+    """Points of the exact frontier that so many blocks need, from the fastest to the one that holds the least.
 
-    They are the corners, but for those less than a 64th of the whole range from others, and between corners more than
-    a 16th apart further points, a 16th apart at least. What backward needs beyond the bytes held is not bounded.
-    When `max_seconds` run out, the points found by then are returned, which are spread over the range. Raises
-    NoSolutionInTime if there are none, ValueError for a bad argument.
+    Up to four blocks get each point, if the next holds a byte less (a granule, see `milp`); where that could give more
+    than about 64 points, if it holds less by a 64th of the whole range. More blocks get the corners, and beside them
+    points that hold less by a 16th. What backward needs beyond the bytes held is not bounded. When `max_seconds` run
+    out, the points found by then are returned, which are spread over the range. Raises NoSolutionInTime if there are
+    none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
     points: list[Point] = []
     with contextlib.suppress(NoSolutionInTime):  # part of a frontier is of use
-        for policy in _Search(profile, max_gradient_error).policies(deadline):
+        for policy in _Search(profile, max_gradient_error).policies(blocks, deadline):
             points.append(Point.of(profile, policy))
     if not points:
         raise NoSolutionInTime(f"the solver found no point of the frontier in {max_seconds:.3g} seconds")
     return tuple(sorted(points, key=lambda point: point.simulation.held, reverse=True))
 
 
-# what a policy holds, in granules, and the value of the objective: the quanta of time added, and what decides ties
-_Place = tuple[int, float]
+class _Corner(NamedTuple):
+    """What a policy holds, in granules, and the value of the objective: quanta of time, and what decides ties."""
+
+    held: int
+    value: float
 
 
 class _Search:
@@ -84,52 +95,69 @@ class _Search:
         self._model += self._held == held
         self._objective = self._program.quanta() + ties(self._program.error(), held)
 
-    def policies(self, deadline: float) -> Iterator[Policy]:
-        """The policies of the points, each once: the fastest, the leanest, the corners, and those on wide stretches.
+    def policies(self, blocks: int, deadline: float) -> Iterator[Policy]:
+        """The policies of the points, each once: the fastest, the leanest, and then all others.
 
         Raises NoSolutionInTime after the deadline, a reading of `time.perf_counter()`.
         """
         least = self._minimise(self._held, deadline)
         most = self._minimise(self._objective, deadline)
-        fastest = (most, self._objective.x)
+        fastest = _Corner(most, self._objective.x)
         yield self._program.policy()
         if most == least:
             return
         self._within(least, deadline)
-        leanest = (least, self._objective.x)
+        leanest = _Corner(least, self._objective.x)
         yield self._program.policy()
-        corners = [fastest, leanest]
-        for corner in self._corners(fastest, leanest, deadline):
-            yield self._program.policy()
-            corners.append(corner)
-        step = math.ceil((most - least) / _WIDE)
-        for above, below in itertools.pairwise(sorted((held for held, _ in corners), reverse=True)):
-            limit = above - step
-            # If the best within the limit is the next corner, nothing is left above that.
-            while limit > below and (held := self._within(limit, deadline)) > below:
+        known = [most, least]
+        if blocks > _FEW:
+            for held in self._corners(fastest, leanest, deadline):
                 yield self._program.policy()
-                limit = held - step
+                known.append(held)
+        steps = [math.ceil((most - least) / parts) for parts in (_FOR_MANY if blocks > _FEW else _FOR_FEW)]
+        yield from self._between(sorted(known, reverse=True), steps, deadline)
 
-    def _corners(self, fastest: _Place, leanest: _Place, deadline: float) -> Iterator[_Place]:
-        """The corners between two; the policy of each is in the model when it comes.
+    def _corners(self, fastest: _Corner, leanest: _Corner, deadline: float) -> Iterator[int]:
+        """What the corners between two hold; the policy of each is in the model when it comes.
 
         Between two corners, whatever lies furthest below the line through them is a corner too (Aneja and Nair,
-        "Bicriteria transportation problem", 1979). If nothing lies below it, there is none. These searches have no
-        limit on the bytes, which makes them several times as quick as those that have one.
+        "Bicriteria transportation problem", 1979). If nothing lies below it, the stretch has no other corner. These
+        searches have no limit on the bytes, which makes them several times as quick as those that have one.
         """
         self._held.ub = mip.INF
-        narrow = max(1, (fastest[0] - leanest[0]) // _NARROW)
+        narrow = max((fastest.held - leanest.held) // _NARROWEST, 1)
         stretches = collections.deque([(fastest, leanest)])
         while stretches:
             above, below = stretches.popleft()
-            if above[0] - below[0] <= narrow:
+            if above.held - below.held <= narrow:
                 continue
-            price = (below[1] - above[1]) / (above[0] - below[0])  # of a granule, on the line through both
-            held = self._minimise(self._objective + price * self._held, deadline)
-            corner = (held, self._objective.x)
-            if below[0] < held < above[0] and corner[1] < above[1] + price * (above[0] - held) - _QUANTUM:
-                yield corner
-                stretches += [(above, corner), (corner, below)]
+            price = (below.value - above.value) / (above.held - below.held)  # of a granule, along the line
+            found = _Corner(self._minimise(self._objective + price * self._held, deadline), self._objective.x)
+            if below.held < found.held < above.held:
+                yield found.held
+                if found.value < above.value + price * (above.held - found.held) - _ON_THE_LINE:
+                    stretches += [(above, found), (found, below)]
+
+    def _between(self, known: Sequence[int], steps: Sequence[int], deadline: float) -> Iterator[Policy]:
+        """Policies between those that hold `known` granules, each with fewer by a step than the one before.
+
+        One step after the other is tried, from the coarsest.
+        """
+        # A gap lies between what a known policy holds and a limit below it, down to which the best policy is known.
+        gaps = list(itertools.pairwise(known))
+        for step in steps:
+            left = []
+            for above, best in gaps:
+                while (limit := above - step) > best:
+                    held = self._within(limit, deadline)
+                    left.append((above, limit))
+                    if held <= best:  # the best within this limit is the one known: nothing is left below it
+                        break
+                    yield self._program.policy()
+                    above = held
+                else:
+                    left.append((above, best))
+            gaps = left
 
     def _within(self, limit: int, deadline: float) -> int:
         """The best policy that holds at most so many granules; returns what it holds."""

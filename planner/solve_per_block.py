@@ -38,7 +38,7 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
 
     With at most 60 values it is never slower than `solve_uniform`, whose policies are then among the choices. When
     `max_seconds` run out, the best policies found by then are returned, those of `without_solver` if the search found
-    none. Raises InfeasibleBudget if no policies fit, which is never concluded from a search that was cut short;
+    none. Raises InfeasibleBudget if none on offer fit, which is never concluded from a search that was cut short;
     NoSolutionInTime if none were found, and whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
@@ -167,7 +167,8 @@ class _Search:
         for block_type in block_types:
             began, bound = time.perf_counter(), self._problem.max_gradient_error
             seconds = max(deadline - began, 1e-9) / (len(block_types) - len(found))
-            found.append(frontier(block_type.profile, max_seconds=seconds, max_gradient_error=bound))
+            blocks, profile = block_type.blocks, block_type.profile
+            found.append(frontier(profile, max_seconds=seconds, blocks=blocks, max_gradient_error=bound))
             self._are_whole &= time.perf_counter() - began < seconds
         return found
 

@@ -30,7 +30,7 @@ TINY = st.integers(0, 5)  # so that a 64th of the range is less than a byte
 
 
 def corners(undominated):
-    """The points that lie below every line through two others, one on each side."""
+    """The points below every line between two others, one on each side."""
     return {
         (held, seconds)
         for held, seconds in undominated
@@ -43,15 +43,15 @@ def corners(undominated):
     }
 
 
-def check(profile, max_gradient_error=None):
-    found = frontier(profile, max_seconds=60, max_gradient_error=max_gradient_error)
+def check(profile, max_gradient_error=None, blocks=1):
+    found = frontier(profile, max_seconds=60, blocks=blocks, max_gradient_error=max_gradient_error)
     pairs = [(point.simulation.held, microseconds(point.simulation.seconds)) for point in found]
     every = {(p.simulation.held, microseconds(p.simulation.seconds)) for p in points(profile, max_gradient_error)}
     best = undominated(every)
-    assert corners(best) <= set(pairs) <= every
-    wide = math.ceil((pairs[0][0] - pairs[-1][0]) / 16)
+    assert (best if blocks <= 4 else corners(best)) <= set(pairs) <= every
+    step = math.ceil((pairs[0][0] - pairs[-1][0]) / 16)
     for (above, _), (below, _) in itertools.pairwise(pairs):
-        assert not [held for held, _ in best if below < held <= above - wide]
+        assert not [held for held, _ in best if below < held <= above - step]
     # from the fastest to the leanest, no point beaten in both
     assert [held for held, _ in pairs] == sorted({held for held, _ in pairs}, reverse=True)
     assert [seconds for _, seconds in pairs] == sorted(seconds for _, seconds in pairs)
@@ -65,6 +65,12 @@ def check(profile, max_gradient_error=None):
 @given(profile=profiles(TINY))
 def test_frontier_equals_brute_force(profile):
     check(profile)
+
+
+@examples(50)
+@given(profile=profiles(TINY))
+def test_corners_for_many_blocks_are_those_of_brute_force(profile):
+    check(profile, blocks=5)
 
 
 @examples(50)
@@ -106,23 +112,37 @@ def independent(count):
 @pytest.mark.parametrize(
     ("values", "held"),
     [
-        (4, list(range(15, -1, -1))),
-        (6, [*range(63, 0, -4), 0]),  # in steps of a 16th of the range, to the least in any case
-        (10, [*range(1023, 0, -64), 0]),
+        (6, list(range(63, -1, -1))),
+        (7, [*range(127, 0, -2), 0]),  # in steps of a 64th of the range, to the least in any case
+        (10, [*range(1023, 0, -16), 0]),
     ],
 )
-def test_on_a_line_there_are_points_a_16th_apart(values, held):
+def test_more_than_64_points_are_thinned(values, held):
     found = frontier(independent(values), max_seconds=60)
     assert [point.simulation.held for point in found] == held
     assert [microseconds(point.simulation.seconds) for point in found] == [2**values - 1 - left for left in held]
 
 
-def test_corners_less_than_a_64th_apart_are_not_all_looked_for():
-    """Of 300 values, each to be left out for a little more time than the one before, every number would be a corner."""
+@pytest.mark.parametrize(
+    ("values", "held"),
+    [
+        (4, list(range(15, -1, -1))),
+        (6, [*range(63, 0, -4), 0]),
+        (10, [*range(1023, 0, -64), 0]),
+    ],
+)
+def test_for_many_blocks_points_on_a_line_are_a_16th_apart(values, held):
+    found = frontier(independent(values), max_seconds=60, blocks=5)
+    assert [point.simulation.held for point in found] == held
+    assert [microseconds(point.simulation.seconds) for point in found] == [2**values - 1 - left for left in held]
+
+
+def test_no_corners_are_looked_for_within_a_64th():
+    """Each of 300 values costs a little more time than the one before, so every number of bytes is a corner."""
     values = tuple(Value(f"v{i}", "", 1, None, True) for i in range(300))
     gone = tuple((CodecCost("gone", 0, (i + 1) * MICROSECOND, 0.0, 0.0, 0),) for i in range(300))
     profile = Profile(BlockGraph(values, (), (Event("all", tuple(range(300)), 0),)), (), gone)
-    found = frontier(profile, max_seconds=60)
+    found = frontier(profile, max_seconds=60, blocks=5)
     held = [point.simulation.held for point in found]
     assert (held[0], held[-1]) == (300, 0)
     assert 64 <= len(held) <= 128
@@ -151,8 +171,9 @@ def test_out_of_time(gpt):
         frontier(gpt.profile, max_seconds=1e-9)
 
 
-def test_the_points_found_in_time_come_back(gpt, monkeypatch):
-    every = frontier(gpt.profile, max_seconds=60)
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_the_points_found_in_time_come_back(gpt, monkeypatch, blocks):
+    every = frontier(gpt.profile, max_seconds=60, blocks=blocks)
     searches = iter([optimise] * 4)
 
     def impatient(model, watched, max_seconds):
@@ -164,7 +185,7 @@ def test_the_points_found_in_time_come_back(gpt, monkeypatch):
 
     monkeypatch.setattr(frontier_module, "optimise", impatient)
     # the first search is for the least that can be held; then come the fastest, the leanest, and one between them
-    fastest, between, leanest = frontier(gpt.profile, max_seconds=60)
+    fastest, between, leanest = frontier(gpt.profile, max_seconds=60, blocks=blocks)
     assert (fastest, leanest) == (every[0], every[-1])
     assert between in every[1:-1]
 
