@@ -82,6 +82,12 @@ class SymbolicTypes:
         while len({id(each) for each in self._types.values()}) > _MOST:
             self._types.popitem(last=False)
 
+    def note(self, digest: str, sizes: Sizes) -> None:
+        """Note that this known block type was recorded at these sizes. Its numbers may have no part in the program."""
+        known = self._types.get(digest)
+        if known is not None:
+            known.program.note(sizes)
+
     def confirm(self, digest: str, constants: tuple[float, ...]) -> None:
         """Note that a block of this type was found to have these constants at two sizes."""
         known = self._types.get(digest)

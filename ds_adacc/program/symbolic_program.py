@@ -41,7 +41,7 @@ class SymbolicProgram:
 
     A number among the block's arguments may vary only if nothing but the length bounds of fused attention follow it,
     and only between the least and the greatest that were recorded: any other may also choose a branch, of which the
-    saved tensors do not tell.
+    saved tensors do not tell. Numbers with which the program was recorded at two sizes are known, as the first are.
     """
 
     def __init__(self, example: Example) -> None:
@@ -51,6 +51,8 @@ class SymbolicProgram:
         self._numbers = [_numbers(opened)]
         self._skeleton = _skeleton(opened)
         self._ranges = [(number, number) for number in example.sizes.numbers]
+        self._lengths_with: dict[tuple[int, ...], set[Hashable]] = {}
+        self.note(example.sizes)
         self._bounds: list[LengthBound] = []
         take((LengthBound,), self._skeleton, self._bounds)
 
@@ -75,6 +77,7 @@ class SymbolicProgram:
         if _skeleton(opened) != self._skeleton:
             return False
         numbers = _numbers(opened)
+        self.note(example.sizes)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
         self._ranges = [
@@ -85,6 +88,10 @@ class SymbolicProgram:
         if not self.is_confirmed:
             self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
         return True
+
+    def note(self, sizes: Sizes) -> None:
+        """Note that the program was recorded at these sizes."""
+        self._lengths_with.setdefault(sizes.numbers, set()).add(sizes.lengths)
 
     def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
@@ -113,7 +120,9 @@ class SymbolicProgram:
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
     def _may_have(self, numbers: Sequence[int]) -> bool:
-        """Whether each number is one recorded before, or bounds lengths and lies between two recorded ones."""
+        """Whether the program has run with such numbers: with just these, or between those that bound lengths."""
+        if len(self._lengths_with.get(tuple(numbers), ())) > 1:
+            return True
         columns = list(zip(*(known.numbers for known in self._sizes), strict=True))
         others = set(zip(*self._numbers, strict=True))
 

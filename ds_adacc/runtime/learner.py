@@ -155,6 +155,7 @@ class Learner:
             reason = self._controller.trials.admit(known, recording, captured)
             if reason is not None:
                 self._warnings.unmeasurable(known.recording.name, reason)
+        symbolic_types.note(digest, sizes)
         if is_like:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.known_types[digest]

@@ -191,3 +191,13 @@ def test_a_number_that_is_computed_with_is_recorded_anew():
 
     recordings = train(8, make=Scaled)
     assert all(before < after for before, after in pairwise(recordings))
+
+
+def test_numbers_that_were_recorded_at_two_lengths_are_known():
+    """A recurrent model tells its blocks in which cycle they run, and calls them in every one."""
+
+    def arguments(step):
+        return (step % 2,)
+
+    recordings = train(24, arguments, lengths=lambda step, lot: [lot.randrange(3, 20)] * 2 + [20])
+    assert recordings[-1] == recordings[9], "both numbers were recorded at two lengths"
