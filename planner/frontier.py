@@ -27,11 +27,11 @@ from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import Simulation, simulate
 from ds_adacc.planner.solution import NoSolutionInTime, check_request, quantization_error
 
-_FEW = 4  # blocks; more of them mix
+_FEW = 4  # blocks; more of them mix policies
 # Parts of the range. No stretch wider than the last of them is left without a search. The first ones are coarser, so
 # that a frontier that is cut short still spans the whole range.
 _FOR_FEW, _FOR_MANY = (8, 64), (16,)
-_NARROWEST = 64  # part of the range, within which no corner is looked for
+_NARROWEST = 64  # part of the range: between corners that are closer, no other is looked for
 _ON_THE_LINE = 0.5  # quanta of time below a line that still count as on it
 
 
@@ -60,11 +60,11 @@ def frontier(
 ) -> tuple[Point, ...]:
     """Points of the exact frontier that so many blocks need, from the fastest to the one that holds the least.
 
-    Up to four blocks get each point, if the next holds a byte less (a granule, see `milp`); where that could give more
-    than about 64 points, if it holds less by a 64th of the whole range. More blocks get the corners, and beside them
-    points that hold less by a 16th. What backward needs beyond the bytes held is not bounded. When `max_seconds` run
-    out, the points found by then are returned, which are spread over the range. Raises NoSolutionInTime if there are
-    none, ValueError for a bad argument.
+    For up to four blocks, each point is the optimum of a mixed-integer program that may hold one byte less than the
+    point before (one granule, see `milp`). If that could give more than about 64 points, it must hold less by a 64th of
+    the whole range. For more blocks, the points are the corners, and between them others a 16th apart. What backward
+    needs beyond the bytes held is not bounded. When `max_seconds` run out, the points found by then are returned, which
+    are spread over the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
@@ -109,12 +109,12 @@ class _Search:
         self._within(least, deadline)
         leanest = _Corner(least, self._objective.x)
         yield self._program.policy()
-        known = [most, least]
-        if blocks > _FEW:
+        known, mixes = [most, least], blocks > _FEW
+        if mixes:
             for held in self._corners(fastest, leanest, deadline):
                 yield self._program.policy()
                 known.append(held)
-        steps = [math.ceil((most - least) / parts) for parts in (_FOR_MANY if blocks > _FEW else _FOR_FEW)]
+        steps = [math.ceil((most - least) / parts) for parts in (_FOR_MANY if mixes else _FOR_FEW)]
         yield from self._between(sorted(known, reverse=True), steps, deadline)
 
     def _corners(self, fastest: _Corner, leanest: _Corner, deadline: float) -> Iterator[int]:

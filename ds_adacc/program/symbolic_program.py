@@ -41,7 +41,7 @@ class SymbolicProgram:
 
     A number among the block's arguments may vary only if nothing but the length bounds of fused attention follow it,
     and only between the least and the greatest that were recorded: any other may also choose a branch, of which the
-    saved tensors do not tell. Numbers with which the program was recorded at two sizes are known, as the first are.
+    saved tensors do not tell. Numbers with which the program was recorded at two sizes may come at any size.
     """
 
     def __init__(self, example: Example) -> None:

@@ -27,7 +27,7 @@ def lossless(tmp_path):
 
 
 def measure(tmp_path, what, *arguments):
-    """What it finds in a process whose memory is what it uses."""
+    """What it finds in a process that gives freed memory back at once, so that its memory can be measured."""
     arguments = [what, str(tmp_path / "result.json"), *map(str, arguments), *OPTIONS]
     return processes.alone("examples/measure.py", arguments, processes.EXACT_MALLOC, tmp_path / "result.json")
 
