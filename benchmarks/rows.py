@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import re
 import sys
 import time
 import traceback
@@ -35,14 +36,16 @@ class Rows:
     """Measures rows within `seconds`, and writes them to `file`.
 
     `resumes`: go on where another process ended. The rows in the file are not measured again; the one that was being
-    measured when that process died gets an error. `measured`: the rows that hold what was measured, by name. `known`:
-    the names of these and of those that failed.
+    measured when that process died gets an error. `pattern`: a regular expression; rows whose whole names it does not
+    match are left out. `measured`: the rows that hold what was measured, by name. `known`: the names of these and of
+    those that failed.
     """
 
-    def __init__(self, file: Path, seconds: float, resumes: bool = False) -> None:
+    def __init__(self, file: Path, seconds: float, resumes: bool = False, pattern: str = ".*") -> None:
         self.measured: dict[str, Row] = {}
         self.has_failed = False
         self._file, self._ends = file, time.monotonic() + seconds
+        self._pattern = re.compile(pattern)
         self._running = file.with_suffix(".running")  # the name of the row that is being measured
         self.known: set[str] = set()
         self._longest: dict[str, float] = {}
@@ -59,10 +62,13 @@ class Rows:
     def seconds_left(self) -> float:
         return self._ends - time.monotonic()
 
+    def wants(self, name: str) -> bool:
+        return self._pattern.fullmatch(name) is not None
+
     def measure(
         self, name: str, measure: Callable[[], Row], kind: str = "", least: float = 0.0, spare: float = 0.0
     ) -> Row | None:
-        """What `measure` returns, once it is written; None if there is nothing.
+        """What `measure` returns, once it is written; None if there is nothing, or the row is not wanted.
 
         The row is skipped if it needs more time than is left: the `least` seconds given, or those of the longest row of
         its `kind` so far; and at the end there must be `spare` seconds for others. Raises DeviceLost after an error
@@ -70,6 +76,8 @@ class Rows:
         """
         if name in self.known:
             return self.measured.get(name)
+        if not self.wants(name):
+            return None
         needed, left = max(least, self._longest.get(kind, 0.0)), self.seconds_left - spare
         if left < needed or left <= 0:
             return self._end(

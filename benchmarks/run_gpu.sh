@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in stages. Each stage writes its rows as they come, and ends by itself within its time.
 #
-#     benchmarks/run_gpu.sh [--seconds N] [--rehearse] FOLDER [STAGE ...]
+#     benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--rehearse] FOLDER [STAGE ...]
 #
 # Without a STAGE all of them run. FOLDER gets STAGE.jsonl, a line of JSON for each row, and run.log.
 #
 # --seconds   for all stages together; the last ones get what is left of it
+# --rows      only rows whose whole names match this regular expression: 'LLaMA (none|full|compiled.*)'
 # --rehearse  small sizes, on the CPU: to see that all of it works
 # WHEELS      a folder of wheels to install first, where there is no network
 # COMMIT      that of this source tree, where it is no clone, or one with another history
@@ -16,12 +17,13 @@ set -uo pipefail
 
 stages=(probe tests codecs training largest_batch zero3 trace)
 declare -A minutes=([probe]=3 [tests]=5 [codecs]=4 [training]=9 [largest_batch]=5 [zero3]=3 [trace]=2)
-usage="usage: benchmarks/run_gpu.sh [--seconds N] [--rehearse] FOLDER [STAGE ...]; stages: ${stages[*]}"
-seconds=86400 options=()
+usage="usage: benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--rehearse] FOLDER [STAGE ...]; stages: ${stages[*]}"
+seconds=86400 rehearses= options=()
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --seconds) seconds=${2:?$usage}; shift 2 ;;
-        --rehearse) options=(--rehearse); shift ;;
+        --rows) options+=(--rows "${2:?$usage}"); shift 2 ;;
+        --rehearse) rehearses=yes; options+=(--rehearse); shift ;;
         *) echo "$usage" >&2; exit 2 ;;
     esac
 done
@@ -43,7 +45,7 @@ export XDG_CACHE_HOME=$scratch/cache TRITON_CACHE_DIR=$scratch/triton TORCHINDUC
 [[ -w kernels/cpu ]] || export NUMBA_CACHE_DIR=$scratch/numba
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
-if [[ ${#options[@]} -gt 0 ]]; then
+if [[ -n $rehearses ]]; then
     # What is freed leaves the process, so that its resident memory is what it uses.
     export CUDA_VISIBLE_DEVICES= MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536
 fi

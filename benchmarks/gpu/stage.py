@@ -27,12 +27,13 @@ def run(name: str, measure: Measure) -> None:
     parser.add_argument("folder", type=Path, help="for the rows, and whatever else the stage writes")
     parser.add_argument("--until", type=float, required=True, help="when it must have ended, in seconds since 1970")
     parser.add_argument("--resume", action="store_true", help="go on with the rows that are missing in FOLDER")
+    parser.add_argument("--rows", default=".*", metavar="PATTERN", help="only rows whose whole names match it")
     parser.add_argument("--rehearse", action="store_true", help="small sizes, on the CPU")
     args = parser.parse_args()
     if not (args.rehearse or torch.cuda.is_available()):
         parser.error("this machine has no CUDA device; --rehearse runs small sizes on the CPU")
     device = torch.device("cpu") if args.rehearse else torch.device("cuda", 0)
-    rows = Rows(args.folder / f"{name}.jsonl", args.until - time.time(), args.resume)
+    rows = Rows(args.folder / f"{name}.jsonl", args.until - time.time(), args.resume, args.rows)
     gc.freeze()  # peaks are measured after a garbage collection: it need not look at all that has been imported
     with one_rank():
         measure(rows, device, args.folder, args.rehearse)

@@ -28,7 +28,8 @@ class Reporter:
 
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         self.session = session
-        items[:] = [item for item in items if item.nodeid not in self.rows.known]
+        wanted = (item for item in items if self.rows.wants(item.nodeid))
+        items[:] = [item for item in wanted if item.nodeid not in self.rows.known]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.waiting = {item.nodeid for item in session.items}

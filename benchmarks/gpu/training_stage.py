@@ -2,7 +2,7 @@
 
 Each model has one engine. The timed steps of each strategy take turns with steps without checkpointing. What matters
 most comes first, and each model has half of the time. ds_adacc's budgets are fractions of the peak without
-checkpointing, and what the blocks take at the peak of full and of selective checkpointing.
+checkpointing, and what the blocks take at the peak of other strategies. For compiled blocks these are compiled, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trainer import Trainer, release
 from ds_adacc import planner
 
 NONE, FULL, SELECTIVE, EVERYTHING = "none", "full", "selective", "ours 1.0"
+COMPILED = "compiled"
 FRACTIONS = (0.4, 0.6)
 CODECS = {"lossless": "none", "default": "auto"}
 OFFLOAD = {", offload": True, "": False}
@@ -39,8 +40,11 @@ REHEARSED = {
         "ours lossless, in the peak of full",
         "full, inputs offloaded",
         "ours default, 0.4, offload",
+        "compiled",
+        "compiled, full",
+        "compiled, ours 1.0",
         "compiled, 0.5",
-        "compiled, ours default, in the peak of full",
+        "compiled, ours default, in the peak of compiled, full",
     ),
     "LLaMA": (NONE, EVERYTHING),
 }
@@ -49,13 +53,15 @@ Job = tuple[str, Callable[[], Row], float]
 
 
 def measure(rows: Rows, device: torch.device, folder: Path, rehearses: bool) -> None:
-    share = rows.seconds_left / len(MODELS)
-    for number, name in enumerate(MODELS, start=1):
-        comparison = Comparison(name, rows, device, rehearses)
+    comparisons = [Comparison(name, rows, device, rehearses) for name in MODELS]
+    comparisons = [each for each in comparisons if any(rows.wants(f"{each.name} {row}") for row, *_ in each.jobs())]
+    share = rows.seconds_left / max(len(comparisons), 1)
+    for number, comparison in enumerate(comparisons, start=1):
+        name = comparison.name
         for row, job, least in comparison.jobs():
             if rehearses and row not in REHEARSED[name]:
                 continue
-            rows.measure(f"{name} {row}", job, f"{name} {row.split()[0]}", least, share * (len(MODELS) - number))
+            rows.measure(f"{name} {row}", job, f"{name} {row.split()[0]}", least, share * (len(comparisons) - number))
             release(device)
         comparison.close()
 
@@ -78,12 +84,9 @@ class Comparison:
         yield FULL, partial(self.under, Full), 0.0
         yield SELECTIVE, partial(self.under, Selective), 0.0
         yield EVERYTHING, partial(self.ours, memory_budget=1.0, codecs="none", offload=False), 0.0
-        job = partial(self.in_the_peak_of, SELECTIVE, self.of_selective, codecs="none", offload=False)
-        yield f"ours lossless, in the peak of {SELECTIVE}", job, 0.0
-        for (words, offload), (name, codecs) in product(OFFLOAD.items(), CODECS.items()):
-            job = partial(self.in_the_peak_of, FULL, self.of_full, codecs=codecs, offload=offload)
-            yield f"ours {name}, in the peak of {FULL}{words}", job, 0.0
         yield from self.compiled()
+        yield from self.in_peak(SELECTIVE, {"": False}, {"lossless": "none"})
+        yield from self.in_peak(FULL, OFFLOAD, CODECS)
         yield "full, inputs offloaded", partial(self.under, OffloadedInputs), 0.0
         for fraction, (words, offload), (name, codecs) in product(FRACTIONS, OFFLOAD.items(), CODECS.items()):
             job = partial(self.ours, memory_budget=fraction, codecs=codecs, offload=offload)
@@ -92,15 +95,30 @@ class Comparison:
     def compiled(self) -> Iterator[Job]:
         """Rows of blocks that torch.compile has compiled."""
         backend = "aot_eager_decomp_partition" if self.rehearses else "inductor"
-        yield "compiled", partial(self.under, lambda: Compiled(Strategy(), backend)), COMPILE_SECONDS
-        yield "compiled, full", partial(self.under, lambda: Compiled(Full(), backend)), COMPILE_SECONDS
         around = partial(Compiled, backend=backend)
-        for (words, offload), (name, codecs) in product(reversed(OFFLOAD.items()), CODECS.items()):
-            job = partial(self.in_the_peak_of, FULL, self.of_full, around, codecs=codecs, offload=offload)
-            yield f"compiled, ours {name}, in the peak of {FULL}{words}", job, COMPILE_SECONDS
+        yield COMPILED, partial(self.under, lambda: around(Strategy())), COMPILE_SECONDS
+        yield f"{COMPILED}, {FULL}", partial(self.under, lambda: around(Full())), COMPILE_SECONDS
+        job = partial(self.ours, around, memory_budget=1.0, codecs="none", offload=False)
+        yield f"{COMPILED}, {EVERYTHING}", job, COMPILE_SECONDS
+        yield from self.in_peak(f"{COMPILED}, {FULL}", OFFLOAD, CODECS, around)
         for budget in MEMORY_BUDGETS:
-            job = partial(self.under, partial(Compiled, Strategy(), backend, budget))
-            yield f"compiled, {budget}", job, COMPILE_SECONDS
+            name = f"{COMPILED}, {budget}"
+            yield name, partial(self.under, partial(Compiled, Strategy(), backend, budget)), COMPILE_SECONDS
+            yield from self.in_peak(name, OFFLOAD, CODECS, around)
+
+    def in_peak(
+        self,
+        strategy: str,
+        offloads: Mapping[str, bool],
+        codecs: Mapping[str, str],
+        around: Callable[[Strategy], Strategy] | None = None,
+    ) -> Iterator[Job]:
+        """Rows of ds_adacc in the peak of another strategy; `around`: what is to be put around ds_adacc."""
+        prefix, least = ("", 0.0) if around is None else (f"{COMPILED}, ", COMPILE_SECONDS)
+        for (words, offload), (name, chosen) in product(offloads.items(), codecs.items()):
+            section = {"codecs": chosen, "offload": offload}
+            job = partial(self.in_the_peak_of, strategy, around or unchanged, **section)
+            yield f"{prefix}ours {name}, in the peak of {strategy}{words}", job, least
 
     def under(self, make: Callable[[], Strategy]) -> Row:
         """The figures of a strategy, with its shares of the speed and of the memory without checkpointing."""
@@ -116,7 +134,11 @@ class Comparison:
         except BaseException:
             self.close()  # it may be in the middle of a step; the next row makes another
             raise
-        return {**self.rows.shares(row, f"{self.name} {NONE}", "none"), **row}
+        return {
+            **self.rows.shares(row, f"{self.name} {NONE}", NONE),
+            **self.rows.shares(row, f"{self.name} {COMPILED}", COMPILED),
+            **row,
+        }
 
     def started(self) -> Trainer:
         """The trainer; it is made anew after a failure, and the exact gradient with it."""
@@ -133,32 +155,23 @@ class Comparison:
         except planner.InfeasibleBudget as error:
             return {"infeasible": str(error), "budget_bytes": error.budget, "smallest_bytes": error.smallest}
 
-    def in_the_peak_of(
-        self,
-        strategy: str,
-        budget: Callable[[], int],
-        around: Callable[[Strategy], Strategy] = unchanged,
-        **section: Any,
-    ) -> Row:
+    def in_the_peak_of(self, strategy: str, around: Callable[[Strategy], Strategy], **section: Any) -> Row:
         """ds_adacc in the peak of another strategy; if no plan fits that, in the smallest budget that one does."""
-        row = self.ours(around, memory_budget=budget(), **section)
+        row = self.ours(around, memory_budget=self.blocks_bytes(strategy), **section)
         if "infeasible" in row:
             row = {"is_smallest": True, **self.ours(around, memory_budget=row["smallest_bytes"], **section)}
         if "infeasible" in row:
             return row
         return {**self.rows.shares(row, f"{self.name} {strategy}", strategy), **row}
 
-    def of_full(self) -> int:
-        """The bytes of the blocks in the peak of full checkpointing: what they take if all is recomputed."""
-        return self.figures(EVERYTHING)["recompute_all_bytes"]
-
-    def of_selective(self) -> int:
-        """The bytes of the blocks in the peak of selective checkpointing.
+    def blocks_bytes(self, strategy: str) -> int:
+        """The bytes of the blocks in the peak of a strategy.
 
         That of a step has more: logits, gradients, buckets. How much is known without checkpointing.
         """
-        outside = self.figures(NONE)["peak_bytes"] - self.figures(EVERYTHING)["planned_without_bytes"]
-        return max(self.figures(SELECTIVE)["peak_bytes"] - outside, 1 << 20)
+        none, everything = (NONE, EVERYTHING) if COMPILED not in strategy else (COMPILED, f"{COMPILED}, {EVERYTHING}")
+        outside = self.figures(none)["peak_bytes"] - self.figures(everything)["planned_without_bytes"]
+        return max(self.figures(strategy)["peak_bytes"] - outside, 1 << 20)
 
     def figures(self, name: str) -> Mapping[str, Any]:
         """The figures of an earlier row. Raises LookupError if there are none."""

@@ -133,3 +133,10 @@ def test_a_process_that_hangs_ends_itself_and_tells_where(tmp_path):
     assert result.returncode == 1
     assert "in sleeps" in result.stderr
     assert (tmp_path / "stage.running").read_text() == "one"
+
+
+def test_only_the_rows_whose_whole_names_match_are_measured(file):
+    rows = Rows(file, 60, pattern="GPT (none|full)")
+    for name in ("GPT none", "GPT full", "GPT full, offloaded", "LLaMA none"):
+        assert rows.wants(name) is (rows.measure(name, lambda: {"figure": 1}) is not None)
+    assert set(rows.measured) == rows.known == {"GPT none", "GPT full"}

@@ -106,6 +106,15 @@ def test_zero3_keeps_the_plan(rehearsed):
     assert ours["held_bytes_planned"] == ours["held_bytes_observed"]
 
 
+def test_of_the_rows_that_are_not_chosen_nothing_is_written(tmp_path):
+    result = run(
+        "--rows", "kernels (group|token) float32", "--rehearse", tmp_path, "probe", SCRATCH=str(tmp_path / "scratch")
+    )
+    assert result.returncode == 0, result.stderr
+    names = [json.loads(line)["name"] for line in (tmp_path / "probe.jsonl").read_text().splitlines()]
+    assert names == ["kernels group float32", "kernels token float32"]
+
+
 def test_stages_that_do_not_exist_are_refused(tmp_path):
     result = run(tmp_path, "probes")
     assert result.returncode == 2
