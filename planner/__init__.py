@@ -36,7 +36,19 @@ from ds_adacc.planner.greedy import greedy, greedy_policies
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import HOPELESS, OFFLOAD, RETAIN, BlockType, CodecCost, Profile, Strictness, is_codec
+from ds_adacc.planner.profile import (
+    HOPELESS,
+    OFFLOAD,
+    RETAIN,
+    BlockType,
+    CodecCost,
+    Profile,
+    Strictness,
+    is_codec,
+    is_offloaded,
+    on_device,
+    payload_offloaded,
+)
 from ds_adacc.planner.segments import Op, Segment, Segments
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
 from ds_adacc.planner.solution import (
@@ -91,9 +103,12 @@ __all__ = [
     "human_bytes",
     "in_process",
     "is_codec",
+    "is_offloaded",
     "leanest",
     "least_peak",
     "least_peak_in_process",
+    "on_device",
+    "payload_offloaded",
     "peak_bytes",
     "peak_without",
     "read_together",

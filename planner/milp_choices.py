@@ -15,7 +15,7 @@ import mip
 
 from ds_adacc.planner.error_estimate import read_together
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile, is_offloaded
 from ds_adacc.planner.schedule import Schedule
 
 Expr = mip.LinExpr | mip.Var | float
@@ -46,13 +46,9 @@ class BlockVariables:
         """Whether a value is kept as it is."""
         return self.choices.get((value, RETAIN), 0)
 
-    def offloaded(self, value: int) -> Expr:
-        """Whether a value is kept in host memory."""
-        return self.choices.get((value, OFFLOAD), 0)
-
     def whole(self, value: int) -> mip.LinExpr:
         """Whether backward finds a value without decompression or replay."""
-        return self.retained(value) + mip.xsum([self.offloaded(value)])
+        return self.retained(value) + mip.xsum([self.choices.get((value, OFFLOAD), 0)])
 
     def compressed(self, value: int) -> mip.LinExpr:
         """Whether a value is kept in compressed form."""
@@ -62,8 +58,12 @@ class BlockVariables:
         """Whether a value is kept in any form."""
         return self.whole(value) + self.compressed(value)
 
+    def moved(self) -> mip.LinExpr:
+        """Bytes of one call in host memory."""
+        return mip.xsum(offer.moved_bytes * chosen for _, offer, chosen in self._all() if offer.moved_bytes)
+
     def compressions(self, value: int) -> list[tuple[CodecCost, mip.Var]]:
-        """Per codec on offer for a value, its cost and whether it is chosen."""
+        """Per codec on offer for a value, its cost and whether it is chosen; its payload may be offloaded."""
         return [(offer, chosen) for offer, chosen in self._offers(value) if offer.codec != OFFLOAD]
 
     def ran_by(self, op: int, time: int) -> Expr:
@@ -94,7 +94,7 @@ class BlockVariables:
     def quanta(self) -> mip.LinExpr:
         """What one call adds to the step, in quanta of 0.1 microseconds (paper, equation 4)."""
         replays = (self._replay_quanta(op) * self.runs(op) for op in self.schedule.times)
-        codecs = (in_quanta(offer.seconds) * chosen for _, offer, chosen in self._all() if offer.codec != OFFLOAD)
+        codecs = (in_quanta(offer.seconds) * chosen for _, offer, chosen in self._all())
         return mip.xsum(itertools.chain(replays, codecs, self._stalls()))
 
     def _replay_quanta(self, op: int) -> int:
@@ -106,7 +106,7 @@ class BlockVariables:
         return mip.xsum(offer.error * values[value].nbytes * chosen for value, offer, chosen in self._all())
 
     def _offers(self, value: int) -> list[tuple[CodecCost, mip.Var]]:
-        offers = self.profile.codecs[value]
+        offers = self.profile.offers[value]
         return [(offer, self.choices[value, offer.codec]) for offer in offers if (value, offer.codec) in self.choices]
 
     def _all(self) -> Iterator[tuple[int, CodecCost, mip.Var]]:
@@ -116,9 +116,9 @@ class BlockVariables:
 
     def _stalls(self) -> list[mip.Var]:
         """Quanta of the transfers out, and back, beyond the block's own compute, beside which they run."""
-        moved = [(offer, chosen) for _, offer, chosen in self._all() if offer.codec == OFFLOAD]
+        moved = [(offer, chosen) for _, offer, chosen in self._all() if is_offloaded(offer.codec)]
         stalls = []
-        for field, hidden in zip(("compress_seconds", "decompress_seconds"), self.profile.hiding_seconds, strict=True):
+        for field, hidden in zip(("out_seconds", "back_seconds"), self.profile.hiding_seconds, strict=True):
             if moved:
                 stalls.append(self.model.add_var())
                 transfers = mip.xsum(in_quanta(getattr(offer, field)) * chosen for offer, chosen in moved)
@@ -128,7 +128,7 @@ class BlockVariables:
     def _add_choices(self, max_gradient_error: float | None) -> None:
         for index, value in enumerate(self.profile.graph.values):
             if value.storable and self.schedule.used(index):
-                offers = self.profile.codecs[index]
+                offers = self.profile.offers[index]
                 fine = (o for o in offers if max_gradient_error is None or o.gradient_error <= max_gradient_error)
                 for store in (RETAIN, *(offer.codec for offer in fine)):
                     self.choices[index, store] = self.model.add_var(var_type=mip.BINARY)

@@ -34,7 +34,7 @@ class BlockMemory:
 
     def fetched(self) -> mip.LinExpr:
         """Bytes of one call in host memory."""
-        return mip.xsum(value.nbytes * self._program.offloaded(i) for i, value in enumerate(self._graph.values))
+        return self._program.moved()
 
     def in_forward(self, number: int) -> mip.LinExpr:
         """Bytes alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
@@ -44,7 +44,7 @@ class BlockMemory:
             if first <= number:
                 full = self._graph.values[index].nbytes
                 parts.append(full if number <= last else full * self._program.whole(index))
-                parts += [offer.nbytes * chosen for offer, chosen in self._program.compressions(index)]
+                parts += [offer.payload_bytes * chosen for offer, chosen in self._program.compressions(index)]
             if first <= number <= last:
                 needs += [offer.workspace_bytes * chosen for offer, chosen in self._program.compressions(index)]
         return mip.xsum(parts) + self._most(needs)
@@ -140,7 +140,7 @@ class BlockMemory:
         """Bytes of the payload, if it is still held."""
         if time > self._graph.kept_until[value]:
             return 0
-        return mip.xsum(offer.nbytes * chosen for offer, chosen in self._program.compressions(value))
+        return mip.xsum(offer.payload_bytes * chosen for offer, chosen in self._program.compressions(value))
 
     def _retained(self, value: int, time: int) -> list[Expr]:
         """Whether the value is retained, and still held."""

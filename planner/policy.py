@@ -10,7 +10,7 @@ from ds_adacc.planner.profile import RETAIN, Profile, is_codec
 
 @dataclass(frozen=True)
 class Policy:
-    """Per value `"retain"`, `"offload"`, a codec's name, or None: not stored.
+    """Per value `"retain"`, `"offload"`, a codec's name, `"offload "` before such a name, or None: not stored.
 
     What backward replays follows from that: `BlockGraph.replayed`.
     """
@@ -33,7 +33,7 @@ class Policy:
 
     def is_on_offer(self, profile: Profile) -> bool:
         """Whether all codecs that it names are on offer."""
-        named = zip(self.stores, profile.codecs, strict=True)
+        named = zip(self.stores, profile.offers, strict=True)
         return all(store in (None, RETAIN) or store in {cost.codec for cost in costs} for store, costs in named)
 
     def lossy_values(self, profile: Profile) -> tuple[int, ...]:

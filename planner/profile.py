@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc.planner.graph import BlockGraph, check_count
 
 RETAIN = "retain"
 OFFLOAD = "offload"
+_PAYLOAD_OFFLOADED = f"{OFFLOAD} "  # before the name of the codec
 # Of a call's own seconds, how many may hide transfers. Operators are timed one by one, and take less in a step: a
 # forward of a GPT on an H200 took 0.89 of their sum. The rest is a margin.
 _HIDING = 0.75
@@ -16,20 +19,38 @@ HOPELESS = 1e12  # a gradient error from here on is as good as infinite: it is a
 
 
 def is_codec(store: str | None) -> bool:
-    """Whether a value stored so is held as a codec's payload, on the device that it was on."""
+    """Whether a value stored so is held as a codec's payload, on its device or in host memory."""
     return store not in (None, RETAIN, OFFLOAD)
+
+
+def is_offloaded(store: str | None) -> bool:
+    """Whether a value stored so waits in host memory, as it is or as a codec's payload."""
+    return store is not None and (store == OFFLOAD or store.startswith(_PAYLOAD_OFFLOADED))
+
+
+def payload_offloaded(codec: str) -> str:
+    """The store of a value whose payload of this codec waits in host memory."""
+    return _PAYLOAD_OFFLOADED + codec
+
+
+def on_device(store: str | None) -> str | None:
+    """The same store without the copy to host memory: of an offloaded payload the codec's name."""
+    return RETAIN if store == OFFLOAD else store and store.removeprefix(_PAYLOAD_OFFLOADED)
 
 
 @dataclass(frozen=True)
 class CodecCost:
     """What one codec does to one value (the paper's CRate, T_c and T_dc; section 3.3, equations 4 and 8).
 
-    `nbytes` is the size of the payload, `error` the measured relative error ||x - x'|| / ||x||. `workspace_bytes` is
-    what a compression or decompression allocates besides. `gradient_error` is the relative error of the block's
-    gradient if this value alone is compressed with this codec, and the ops whose input and output backward reads
-    together are replayed on it. `lossless`: no data come back changed. A lossy codec has an error of 0, too, while the
-    data suit it, as zeros do. For `OFFLOAD` the payload is in host memory: `nbytes` is 0, and the seconds are those of
-    the transfers.
+    `nbytes` is the size of the payload on the device, `error` the measured relative error ||x - x'|| / ||x||.
+    `workspace_bytes` is what a compression or decompression allocates besides. `gradient_error` is the relative error
+    of the block's gradient if this value alone is compressed with this codec, and the ops whose input and output
+    backward reads together are replayed on it. `lossless`: no data come back changed. A lossy codec has an error of 0,
+    too, while the data suit it, as zeros do.
+
+    `OFFLOAD` is measured as a codec too: its payload is in host memory, so `nbytes` is 0, and its seconds are those of
+    the copies. In `Profile.offers` these are `out_seconds` and `back_seconds`: of a copy of the `moved_bytes` to the
+    host, and of one back.
 
     Raises ValueError for a negative or non-finite number, and for an error of a lossless codec.
     """
@@ -42,15 +63,25 @@ class CodecCost:
     workspace_bytes: int
     gradient_error: float = 0.0
     lossless: bool = False
+    moved_bytes: int = 0
+    out_seconds: float = 0.0
+    back_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.codec == RETAIN:
             raise ValueError(
                 f"a codec is named {RETAIN!r}, which means that a value is kept as it is: name it otherwise"
             )
-        for field in ("nbytes", "workspace_bytes"):
+        for field in ("nbytes", "workspace_bytes", "moved_bytes"):
             check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
-        for field in ("compress_seconds", "decompress_seconds", "error", "gradient_error"):
+        for field in (
+            "compress_seconds",
+            "decompress_seconds",
+            "error",
+            "gradient_error",
+            "out_seconds",
+            "back_seconds",
+        ):
             _check_number(f"{field} of codec {self.codec!r}", getattr(self, field))
         if self.lossless and (self.error or self.gradient_error):
             raise ValueError(
@@ -60,19 +91,24 @@ class CodecCost:
 
     @property
     def seconds(self) -> float:
-        """Compression in forward plus decompression in backward."""
+        """Compression in forward plus decompression in backward. Copies to the host and back run beside operators."""
         return self.compress_seconds + self.decompress_seconds
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload wherever it is; of an offloaded value those of the value."""
+        return self.nbytes + self.moved_bytes
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A graph, the replay time of each op in seconds, and the codecs on offer for each value.
+    """A graph, the replay time of each op in seconds, and what was measured of the codecs of each value.
 
-    `overlap_seconds` are the seconds of one call's forward and of its backward: transfers to and from the host run
-    beside them. `noise` is the fraction by which a second measurement of the seconds differs. `stale_errors`: per op,
-    the relative error of the block's gradient if the op is stale (see `gradient_error`); () if that was not measured.
-    Raises ValueError if lengths do not match the graph, a time is negative or not finite, a codec is offered twice, or
-    one is offered for a value that cannot be stored.
+    `offers` has all ways to store a value. `overlap_seconds` are the seconds of one call's forward and of its backward:
+    transfers to and from the host run beside them. `noise` is the fraction by which a second measurement of the seconds
+    differs. `stale_errors`: per op, the relative error of the block's gradient if the op is stale (see
+    `gradient_error`); () if that was not measured. Raises ValueError if lengths do not match the graph, a time is
+    negative or not finite, a codec is offered twice, or one is offered for a value that cannot be stored.
     """
 
     graph: BlockGraph
@@ -107,14 +143,23 @@ class Profile:
             if names and not value.storable:
                 raise ValueError(f"value {value.name!r} is offered codecs {names}, but is not storable: offer none")
 
+    @functools.cached_property
+    def offers(self) -> tuple[tuple[CodecCost, ...], ...]:
+        """Every store but `RETAIN` on offer for each value: its codecs, `OFFLOAD`, and codecs with offloaded payloads.
+
+        The payload is copied at the speed of the value itself.
+        """
+        pairs = zip(self.graph.values, self.codecs, strict=True)
+        return tuple(tuple(_with_offloaded(value.nbytes, offers)) for value, offers in pairs)
+
     def codec(self, value: int, name: str) -> CodecCost:
-        """The cost of codec `name` on value number `value`; ValueError if it is not on offer."""
-        for offer in self.codecs[value]:
+        """The cost of storing value number `value` so; ValueError if that is not on offer."""
+        for offer in self.offers[value]:
             if offer.codec == name:
                 return offer
         raise ValueError(
             f"value {self.graph.values[value].name!r} is stored as {name!r}; "
-            f"on offer are {[RETAIN, *(offer.codec for offer in self.codecs[value])]}"
+            f"on offer are {[RETAIN, *(offer.codec for offer in self.offers[value])]}"
         )
 
 
@@ -182,6 +227,27 @@ class BlockType:
     def blocks(self) -> int:
         """How many blocks there are, each of which may have a policy of its own."""
         return self.count // self.calls_per_block
+
+
+def _with_offloaded(nbytes: int, costs: Sequence[CodecCost]) -> Iterator[CodecCost]:
+    """The stores of a value of `nbytes` with these measured costs."""
+    codecs = [cost for cost in costs if cost.codec != OFFLOAD]
+    yield from codecs
+    for link in (cost for cost in costs if cost.codec == OFFLOAD):
+
+        def moved(cost: CodecCost, store: str, moved_bytes: int, link: CodecCost = link) -> CodecCost:
+            share = moved_bytes / nbytes if nbytes else 0.0
+            return replace(
+                cost,
+                codec=store,
+                nbytes=0,
+                moved_bytes=moved_bytes,
+                out_seconds=share * link.compress_seconds,
+                back_seconds=share * link.decompress_seconds,
+            )
+
+        yield moved(replace(link, compress_seconds=0.0, decompress_seconds=0.0), OFFLOAD, nbytes)
+        yield from (moved(cost, payload_offloaded(cost.codec), cost.nbytes) for cost in codecs if cost.nbytes)
 
 
 def _check_length(what: str, length: int, of: str, expected: int) -> None:

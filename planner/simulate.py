@@ -2,24 +2,26 @@
 
 In forward, an op makes its outputs. A value is alive until its last reader has run; an input, or a value that nothing
 reads, is alive to the end. From then on only what the policy stores of it is alive. A payload is made together with its
-value. An offloaded value is alive to the end, and beside the forward of the next call: it is being copied.
+value. What is offloaded, a value or its payload, is alive to the end, and beside the forward of the next call: it is
+being copied.
 
 In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
 passes through a replay (`segments.py`). What is retained or compressed is held until no event is left that may need it.
 Replays and codecs run before the event's own step, which then allocates. Some of that comes when the step has let the
-copies of its values go. An offloaded value comes back before the call's backward begins.
+copies of its values go. What is offloaded comes back before the call's backward begins; a payload then stays as long as
+one that was on the device all along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ds_adacc.planner.policy import Policy
-from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile
+from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile, is_codec, is_offloaded
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class _Backward:
                 yield 0, self.last_use.get(value, end), self.profile.graph.values[value].nbytes
             elif store is not None:
                 last = self.profile.graph.kept_until[value] if value in self.last_use else end
-                yield 0, last, self.policy.stored_bytes(self.profile, value)
+                yield 0, last, _bytes_of(self.profile, self.policy, value)
 
     def _workspace(self) -> list[int]:
         """The largest workspace at each event, beside its gradients.
@@ -140,14 +142,13 @@ class _Backward:
         replayed = sorted(part for op in self.replayed for part in self.profile.graph.segments[op].ops)
         replays = sum(self.profile.op_seconds[op] for op in replayed)
         offers = chosen_codecs(self.profile, self.policy).values()
-        codecs = sum(offer.seconds for offer in offers if offer.codec != OFFLOAD)
-        return replays + codecs + self._stalls([offer for offer in offers if offer.codec == OFFLOAD])
+        return replays + sum(offer.seconds for offer in offers) + self._stalls(offers)
 
-    def _stalls(self, transfers: list[CodecCost]) -> float:
+    def _stalls(self, offers: Collection[CodecCost]) -> float:
         """The seconds of the transfers beyond the block's own compute, beside which they run."""
         forward, backward = self.profile.hiding_seconds
-        out = sum(offer.compress_seconds for offer in transfers) - forward
-        back = sum(offer.decompress_seconds for offer in transfers) - backward
+        out = sum(offer.out_seconds for offer in offers) - forward
+        back = sum(offer.back_seconds for offer in offers) - backward
         return max(0.0, out) + max(0.0, back)
 
 
@@ -158,9 +159,8 @@ def forward_timeline(profile: Profile, policy: Policy) -> tuple[int, ...]:
     changes = [0] * (len(graph.ops) + 1)
     workspace = [op.workspace_bytes for op in graph.ops]
     for index, (first, last) in enumerate(graph.forward_lives):
-        payload = codecs[index].nbytes if index in codecs else 0
-        whole = graph.values[index].nbytes
-        after = whole if policy.stores[index] == OFFLOAD else policy.stored_bytes(profile, index)
+        whole, after = graph.values[index].nbytes, _bytes_of(profile, policy, index)
+        payload = after if is_codec(policy.stores[index]) else 0
         spans = [(first, last, whole + payload), (last + 1, end, after)]
         for begin, until, nbytes in spans:
             changes[begin] += nbytes
@@ -172,8 +172,14 @@ def forward_timeline(profile: Profile, policy: Policy) -> tuple[int, ...]:
     return tuple(alive + extra for alive, extra in zip(accumulate(changes), workspace, strict=False))
 
 
+def _bytes_of(profile: Profile, policy: Policy, value: int) -> int:
+    """What is stored of a value, while it is on the device."""
+    store = policy.stores[value]
+    return profile.codec(value, store).payload_bytes if is_offloaded(store) else policy.stored_bytes(profile, value)
+
+
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
-    """By value, the cost of the codec chosen for it, or of its transfers if it is offloaded."""
+    """By value, the cost of the codec chosen for it, and of its transfers if it is offloaded."""
     stores = enumerate(policy.stores)
     return {value: profile.codec(value, store) for value, store in stores if store not in (None, RETAIN)}
 
@@ -183,7 +189,7 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
     policy.check(profile)
     backward = _Backward(profile, policy)
     backward.run()
-    fetched = sum(profile.graph.values[v].nbytes for v, store in enumerate(policy.stores) if store == OFFLOAD)
+    fetched = sum(offer.moved_bytes for offer in chosen_codecs(profile, policy).values())
     return Simulation(
         policy.held_bytes(profile),
         forward_timeline(profile, policy),

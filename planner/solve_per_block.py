@@ -21,7 +21,7 @@ from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.milp_per_block import PerBlockModel
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import OFFLOAD, RETAIN
+from ds_adacc.planner.profile import on_device
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
@@ -180,7 +180,7 @@ class _Search:
 
 
 def _without_needless_copies(problem: Problem, budget: int, solution: Solution) -> Solution:
-    """Retain what the last block in forward order would offload, if that fits as well.
+    """Keep on the device what the last block in forward order would offload, if that fits as well.
 
     Backward begins with this block, so its values are on the device to the end. They would be copied to the host for
     nothing, and backward would wait for that.
@@ -189,8 +189,7 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
         return solution
     policies = [list(of_type) for of_type in solution.policies]
     of_last = policies[problem.runs[-1][0]]
-    stores = tuple(RETAIN if store == OFFLOAD else store for store in of_last[-1].stores)
-    of_last[-1] = Policy(stores)
+    of_last[-1] = Policy(tuple(map(on_device, of_last[-1].stores)))
     found = evaluate_per_block(problem, policies)
     if found.peak > budget or found.added_seconds > solution.added_seconds:
         return solution

@@ -9,10 +9,10 @@ from typing import Any
 
 from ds_adacc.execute.bound_segment import BoundSegment, Updates
 from ds_adacc.execute.course import Course, course_of, flat
-from ds_adacc.execute.holders import Compressed, Compression, Facts, Retained
+from ds_adacc.execute.holders import Compressed, Compression, Facts, Offloaded, OffloadedPayload, Retained
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
-from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec
+from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec, is_offloaded
 from ds_adacc.program.arguments import ParameterRef
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 
@@ -34,20 +34,31 @@ class BoundPolicy:
 
     @functools.cached_property
     def stored(self) -> tuple[tuple[int, type[Retained | Compressed], Any], ...]:
-        """The values that are retained or compressed: index, class of the holder, and the holder's argument."""
+        """The values retained or compressed on their device: index, class of the holder, and the holder's argument."""
         found = []
         for index, value, choice in self._choices():
             if choice == RETAIN:
                 found.append((index, Retained, value.name))
-            elif is_codec(choice):
+            elif is_codec(choice) and not is_offloaded(choice):
                 found.append((index, Compressed, compression(value, self.codecs[index], self.course.uses[index])))
         return tuple(found)
 
     @functools.cached_property
-    def offloaded(self) -> tuple[tuple[int, Facts], ...]:
-        """The values that are offloaded: index, and what the holder knows of the value."""
-        offloaded = ((index, value) for index, value, choice in self._choices() if choice == OFFLOAD)
-        return tuple((index, Facts(value.name, value.geometry, self.course.uses[index])) for index, value in offloaded)
+    def offloaded(self) -> tuple[tuple[int, type[Offloaded | OffloadedPayload], Any], ...]:
+        """The values offloaded, as they are or compressed: index, class of the holder, and what that knows of them."""
+        found = []
+        for index, value, choice in self._choices():
+            uses = self.course.uses[index]
+            if choice == OFFLOAD:
+                found.append((index, Offloaded, Facts(value.name, value.geometry, uses)))
+            elif is_offloaded(choice):
+                found.append((index, OffloadedPayload, compression(value, self.codecs[index], uses)))
+        return tuple(found)
+
+    def moved_bytes(self, index: int) -> int:
+        """The bytes that one call copies to the host of a value in `offloaded`."""
+        value, codec = self.recording.values[index], self.codecs.get(index)
+        return value.nbytes if codec is None else codec.payload_bytes(flat(value).size, value.geometry.dtype)
 
     @functools.cached_property
     def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
@@ -80,7 +91,7 @@ def bind(
     Raises ValueError if a value is offloaded and there is no `prefetcher`.
     """
     course, updates = course or course_of(recording, policy), updates or Updates()
-    offloaded = [recording.values[index].name for index in course.order if policy.stores[index] == OFFLOAD]
+    offloaded = [recording.values[index].name for index in course.order if is_offloaded(policy.stores[index])]
     if offloaded and prefetcher is None:
         raise ValueError(f"the policy offloads value {offloaded[0]}, which needs a prefetcher; got None")
     return BoundPolicy(

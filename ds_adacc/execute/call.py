@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
-from ds_adacc.execute.holders import Offloaded, Rebuilt, Replay
+from ds_adacc.execute.holders import Rebuilt, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
@@ -225,7 +225,7 @@ def _open(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     replays: dict[int, Replay] = {}
     holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}
     if offloads is not None:
-        holders.update((index, Offloaded(facts, offloads)) for index, facts in bound.offloaded)
+        holders.update((index, kind(facts, offloads)) for index, kind, facts in bound.offloaded)
     for index, name, producer, output in bound.rebuilt:
         replay = replays.get(producer)
         if replay is None:

@@ -1,8 +1,8 @@
-"""Values that wait in host memory between forward and backward: the copies out and back, and when they start.
+"""What waits in host memory between forward and backward: the copies out and back, and when they start.
 
-The copies run while the blocks compute. A tensor that is copied out stays on the device while the next call runs; at
-the call after that it is dropped. Backward goes through the calls in reverse order: when it comes to one call, the
-values of that call and of the call before it start to come back.
+That is values, and payloads of compressed values. The copies run while the blocks compute. What is copied out stays on
+the device while the next call runs; at the call after that it is dropped. Backward goes through the calls in reverse
+order: when it comes to one call, the copies of that call and of the call before it start to come back.
 
 The host never waits for a copy. Memory that a copy reads or writes is freed in the order of the stream on which it was
 allocated, after that stream has waited for the copy. So what is allocated is what the plan counts, at every moment.
@@ -18,6 +18,8 @@ import torch
 
 from ds_adacc.execute.pinned_pool import Buffer, PinnedPool
 
+Tensors = tuple[torch.Tensor, ...]
+
 
 class Transfer(Protocol):
     """Copies to the host and back. Whatever a copy needs, host memory above all, is freed with its handle."""
@@ -25,48 +27,41 @@ class Transfer(Protocol):
     def reserve(self, sizes: Iterable[int]) -> None:
         """Make room in host memory for copies of these bytes at once."""
 
-    def out(self, tensor: torch.Tensor) -> Any:
-        """Start the copy of a contiguous tensor to the host; returns a handle, which keeps the tensor."""
+    def out(self, tensors: Tensors) -> Any:
+        """Start the copy of contiguous tensors to the host; returns a handle, which keeps the tensors."""
 
     def drop(self, handle: Any) -> None:
-        """Let the handle's tensor go, as soon as the copy to the host is done. The host does not wait for that."""
+        """Let the handle's tensors go, as soon as the copy to the host is done. The host does not wait for that."""
 
     def back(self, handle: Any) -> None:
-        """Start the copy back to the device, unless the tensor is still there."""
+        """Start the copy back to the device, unless the tensors are still there."""
 
-    def take(self, handle: Any) -> torch.Tensor:
-        """The tensor, for use on the current stream. Each `take` needs its own `back` before."""
-
-
-class Fetched(Protocol):
-    """An offloaded value's holder, as far as it is needed here."""
-
-    def drop(self) -> None: ...
-
-    def prefetch(self) -> None: ...
+    def take(self, handle: Any) -> Tensors:
+        """The tensors, for use on the current stream. Each `take` needs its own `back` before."""
 
 
 class CudaHandle:
-    """A tensor's copy in pinned memory; and the tensor on the device, before it is dropped or after it has come back.
+    """A copy of tensors in pinned memory; and the tensors, before they are dropped or after they have come back.
 
-    `tensor` was allocated on `stream`. `copied` is the event of the last copy between it and `host`, part of `memory`.
+    `tensors` were allocated on `stream`. `copied` is the event of the last copy between them and `hosts`, which are
+    parts of `memory`.
     """
 
-    __slots__ = ("__weakref__", "copied", "host", "memory", "pool", "stream", "tensor")
+    __slots__ = ("__weakref__", "copied", "hosts", "memory", "pool", "stream", "tensors")
 
-    def __init__(self, tensor: torch.Tensor, stream: torch.cuda.Stream, memory: torch.Tensor, pool: PinnedPool) -> None:
-        self.tensor: torch.Tensor | None = tensor
+    def __init__(self, tensors: Tensors, stream: torch.cuda.Stream, memory: torch.Tensor, pool: PinnedPool) -> None:
+        self.tensors: Tensors | None = tensors
         self.stream = stream
         self.memory = memory
-        self.host = memory[: tensor.nbytes].view(tensor.dtype)
+        self.hosts = _parts(memory, tensors)
         self.pool = pool
         self.copied: torch.cuda.Event | None = None
 
     def let_go(self) -> None:
-        """Free the tensor in the order of its stream: whoever gets its memory runs after the copy."""
-        if self.tensor is not None and self.copied is not None:
+        """Free the tensors in the order of their stream: whoever gets their memory runs after the copy."""
+        if self.tensors is not None and self.copied is not None:
             self.stream.wait_event(self.copied)
-        self.tensor = None
+        self.tensors = None
 
     def __del__(self) -> None:
         self.let_go()  # never taken
@@ -89,14 +84,16 @@ class CudaTransfer:
     def reserve(self, sizes: Iterable[int]) -> None:
         self._pool.reserve(sizes)
 
-    def out(self, tensor: torch.Tensor) -> CudaHandle:
-        current, (memory, free) = torch.cuda.current_stream(self._device), self._pool.take(tensor.nbytes)
-        handle = CudaHandle(tensor, current, memory, self._pool)
+    def out(self, tensors: Tensors) -> CudaHandle:
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        current, (memory, free) = torch.cuda.current_stream(self._device), self._pool.take(nbytes)
+        handle = CudaHandle(tensors, current, memory, self._pool)
         self._outward.wait_stream(current)
         if free is not None:
             self._outward.wait_event(free)
         with torch.cuda.stream(self._outward):
-            handle.host.copy_(tensor, non_blocking=True)
+            for host, tensor in zip(handle.hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
             handle.copied = self._outward.record_event()
         return handle
 
@@ -104,46 +101,106 @@ class CudaTransfer:
         handle.let_go()
 
     def back(self, handle: CudaHandle) -> None:
-        if handle.tensor is not None:
+        if handle.tensors is not None:
             return
         current = handle.stream = torch.cuda.current_stream(self._device)  # Rule E9
-        handle.tensor = torch.empty_like(handle.host, device=self._device, pin_memory=False)
+        tensors = tuple(torch.empty_like(host, device=self._device, pin_memory=False) for host in handle.hosts)
+        handle.tensors = tensors
         self._homeward.wait_stream(current)  # its memory may still be in use there
         self._homeward.wait_event(handle.copied)
         with torch.cuda.stream(self._homeward):
-            handle.tensor.copy_(handle.host, non_blocking=True)
+            for tensor, host in zip(tensors, handle.hosts, strict=True):
+                tensor.copy_(host, non_blocking=True)
             handle.copied = self._homeward.record_event()
 
-    def take(self, handle: CudaHandle) -> torch.Tensor:
+    def take(self, handle: CudaHandle) -> Tensors:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(handle.copied)
-        tensor, handle.tensor = handle.tensor, None
+        tensors, handle.tensors = handle.tensors, None
         if current != handle.stream:
-            tensor.record_stream(current)  # freed in the order of one stream, it may still be in use on another
-        return tensor
+            for tensor in tensors:
+                tensor.record_stream(current)  # freed in the order of one stream, it may still be in use on another
+        return tensors
+
+
+def _parts(memory: torch.Tensor, tensors: Tensors) -> Tensors:
+    """Parts of `memory` for copies of these tensors, one behind the other, in the order of the tensors.
+
+    Those of the largest elements lie first, so that each part begins at a multiple of its elements' size.
+    """
+    found, start = {}, 0
+    for index, tensor in sorted(enumerate(tensors), key=lambda pair: -pair[1].itemsize):
+        end = start + tensor.nbytes
+        found[index] = memory[start:end].view(tensor.dtype).view(tensor.shape)
+        start = end
+    return tuple(found[index] for index in range(len(tensors)))
+
+
+class HostCopy:
+    """What one holder has in host memory: the tensors of a value or of a payload."""
+
+    __slots__ = ("__weakref__", "_handle", "_is_coming", "_is_taken", "_offloads")
+
+    def __init__(self, offloads: Offloads) -> None:
+        self._offloads = offloads
+        self._handle: Any = None
+        self._is_coming = self._is_taken = False
+
+    @property
+    def is_started(self) -> bool:
+        return self._handle is not None
+
+    def start(self, tensors: Tensors) -> None:
+        """Start the copy of contiguous tensors to the host."""
+        self._handle = self._offloads.transfer.out(tensors)
+
+    def drop(self) -> None:
+        """Let the tensors go from the device: the copy to the host has had its time."""
+        if self.is_started and not self._is_coming:
+            self._offloads.transfer.drop(self._handle)
+
+    def prefetch(self) -> None:
+        """Start to bring the tensors back, unless backward has them or they are on their way."""
+        if self.is_started and not self._is_coming and not self._is_taken:
+            self._bring_back()
+
+    def take(self) -> Tensors:
+        """The tensors. What else the call has offloaded starts to come back too."""
+        self._offloads.expect()
+        if not self._is_coming:
+            self._bring_back()
+        self._is_coming, self._is_taken = False, True
+        return self._offloads.transfer.take(self._handle)
+
+    def _bring_back(self) -> None:
+        self._offloads.transfer.back(self._handle)
+        self._is_coming = True
 
 
 class Offloads:
-    """The offloaded values of one call. Their holders keep it alive; it refers to them weakly (Rule E5)."""
+    """What one call has offloaded. The holders keep it and their copies alive; it refers to these weakly (Rule E5)."""
 
-    __slots__ = ("__weakref__", "_before", "_expected", "_holders", "transfer")
+    __slots__ = ("__weakref__", "_before", "_copies", "_expected", "transfer")
 
     def __init__(self, transfer: Transfer, before: Offloads | None) -> None:
         self.transfer = transfer
         self._before = None if before is None else weakref.ref(before)
-        self._holders: list[weakref.ref[Fetched]] = []
+        self._copies: list[weakref.ref[HostCopy]] = []
         self._expected = False
 
-    def add(self, holder: Fetched) -> None:
-        self._holders.append(weakref.ref(holder))
+    def open(self) -> HostCopy:
+        """A copy for one holder, which keeps it."""
+        copy = HostCopy(self)
+        self._copies.append(weakref.ref(copy))
+        return copy
 
     def drop(self) -> None:
-        """Let all values go from the device that are still there."""
-        for holder in self._alive():
-            holder.drop()
+        """Let all go from the device that is still there."""
+        for copy in self._alive():
+            copy.drop()
 
     def expect(self) -> None:
-        """Backward has come to this call: start to bring back its values, and then those of the call before it."""
+        """Backward has come to this call: start to bring back its copies, and then those of the call before it."""
         if not self._expected:
             self._expected = True
             self._prefetch()
@@ -153,16 +210,16 @@ class Offloads:
 
     def _prefetch(self) -> None:
         """The last saved comes first, as backward asks for it first."""
-        for holder in reversed(self._alive()):
-            holder.prefetch()
+        for copy in reversed(self._alive()):
+            copy.prefetch()
 
-    def _alive(self) -> list[Fetched]:
-        holders = [reference() for reference in self._holders]
-        return [holder for holder in holders if holder is not None]
+    def _alive(self) -> list[HostCopy]:
+        copies = [reference() for reference in self._copies]
+        return [copy for copy in copies if copy is not None]
 
 
 class Prefetcher:
-    """Knows the last two calls of blocks, by weak references, if they offload a value. Each runtime has one."""
+    """Knows the last two calls of blocks, by weak references, if they offload anything. Each runtime has one."""
 
     def __init__(self, transfer: Transfer) -> None:
         self._transfer = transfer
@@ -170,11 +227,11 @@ class Prefetcher:
         self._behind: list[weakref.ref[Offloads] | None] = [None, None]
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Make room in host memory for values of these bytes at once, before the step that offloads them."""
+        """Make room in host memory for copies of these bytes at once, before the step that makes them."""
         self._transfer.reserve(sizes)
 
     def register(self) -> Offloads:
-        """Register a call that offloads values."""
+        """Register a call that offloads something."""
         offloads = Offloads(self._transfer, None if self._last is None else self._last())
         self._last = weakref.ref(offloads)
         self._begin(self._last)

@@ -207,7 +207,7 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
         profile, policy = known_types[call.digest].agreed.spec.profile, call.policy
         forward, backward = profile.overlap_seconds
         offers = planner.chosen_codecs(profile, policy).values()
-        compression = sum(offer.compress_seconds for offer in offers if offer.codec != planner.OFFLOAD)
+        compression = sum(offer.compress_seconds for offer in offers)
         if call.forward_seconds is not None:
             planned += forward + compression
             observed += call.forward_seconds

@@ -141,7 +141,7 @@ class Approvals:
         """Withdraw the approved policies of a block type that separate other channels of these values than before."""
 
         def stays(policy: planner.Policy) -> bool:
-            return not any(separates_outliers(policy.stores[value] or "") for value in values)
+            return not any(separates_outliers(planner.on_device(policy.stores[value])) for value in values)
 
         for key, known in self.blocks.items():
             if key[0] == name:

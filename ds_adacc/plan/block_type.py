@@ -93,8 +93,8 @@ class KnownType:
 
     @property
     def offloads(self) -> bool:
-        """Whether a policy in force offloads a value."""
-        return any(planner.OFFLOAD in policy.stores for policy in self.policies or ())
+        """Whether a policy in force offloads a value or its payload."""
+        return any(planner.is_offloaded(store) for policy in self.policies or () for store in policy.stores)
 
     def course(self, recording: Recording, policy: planner.Policy) -> Course:
         """How calls of a block of this type run under a policy: found once for all whose programs were predicted."""
@@ -126,7 +126,7 @@ class KnownType:
 
     def outlier_codec(self, index: int) -> str:
         """The codec that keeps the outliers of a value raw, or else one that may. If there is none, the INT4 codec."""
-        stored = (policy.stores[index] for policy in self.policies or ())
+        stored = (planner.on_device(policy.stores[index]) for policy in self.policies or ())
         names = *stored, *(cost.codec for cost in self.profile.codecs[index]), "outlier"
         return next(name for name in names if separates_outliers(name))
 
@@ -148,4 +148,4 @@ class KnownType:
 
     def holds_outliers(self, index: int) -> bool:
         """Whether a policy in force holds the value with a codec that separates outliers."""
-        return any(separates_outliers(policy.stores[index]) for policy in self.policies or ())
+        return any(separates_outliers(planner.on_device(policy.stores[index])) for policy in self.policies or ())

@@ -53,6 +53,12 @@ class CodecMaker:
         offloads = self._config.offload and value.device == "cuda" and value.nbytes >= _LEAST_OFFLOADED
         return (*offered, planner.OFFLOAD) if offloads else offered
 
+    def may_hold(self, store: str, value: RecordedValue, recording: Recording) -> bool:
+        """Whether `value` may be stored so: with its codec, if it names one, and in host memory, if it is offloaded."""
+        offers = self.on_offer(value, recording)
+        has_codec = not planner.is_codec(store) or planner.on_device(store) in offers
+        return has_codec and (planner.OFFLOAD in offers or not planner.is_offloaded(store))
+
     def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
         """The codec `name`; `channels` are the outlier channels, for a codec that separates them."""
         return make_codec(

@@ -73,7 +73,7 @@ def _compression_rates(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
             for index, store in enumerate(policy.stores):
                 if planner.is_codec(store):
                     role = values[index].role
-                    payload[role] += calls * policy.stored_bytes(block_type.profile, index)
+                    payload[role] += calls * block_type.profile.codec(index, store).payload_bytes
                     raw[role] += calls * values[index].nbytes
     for role in sorted(raw):
         yield f"compression_rate/{role}", payload[role] / raw[role]

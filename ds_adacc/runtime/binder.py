@@ -54,11 +54,10 @@ class Binder:
     def reserve(self, variants: Iterable[tuple[Variant, int]]) -> None:
         """Get host memory for what these variants offload: each with the number of its calls in a forward."""
         sizes = [
-            variant.bound.recording.values[index].nbytes
+            variant.bound.moved_bytes(index)
             for variant, calls in variants
             if variant.bound.prefetcher is not None
-            for index in variant.bound.course.order
-            if variant.bound.policy.stores[index] == planner.OFFLOAD
+            for index, *_ in variant.bound.offloaded
             for _ in range(calls)
         ]
         if self._prefetcher is not None:
@@ -70,9 +69,9 @@ class Binder:
             self._prefetcher.pass_over()
 
     def measured(self, variant: Variant, known: KnownType, policy: planner.Policy, device: torch.device) -> BoundPolicy:
-        """The policy for a measurement of its error: what it offloads is retained, for a copy changes nothing."""
-        stores = tuple(planner.RETAIN if store == planner.OFFLOAD else store for store in policy.stores)
-        policy = self._permitted(planner.Policy(stores), variant)
+        """The policy for a measurement of its error: what it offloads stays, for a copy changes nothing."""
+        stores = self._permitted(policy, variant).stores
+        policy = planner.Policy(tuple(map(planner.on_device, stores)))
         return self._bound(variant, known, policy, InputPlacement(), device)
 
     def _bound(
@@ -89,11 +88,11 @@ class Binder:
             if choice == PARTITION:
                 codecs[index] = inputs.codec(device)
             elif planner.is_codec(choice):
-                channels = None
-                if separates_outliers(choice):
+                name, channels = planner.on_device(choice), None
+                if separates_outliers(name):
                     channels = variant.outliers[index][0][: known.capacity[index]]
-                codecs[index] = self._codecs.make(choice, device, channels)
-        if self._prefetcher is None and planner.OFFLOAD in policy.stores:
+                codecs[index] = self._codecs.make(name, device, channels)
+        if self._prefetcher is None and any(map(planner.is_offloaded, policy.stores)):
             self._prefetcher = Prefetcher(CudaTransfer(device))
         return bind(variant.recording, policy, codecs, self._prefetcher, course, self._updates)
 
@@ -114,7 +113,7 @@ class Binder:
         for index, choice in enumerate(stores):
             if choice in (None, planner.RETAIN):
                 continue
-            lacks_outliers = separates_outliers(choice) and index not in variant.outliers
-            if lacks_outliers or choice not in self._codecs.on_offer(recording.values[index], recording):
+            lacks_outliers = separates_outliers(planner.on_device(choice)) and index not in variant.outliers
+            if lacks_outliers or not self._codecs.may_hold(choice, recording.values[index], recording):
                 stores[index] = planner.RETAIN
         return planner.Policy(tuple(stores))

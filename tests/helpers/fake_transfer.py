@@ -6,10 +6,10 @@ import torch
 
 
 class Handle:
-    def __init__(self, number, tensor):
+    def __init__(self, number, tensors):
         self.number = number
-        self.tensor = tensor
-        self.host = tensor.numpy().copy()
+        self.tensors = tensors
+        self.hosts = [tensor.numpy().copy() for tensor in tensors]
 
 
 class FakeTransfer:
@@ -23,26 +23,26 @@ class FakeTransfer:
         self.handles = []
         self.sources = []
 
-    def out(self, tensor):
-        assert tensor.is_contiguous() and not tensor.requires_grad
-        handle = Handle(len(self.handles), tensor)
+    def out(self, tensors):
+        assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors)
+        handle = Handle(len(self.handles), tensors)
         self.handles.append(weakref.ref(handle))
         self.log.append(("out", handle.number))
         return handle
 
     def drop(self, handle):
-        handle.tensor = None
+        handle.tensors = None
         self.log.append(("drop", handle.number))
 
     def back(self, handle):
-        if handle.tensor is None:
-            handle.tensor = torch.from_numpy(handle.host.copy())
+        if handle.tensors is None:
+            handle.tensors = tuple(torch.from_numpy(host.copy()) for host in handle.hosts)
             self.log.append(("back", handle.number))
 
     def take(self, handle):
-        tensor, handle.tensor = handle.tensor, None
+        tensors, handle.tensors = handle.tensors, None
         self.log.append(("take", handle.number))
-        return tensor
+        return tensors
 
     @property
     def alive(self):

@@ -61,8 +61,11 @@ def graphs(draw, sizes, ops=5):
 
 
 @st.composite
-def offers(draw, sizes, count, transfers):
-    """So many ways to store a value, of which the last may be in the host's memory if `transfers`."""
+def measured_costs(draw, sizes, count, transfers, nbytes):
+    """The costs of so many codecs of a value of `nbytes`, of which the last may be a transfer if `transfers`.
+
+    A payload is then of a size that makes the time of its own transfer a whole number of microseconds.
+    """
     codecs = [
         CodecCost(f"c{i}", draw(sizes) // 2, draw(TIMES), draw(TIMES), i / 4, draw(sizes), draw(ERRORS))
         for i in range(count)
@@ -70,7 +73,10 @@ def offers(draw, sizes, count, transfers):
     if codecs and draw(st.booleans()):
         codecs[0] = replace(codecs[0], gradient_error=0.0, lossless=True)
     if transfers and codecs and draw(st.sampled_from([True, False, False])):
-        codecs[-1] = CodecCost(OFFLOAD, 0, draw(TIMES), draw(TIMES), 0.0, 0, lossless=True)
+        out, back = draw(TIMES), draw(TIMES)
+        codecs[-1] = CodecCost(OFFLOAD, 0, 2 * out, 2 * back, 0.0, 0, lossless=True)
+        payload = draw(st.sampled_from([nbytes, 2 * nbytes] if nbytes % 2 else [nbytes // 2, nbytes]))
+        codecs[:-1] = [replace(codec, nbytes=payload) for codec in codecs[:-1]]
     return tuple(codecs)
 
 
@@ -82,7 +88,7 @@ def profiles(draw, sizes, ops=5, transfers=True):
     for value in graph.values:
         count = draw(st.integers(0, min(2, left))) if value.storable else 0
         left -= count
-        codecs.append(draw(offers(sizes, count, transfers)))
+        codecs.append(draw(measured_costs(sizes, count, transfers, value.nbytes)))
     overlap = (draw(TIMES), draw(TIMES))
     stale = tuple(draw(ERRORS) for _ in graph.ops) if draw(st.booleans()) else ()
     return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), overlap, stale_errors=stale)
@@ -101,7 +107,7 @@ def points(profile, max_gradient_error=None):
     graph = profile.graph
     stores = [
         (None, RETAIN, *(offer.codec for offer in offers)) if value.storable else (None,)
-        for value, offers in zip(graph.values, profile.codecs, strict=True)
+        for value, offers in zip(graph.values, profile.offers, strict=True)
     ]
     for policy in map(Policy, itertools.product(*stores)):
         try:

@@ -15,7 +15,7 @@ def test_the_fewest_bytes_held(profile, bound):
     nbytes, stores = least_held(profile, bound)
     every = min(point.simulation.held for point in points(profile, bound))
     assert nbytes <= every if bound is not None else nbytes == every
-    offered = {offer.codec: offer for value in stores for offer in profile.codecs[value]}
+    offered = {offer.codec: offer for value in stores for offer in profile.offers[value]}
     assert all(store == "retain" or bound is None or offered[store] for store in stores.values())
 
 

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from random_blocks import SMALL, examples, points, profiles
 
-from ds_adacc.planner import OFFLOAD, BlockGraph, CodecCost, Event, Policy, Profile, Simulation, simulate
+from ds_adacc.planner import (
+    OFFLOAD,
+    BlockGraph,
+    CodecCost,
+    Event,
+    Policy,
+    Profile,
+    Simulation,
+    is_codec,
+    payload_offloaded,
+    simulate,
+)
 
 
 def test_retain_frees_each_value_after_its_last_use(block):
@@ -100,7 +111,7 @@ def forward_by_steps(profile, policy):
         payloads.update(op.outputs)
         workspace = max([op.workspace_bytes] + [offers[value].workspace_bytes for value in full if value in offers])
         alive = sum(graph.values[value].nbytes for value in full)
-        alive += sum(offers[value].nbytes for value in payloads if value in offers)
+        alive += sum(offers[value].payload_bytes for value in payloads if is_codec(policy.stores[value]))
         line.append(graph.forward_overhead + alive + workspace)
         to_read = {value for later in graph.ops[number + 1 :] for value in later.inputs}
         done = {value for value in op.inputs if graph.values[value].producer is not None and value not in to_read}
@@ -143,6 +154,29 @@ def test_offloaded_values_come_back_before_the_first_event(block, overlap_second
     expected = Simulation(70, forward, timeline, 0.5 + stalls, fetched=140)
     assert simulate(offloading(block, overlap_seconds), policy) == expected
     assert (expected.inner_peak, expected.transient) == (260, 190)
+
+
+@pytest.mark.parametrize(("overlap_seconds", "stalls"), [((0.0, 0.0), 0.5 + 0.75), ((0.4, 2.0), 0.2 + 0.0)])
+def test_an_offloaded_payload_is_copied_in_place_of_the_value(block, overlap_seconds, stalls):
+    """c takes 60 bytes, its payload 15: a quarter of the value's copies, which take 2 and 3 seconds."""
+    away = CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0, lossless=True)
+    codecs = (*block.codecs[:3], (*block.codecs[3], away), *block.codecs[4:])
+    profile = replace(block, codecs=codecs, overlap_seconds=overlap_seconds)
+    compressed = simulate(profile, Policy(("retain", None, None, "int4", None, None)))
+    policy = Policy(("retain", None, None, payload_offloaded("int4"), None, None))
+    # only between forward and backward is it away: it stays to the end of forward, and is there when backward begins
+    assert simulate(profile, policy) == replace(
+        compressed, held=compressed.held - 15, seconds=compressed.seconds + stalls, fetched=15
+    )
+    (int4,) = block.codecs[3]
+    assert profile.codec(3, payload_offloaded("int4")) == replace(
+        int4, codec="offload int4", nbytes=0, moved_bytes=15, out_seconds=0.5, back_seconds=0.75
+    )
+
+
+def test_the_payload_of_a_value_that_may_not_be_offloaded_stays(block):
+    with pytest.raises(ValueError, match=r"'c' is stored as 'offload int4'; on offer are \['retain', 'int4'\]"):
+        simulate(block, Policy(("retain", None, None, payload_offloaded("int4"), None, None)))
 
 
 def test_an_offloaded_value_nothing_uses_is_alive_to_the_end(block):

@@ -110,6 +110,7 @@ def _colours(made: Sequence[str]) -> dict[str, str]:
 
 def _size(profile: planner.Profile, policy: planner.Policy, index: int) -> str:
     raw = planner.human_bytes(profile.graph.values[index].nbytes)
-    if not planner.is_codec(policy.stores[index]):
+    store = policy.stores[index]
+    if not planner.is_codec(store):
         return raw
-    return f"{raw} \N{RIGHTWARDS ARROW} {planner.human_bytes(policy.stored_bytes(profile, index))}"
+    return f"{raw} \N{RIGHTWARDS ARROW} {planner.human_bytes(profile.codec(index, store).payload_bytes)}"

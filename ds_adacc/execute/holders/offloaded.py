@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ds_adacc.execute.holders.restored import Facts, Restored
@@ -15,31 +13,17 @@ from ds_adacc.program.slots import never_saved
 class Offloaded(Restored):
     """A value in host memory. It is fetched before backward asks for it, or at the latest then."""
 
-    __slots__ = ("_coming", "_handle", "_version", "_witness", "offloads")
+    __slots__ = ("_copy", "_version", "_witness")
 
     def __init__(self, facts: Facts, offloads: Offloads) -> None:
         super().__init__(facts)
-        self.offloads = offloads
-        offloads.add(self)
-        self._handle: Any = None
-        self._coming = False
+        self._copy = offloads.open()
         self._witness: torch.Tensor | None = None
         self._version = 0
 
     def fill(self, root: torch.Tensor) -> None:
         self._witness, self._version = _witness(root), root._version
-        self._handle = self.offloads.transfer.out(root.as_strided((self.facts.geometry.numel,), (1,)))
-
-    def drop(self) -> None:
-        """Let the value go from the device: the copy to the host has had its time."""
-        if self._handle is not None and not self._coming:
-            self.offloads.transfer.drop(self._handle)
-
-    def prefetch(self) -> None:
-        """Start to bring the value back, unless it is here or on its way."""
-        if self._handle is not None and not self._coming and self._cached is None:
-            self.offloads.transfer.back(self._handle)
-            self._coming = True
+        self._copy.start((root.as_strided((self.facts.geometry.numel,), (1,)),))
 
     def get(self) -> torch.Tensor:
         if self._witness is not None and self._witness._version != self._version:
@@ -53,12 +37,10 @@ class Offloaded(Restored):
         return ()
 
     def _restore(self) -> torch.Tensor:
-        if self._handle is None:
+        if not self._copy.is_started:
             raise never_saved(self.facts.name)
-        self.offloads.expect()
-        self.prefetch()
-        self._coming = False
-        return self.offloads.transfer.take(self._handle)
+        (root,) = self._copy.take()
+        return root
 
 
 def _witness(tensor: torch.Tensor) -> torch.Tensor:

@@ -97,22 +97,34 @@ def names(waits):
 def test_what_is_copied_out_and_dropped_comes_back(transfer, dtype):
     tensor = torch.randn(37).to(dtype)
     expected, reference = tensor.clone(), weakref.ref(tensor)
-    handle = transfer.out(tensor)
+    handle = transfer.out((tensor,))
     del tensor
     assert reference() is not None, "it stays until it is dropped"
     transfer.drop(handle)
     assert reference() is None
     transfer.back(handle)
-    assert torch.equal(transfer.take(handle), expected)
-    assert handle.tensor is None
+    assert torch.equal(transfer.take(handle)[0], expected)
+    assert handle.tensors is None
+
+
+def test_several_tensors_are_one_copy(transfer):
+    tensors = torch.arange(7, dtype=torch.uint8), torch.randn(3, 5).double(), torch.empty(0), torch.randn(3)
+    handle = transfer.out(tensors)
+    assert sum(host.nbytes for host in handle.hosts) == 7 + 15 * 8 + 0 + 3 * 4 <= handle.memory.nbytes
+    transfer.drop(handle)
+    handle.memory.mul_(1)
+    transfer.back(handle)
+    found = transfer.take(handle)
+    assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in zip(tensors, found, strict=True))
+    assert names(compute().waits) == ["stream1@1", "stream2@1"], "one event each way"
 
 
 def test_the_stream_of_a_tensor_waits_for_its_copy_before_it_is_freed(transfer):
-    handle = transfer.out(torch.zeros(4))
+    handle = transfer.out((torch.zeros(4),))
     outward = STREAMS[1]
     assert (compute().waits, outward.waits) == ([], [compute()])
     freed = []
-    weakref.finalize(handle.tensor, lambda: freed.append(names(compute().waits)))
+    weakref.finalize(handle.tensors[0], lambda: freed.append(names(compute().waits)))
     transfer.drop(handle)
     assert freed == [["stream1@1"]]
     transfer.drop(handle)
@@ -121,46 +133,46 @@ def test_the_stream_of_a_tensor_waits_for_its_copy_before_it_is_freed(transfer):
 
 def test_a_tensor_that_is_still_there_is_not_fetched(transfer):
     tensor = torch.zeros(4)
-    handle = transfer.out(tensor)
+    handle = transfer.out((tensor,))
     transfer.back(handle)
-    assert transfer.take(handle) is tensor
+    assert transfer.take(handle)[0] is tensor
     assert names(compute().waits) == ["stream1@1"], "whoever frees it now frees it after the copy"
     assert STREAMS[2].waits == []
     transfer.back(handle)
-    assert torch.equal(transfer.take(handle), tensor)
+    assert torch.equal(transfer.take(handle)[0], tensor)
     assert names(STREAMS[2].waits) == ["compute", "stream1@1"]
 
 
 def test_what_was_fetched_and_never_taken_is_freed_after_the_copy(transfer):
-    handle = transfer.out(torch.zeros(4))
+    handle = transfer.out((torch.zeros(4),))
     transfer.drop(handle)
     transfer.back(handle)
     freed = []
-    weakref.finalize(handle.tensor, lambda: freed.append(names(compute().waits)))
+    weakref.finalize(handle.tensors[0], lambda: freed.append(names(compute().waits)))
     del handle
     assert freed == [["stream1@1", "stream2@1"]]
 
 
 def test_only_a_tensor_that_is_used_on_another_stream_is_lent_to_it(transfer, cuda):
-    handle = transfer.out(torch.zeros(4))
+    handle = transfer.out((torch.zeros(4),))
     transfer.drop(handle)
     transfer.back(handle)
-    transfer.take(handle)
+    transfer.take(handle)[0]
     assert LENT == []
     transfer.back(handle)
     with cuda(Stream(name="other")):
-        tensor = transfer.take(handle)
+        tensor = transfer.take(handle)[0]
     assert [(at, stream.name) for at, stream in LENT] == [(tensor.data_ptr(), "other")]
 
 
 def test_a_copy_into_a_used_buffer_waits_for_the_last_copy_from_it(transfer):
-    handle = transfer.out(torch.zeros(5))
+    handle = transfer.out((torch.zeros(5),))
     memory = handle.memory.data_ptr()
     transfer.drop(handle)
     transfer.back(handle)
-    transfer.take(handle)
+    transfer.take(handle)[0]
     del handle
-    again = transfer.out(torch.ones(8))
+    again = transfer.out((torch.ones(8),))
     assert again.memory.data_ptr() == memory
     assert names(STREAMS[1].waits) == ["compute", "compute", "stream2@1"]
 
@@ -170,7 +182,7 @@ def test_a_copy_that_fails_leaves_nothing(transfer, monkeypatch):
     reference = weakref.ref(tensor)
     monkeypatch.setattr(Stream, "record_event", lambda stream: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        transfer.out(tensor)
+        transfer.out((tensor,))
     del tensor
     gc.collect()
     assert reference() is None

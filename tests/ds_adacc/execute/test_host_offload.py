@@ -23,9 +23,9 @@ from ds_adacc.program.slots import unpack
 class PoisoningTransfer(FakeTransfer):
     """Keeps what it copies, to overwrite it behind autograd's back."""
 
-    def out(self, tensor):
-        self.sources.append(tensor.data)
-        return super().out(tensor)
+    def out(self, tensors):
+        self.sources += [tensor.data for tensor in tensors]
+        return super().out(tensors)
 
     def poison(self):
         for source in self.sources:
@@ -248,7 +248,7 @@ def test_what_was_fetched_goes_with_its_last_use(transfer):
     holders = [holder for index, holder in call.holders.items() if call.bound.policy.stores[index] == planner.OFFLOAD]
     output.sum().backward(retain_graph=True)
     assert [holder._cached for holder in holders] == [None] * len(holders)
-    assert [reference().tensor for reference in transfer.handles] == [None] * len(holders)
+    assert [reference().tensors for reference in transfer.handles] == [None] * len(holders)
 
 
 def test_exception_in_forward_leaves_nothing(transfer, no_collector):

@@ -45,13 +45,13 @@ def overwrite(nbytes, device):
 def test_roundtrip(transfer, device, nbytes):
     tensor = noise(nbytes, device)
     expected = tensor.cpu()
-    handle = transfer.out(tensor)
+    handle = transfer.out((tensor,))
     del tensor
     transfer.drop(handle)
     others = overwrite(nbytes, device)
-    assert handle.host.is_pinned()
+    assert handle.memory.is_pinned()
     transfer.back(handle)
-    assert torch.equal(transfer.take(handle).cpu(), expected)
+    assert torch.equal(transfer.take(handle)[0].cpu(), expected)
     del others
 
 
@@ -60,12 +60,12 @@ def test_roundtrip_on_a_side_stream(transfer, device):
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
         tensor = noise(256 * MIB, device)
-        handle = transfer.out(tensor)
+        handle = transfer.out((tensor,))
         del tensor
         transfer.drop(handle)
         others = overwrite(256 * MIB, device)
         transfer.back(handle)
-        copy = transfer.take(handle).clone()
+        copy = transfer.take(handle)[0].clone()
     side.synchronize()
     assert torch.equal(copy.cpu(), expected)
     del others
@@ -73,12 +73,12 @@ def test_roundtrip_on_a_side_stream(transfer, device):
 
 def test_fetched_on_one_stream_and_taken_on_another(transfer, device):
     expected = noise(256 * MIB, device).cpu()
-    handle = transfer.out(noise(256 * MIB, device))
+    handle = transfer.out((noise(256 * MIB, device),))
     transfer.drop(handle)
     transfer.back(handle)
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
-        tensor = transfer.take(handle)
+        tensor = transfer.take(handle)[0]
         copy = tensor.clone()
     del tensor
     others = overwrite(256 * MIB, device)
@@ -89,15 +89,15 @@ def test_fetched_on_one_stream_and_taken_on_another(transfer, device):
 
 def test_fetched_twice(transfer, device):
     expected = noise(64 * MIB, device).cpu()
-    handle = transfer.out(noise(64 * MIB, device))
+    handle = transfer.out((noise(64 * MIB, device),))
     transfer.drop(handle)
     for _ in range(2):
         transfer.back(handle)
-        assert torch.equal(transfer.take(handle).cpu(), expected)
+        assert torch.equal(transfer.take(handle)[0].cpu(), expected)
 
 
 def test_memory_of_a_copy_never_taken_is_not_written_to(transfer, device):
-    handle = transfer.out(noise(256 * MIB, device))
+    handle = transfer.out((noise(256 * MIB, device),))
     transfer.drop(handle)
     transfer.back(handle)
     del handle
@@ -108,13 +108,13 @@ def test_memory_of_a_copy_never_taken_is_not_written_to(transfer, device):
 
 def test_device_memory_is_let_go_of(transfer, device):
     before = torch.cuda.memory_allocated(device)
-    handle = transfer.out(noise(64 * MIB, device))
+    handle = transfer.out((noise(64 * MIB, device),))
     assert torch.cuda.memory_allocated(device) == before + 64 * MIB
     transfer.drop(handle)
     assert torch.cuda.memory_allocated(device) == before
     transfer.back(handle)
     assert torch.cuda.memory_allocated(device) == before + 64 * MIB
-    tensor = transfer.take(handle)
+    tensor = transfer.take(handle)[0]
     del tensor
     assert torch.cuda.memory_allocated(device) == before
 

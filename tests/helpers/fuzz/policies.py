@@ -22,19 +22,27 @@ _EVERY = {role: [name for name in CODECS if name != "bits" or role == "dropout_m
 class HostTransfer:
     """Copies to NumPy arrays: host memory, which no count of tensors sees."""
 
-    def out(self, tensor):
-        return [tensor.view(-1).view(torch.uint8).numpy().copy(), tensor.dtype, None]
+    def out(self, tensors):
+        return [
+            [
+                (t.reshape(-1).view(torch.uint8).numpy().copy(), torch.empty(t.shape, dtype=t.dtype, device="meta"))
+                for t in tensors
+            ],
+            None,
+        ]
 
-    def settle(self, handle):
+    def drop(self, handle):
         pass
 
     def back(self, handle):
-        assert handle[2] is None
-        handle[2] = torch.from_numpy(handle[0].copy()).view(handle[1])
+        assert handle[1] is None
+        handle[1] = tuple(torch.empty(like.shape, dtype=like.dtype) for _, like in handle[0])
+        for tensor, (host, _) in zip(handle[1], handle[0], strict=True):
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(host))
 
     def take(self, handle):
-        tensor, handle[2] = handle[2], None
-        return tensor
+        tensors, handle[1] = handle[1], None
+        return tensors
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Drawn:
                 storages[storage._cdata] = storage.nbytes()
             elif choice == planner.OFFLOAD:
                 total += value.geometry.dtype.itemsize
-            elif choice is not None:
+            elif choice is not None and not planner.is_offloaded(choice):
                 total += self.codecs[value.index].payload_bytes(flat(value).size, value.geometry.dtype)
         return total + sum(nbytes for storage, nbytes in storages.items() if storage not in given)
 
@@ -91,7 +99,7 @@ def draw(recording, graph, tensors, lot, lossy):
             pending.extend(graph.ops[producer].inputs)
     policy = planner.Policy(tuple(stores))
     codecs = {i: _codec(maker, name, recording.values[i], tensors[i], lot) for i, name in _named(stores)}
-    offloads = Prefetcher(HostTransfer()) if planner.OFFLOAD in stores else None
+    offloads = Prefetcher(HostTransfer()) if any(map(planner.is_offloaded, stores)) else None
     return Drawn(recording, policy, codecs, offloads)
 
 
@@ -106,11 +114,13 @@ def _store(recording, index, maker, lot, lossy):
     if value.owned and value.geometry.is_dense and not value.dynamic and not value.overwritten and value.nbytes:
         exact.append(planner.OFFLOAD)
     codecs = [name for name in maker.on_offer(value, recording) if name != "bits"] if lossy else []
-    return lot.choice(codecs) if codecs and lot.random() < 0.7 else lot.choice([planner.RETAIN, *exact])
+    store = lot.choice(codecs) if codecs and lot.random() < 0.7 else lot.choice([planner.RETAIN, *exact])
+    moves = planner.is_codec(store) and planner.OFFLOAD in exact and lot.random() < 0.3
+    return planner.payload_offloaded(store) if moves else store
 
 
 def _named(stores):
-    return [(i, name) for i, name in enumerate(stores) if name not in (None, planner.RETAIN, planner.OFFLOAD)]
+    return [(i, planner.on_device(store)) for i, store in enumerate(stores) if planner.is_codec(store)]
 
 
 def _codec(maker, name, value, tensor, lot):

@@ -1,0 +1,28 @@
+"""Compress and offload: hold a copy of a codec's payload in host memory."""
+
+from __future__ import annotations
+
+import torch
+
+from ds_adacc.execute.holders.compressed import Compressed, Compression
+from ds_adacc.execute.host_offload import Offloads
+
+
+class OffloadedPayload(Compressed):
+    """A compressed value whose payload waits in host memory. Once it is back, it stays like any other payload."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, facts: Compression, offloads: Offloads) -> None:
+        super().__init__(facts)
+        self._copy = offloads.open()
+
+    def fill(self, flat: torch.Tensor) -> None:
+        super().fill(flat)
+        self._copy.start(self.payload)
+        self.payload = None
+
+    def _restore(self) -> torch.Tensor:
+        if self.payload is None and self._copy.is_started:
+            self.payload = self._copy.take()
+        return super()._restore()
