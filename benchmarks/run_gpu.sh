@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in stages. Each stage writes its rows as they come, and ends by itself within its time.
 #
-#     benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--rehearse] FOLDER [STAGE ...]
+#     benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--resume] [--rehearse] FOLDER [STAGE ...]
 #
 # Without a STAGE all of them run. FOLDER gets STAGE.jsonl, a line of JSON for each row, and run.log.
 #
 # --seconds   for all stages together; the last ones get what is left of it
 # --rows      only rows whose whole names match this regular expression: 'LLaMA (none|full|compiled.*)'
+# --resume    keep the rows that FOLDER has, and measure those that are missing
 # --rehearse  small sizes, on the CPU: to see that all of it works
 # WHEELS      a folder of wheels to install first, where there is no network
 # COMMIT      that of this source tree, where it is no clone, or one with another history
@@ -17,12 +18,13 @@ set -uo pipefail
 
 stages=(probe tests codecs training largest_batch zero3 trace)
 declare -A minutes=([probe]=3 [tests]=5 [codecs]=4 [training]=9 [largest_batch]=5 [zero3]=3 [trace]=2)
-usage="usage: benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--rehearse] FOLDER [STAGE ...]; stages: ${stages[*]}"
-seconds=86400 rehearses= options=()
+usage="usage: benchmarks/run_gpu.sh [--seconds N] [--rows PATTERN] [--resume] [--rehearse] FOLDER [STAGE ...]; stages: ${stages[*]}"
+seconds=86400 rehearses= options=() resume=()
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --seconds) seconds=${2:?$usage}; shift 2 ;;
         --rows) options+=(--rows "${2:?$usage}"); shift 2 ;;
+        --resume) resume=(--resume); shift ;;
         --rehearse) rehearses=yes; options+=(--rehearse); shift ;;
         *) echo "$usage" >&2; exit 2 ;;
     esac
@@ -70,7 +72,7 @@ export PYTHONPATH=$PWD/benchmarks:$PWD/examples:$PWD/tests/helpers${PYTHONPATH:+
 
 # Runs a stage. If its process dies, or loses the device to a kernel that failed, another goes on behind the row it died of.
 run() {
-    local stage=$1 ends=$2 resume=() settings=(env) code
+    local stage=$1 ends=$2 resume=("${resume[@]}") settings=(env) code
     # Without this, gaps in the allocator's memory decide how large a batch fits.
     [[ $stage != largest_batch ]] || settings+=("PYTORCH_ALLOC_CONF=${PYTORCH_ALLOC_CONF:-expandable_segments:True}")
     for _ in 1 2 3 4; do

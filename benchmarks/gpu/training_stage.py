@@ -100,24 +100,27 @@ class Comparison:
         yield f"{COMPILED}, {FULL}", partial(self.under, lambda: around(Full())), COMPILE_SECONDS
         job = partial(self.ours, around, memory_budget=1.0, codecs="none", offload=False)
         yield f"{COMPILED}, {EVERYTHING}", job, COMPILE_SECONDS
-        yield from self.in_peak(f"{COMPILED}, {FULL}", OFFLOAD, CODECS, around)
+        yield from self.in_peak(f"{COMPILED}, {FULL}", OFFLOAD, CODECS, f"{COMPILED}, ", around)
         for budget in MEMORY_BUDGETS:
             name = f"{COMPILED}, {budget}"
             yield name, partial(self.under, partial(Compiled, Strategy(), backend, budget)), COMPILE_SECONDS
-            yield from self.in_peak(name, OFFLOAD, CODECS, around)
+            yield from self.in_peak(name, OFFLOAD, CODECS, f"{COMPILED}, ", around)
+            both = partial(Compiled, backend=backend, budget=budget)
+            yield from self.in_peak(f"{COMPILED}, {FULL}", OFFLOAD, CODECS, f"{name}, ", both)
 
     def in_peak(
         self,
         strategy: str,
         offloads: Mapping[str, bool],
         codecs: Mapping[str, str],
-        around: Callable[[Strategy], Strategy] | None = None,
+        prefix: str = "",
+        around: Callable[[Strategy], Strategy] = unchanged,
     ) -> Iterator[Job]:
-        """Rows of ds_adacc in the peak of another strategy; `around`: what is to be put around ds_adacc."""
-        prefix, least = ("", 0.0) if around is None else (f"{COMPILED}, ", COMPILE_SECONDS)
+        """Rows of ds_adacc in the peak of another strategy; `around`: what is to be put around it, named `prefix`."""
+        least = COMPILE_SECONDS if prefix else 0.0
         for (words, offload), (name, chosen) in product(offloads.items(), codecs.items()):
             section = {"codecs": chosen, "offload": offload}
-            job = partial(self.in_the_peak_of, strategy, around or unchanged, **section)
+            job = partial(self.in_the_peak_of, strategy, around, **section)
             yield f"{prefix}ours {name}, in the peak of {strategy}{words}", job, least
 
     def under(self, make: Callable[[], Strategy]) -> Row:

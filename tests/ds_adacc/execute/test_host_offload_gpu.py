@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 MIB = 1 << 20
+MAKER = CodecMaker(load({"adacc": {"codecs": dict.fromkeys(("block_input", "linear", "gelu", "other"), "group")}}))
 WIDTH = 512
 
 
@@ -155,6 +156,51 @@ def test_two_blocks_that_offload_everything(transfer, device):
     for _ in range(5):
         for a, b in zip(expected, gradients(blocks, runs, x), strict=True):
             assert torch.equal(a, b)
+
+
+def compressing(recording, device, codecs, is_away):
+    """The policy that compresses all saved values with the codecs, by value, made for it."""
+    stores = list(planner.retain_policy(profile_of(recording)).stores)
+    for value in recording.values:
+        if value.index in recording.saved and (names := MAKER.on_offer(value, recording)):
+            codecs.setdefault(value.index, MAKER.make(names[0], device, None))
+            stores[value.index] = planner.payload_offloaded(names[0]) if is_away else names[0]
+    return planner.Policy(tuple(stores))
+
+
+def test_two_blocks_that_offload_every_payload(transfer, device):
+    blocks, x = two_blocks(device)
+    prefetcher, found = Prefetcher(transfer), []
+    for is_away in (False, True, True, True):
+        runs = []
+        for block in blocks:
+            recording, codecs = record(block, (x,), {}), {}
+            policy = compressing(recording, device, codecs, is_away)
+            assert len(codecs) >= 3
+            runs.append(under(block, recording, policy, codecs, prefetcher)[0])
+        found.append(gradients(blocks, runs, x))
+    for each in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], each, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(found[0], gradients(blocks, blocks, x), strict=True))
+
+
+def test_no_payload_is_held_between_forward_and_backward(transfer, device):
+    blocks, x = two_blocks(device)
+    recording, codecs = record(blocks[0], (x,), {}), {}
+    prefetcher = Prefetcher(transfer)
+    run, calls = under(blocks[0], recording, compressing(recording, device, codecs, True), codecs, prefetcher)
+    gradients([blocks[0]], [run, run], x)
+    gc.collect()
+    before = torch.cuda.memory_allocated(device)
+    output = run(run(x))
+    moved = sum(calls[-1].bound.moved_bytes(index) for index, *_ in calls[-1].bound.offloaded)
+    assert 2 * moved <= torch.cuda.memory_allocated(device) - before - output.nbytes <= 2 * moved + MIB
+    for _ in range(2):  # two more calls begin
+        prefetcher.pass_over()
+    assert torch.cuda.memory_allocated(device) - before <= output.nbytes + MIB
+    del output, calls[:]
+    gc.collect()
+    assert torch.cuda.memory_allocated(device) <= before + MIB
 
 
 def test_nothing_is_left_after_backward(transfer, device):

@@ -8,7 +8,8 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.planner import OFFLOAD
+from ds_adacc.planner import OFFLOAD, is_codec, is_offloaded
+from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.runtime.runtime import Runtime
 
 SIZE = 2 * 9 * zoo.WIDTH * 4  # bytes of a block's input
@@ -40,3 +41,34 @@ def test_host_memory_is_reserved_between_steps_and_copies_end_in_order(monkeypat
     gradients = torch.autograd.grad(output.sum(), [x, *blocks.parameters()])
     assert all(map(torch.equal, expected, gradients))
     assert transfer.log[5:] == [("take", 2), ("back", 0), ("take", 1), ("take", 0)]
+
+
+def test_payloads_are_offloaded_as_planned(monkeypatch):
+    offered = CodecMaker.on_offer
+
+    def on_offer(self, value, recording):
+        names = offered(self, value, recording)
+        return (*names, OFFLOAD) if names else names
+
+    monkeypatch.setattr(CodecMaker, "on_offer", on_offer)
+    # a link that could not take whole values beside so short a forward
+    monkeypatch.setattr(CodecMaker, "byte_seconds", lambda self, device: (1e-9, 1e-9))
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(4))
+    x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    section = {"memory_budget": 0.34, "codecs": {"linear": "group", "gelu": "group"}, "max_gradient_error": None}
+    runtime, transfer = Runtime(load({"adacc": section}), stepped=True), FakeTransfer()
+    runtime._binder._prefetcher = Prefetcher(transfer)
+    for _ in range(8):
+        h = x
+        for block in blocks:
+            h = runtime.checkpoint(block, h)
+        torch.autograd.grad(h.sum(), [x, *blocks.parameters()])
+        runtime.controller.end_step()
+    plan, seen = runtime.controller.plan, runtime.controller.observation
+    (chosen,) = plan.policies.values()
+    moved = [store for policy in chosen for store in policy.stores if is_offloaded(store)]
+    assert any(map(is_codec, moved)) and plan.peak <= plan.budget
+    assert seen.held.observed == seen.held.planned
+    takes = sum(what == "take" for what, _ in transfer.log)
+    assert takes and takes % len(moved) == 0
