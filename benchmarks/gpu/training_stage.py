@@ -44,7 +44,7 @@ REHEARSED = {
         "compiled, full",
         "compiled, ours 1.0",
         "compiled, 0.5",
-        "compiled, ours default, in the peak of compiled, full",
+        "compiled, 0.5, ours default, in the peak of compiled, full",
     ),
     "LLaMA": (NONE, EVERYTHING),
 }

@@ -266,7 +266,7 @@ class AdaccConfig(_Part):
     `codecs`: a name in PRESETS, or a mapping of roles to codecs.
     `max_gradient_error`: a bound on the measured relative error of each block's gradient; null: no bound. Presets in
     UNBOUNDED have none unless the section sets one.
-    `offload`: whether values on a CUDA device may wait in host memory.
+    `offload`: whether values on a CUDA device, or the payloads of their codecs, may wait in host memory.
     `group_size`: elements that share a scale; even, as two codes share a byte.
     `scale`: "extreme" anchors it at the signed extreme of its group; "paper" is max|x| / 8 (equation 2), which clips
     it.

@@ -10,7 +10,7 @@ RECOMPUTE = "recompute"
 
 
 def choices(profile: planner.Profile, policy: planner.Policy) -> list[str | None]:
-    """For each value "retain", "offload", a codec's name, "recompute", or None if backward does not need it."""
+    """For each value its store in the policy, "recompute", or None if backward does not need it."""
     rebuilt = {value for op in profile.graph.replayed(policy.stores) for value in profile.graph.ops[op].outputs}
     return [store or (RECOMPUTE if value in rebuilt else None) for value, store in enumerate(policy.stores)]
 

@@ -19,7 +19,8 @@ from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy
 WIDTH = 80
 _INDENT = 2
 _GAP = 2  # between two columns
-_LABEL, _CHOICE, _BLOCKS = 28, 12, 40  # the most characters of a label, of a choice, and of a list of blocks
+# The most characters of a label, of a choice (the longest is "offload asymmetric8"), and of a list of blocks.
+_LABEL, _CHOICE, _BLOCKS = 28, 19, 40
 _SMALL = 0.01  # statistics that take less of the block's bytes are shown as one row
 
 
