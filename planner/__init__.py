@@ -46,6 +46,7 @@ from ds_adacc.planner.profile import (
     Strictness,
     is_codec,
     is_offloaded,
+    nearest_offer,
     on_device,
     payload_offloaded,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "leanest",
     "least_peak",
     "least_peak_in_process",
+    "nearest_offer",
     "on_device",
     "payload_offloaded",
     "peak_bytes",

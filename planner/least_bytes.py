@@ -48,8 +48,8 @@ def _fewest_bytes(profile: Profile, bound: float | None) -> dict[int, tuple[int,
     fewest = {}
     for index, value in enumerate(profile.graph.values):
         if value.storable:
-            allowed = [o for o in profile.offers[index] if bound is None or o.gradient_error <= bound]
-            fewest[index] = min([(value.nbytes, RETAIN), *((o.nbytes, o.codec) for o in allowed)])
+            offers = profile.offers_within(index, bound)
+            fewest[index] = min([(value.nbytes, RETAIN), *((offer.nbytes, offer.codec) for offer in offers)])
     return fewest
 
 

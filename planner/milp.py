@@ -83,7 +83,10 @@ def in_granules(profile: Profile, granule: int) -> Profile:
         up(profile.graph.carried_bytes),
     )
     codecs = tuple(
-        tuple(replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes)) for o in offers)
+        tuple(
+            replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes), moved_bytes=up(o.moved_bytes))
+            for o in offers
+        )
         for offers in profile.codecs
     )
     return replace(profile, graph=graph, codecs=codecs)
@@ -96,7 +99,7 @@ def _sizes(profile: Profile) -> Iterator[int]:
     for event in profile.graph.events:
         yield from (event.gradient_bytes, event.made_bytes, event.late_bytes)
     for offer in itertools.chain.from_iterable(profile.codecs):
-        yield from (offer.nbytes, offer.workspace_bytes)
+        yield from (offer.nbytes, offer.workspace_bytes, offer.moved_bytes)
 
 
 class Tightens(Protocol):

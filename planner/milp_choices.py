@@ -128,9 +128,8 @@ class BlockVariables:
     def _add_choices(self, max_gradient_error: float | None) -> None:
         for index, value in enumerate(self.profile.graph.values):
             if value.storable and self.schedule.used(index):
-                offers = self.profile.offers[index]
-                fine = (o for o in offers if max_gradient_error is None or o.gradient_error <= max_gradient_error)
-                for store in (RETAIN, *(offer.codec for offer in fine)):
+                offers = self.profile.offers_within(index, max_gradient_error)
+                for store in (RETAIN, *(offer.codec for offer in offers)):
                     self.choices[index, store] = self.model.add_var(var_type=mip.BINARY)
                 self.model += self.stored(index) <= 1
 

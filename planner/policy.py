@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ds_adacc.planner.graph import BlockGraph
-from ds_adacc.planner.profile import RETAIN, Profile, is_codec
+from ds_adacc.planner.profile import RETAIN, Profile, is_codec, on_device
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,13 @@ class Policy:
             op = graph.ops[index]
             self._check_at_hand(graph, f"replayed op {op.name!r}", op.inputs)
 
+    @property
+    def on_device(self) -> Policy:
+        """The same without copies to host memory: what it does to the data."""
+        return Policy(tuple(map(on_device, self.stores)))
+
     def is_on_offer(self, profile: Profile) -> bool:
-        """Whether all codecs that it names are on offer."""
+        """Whether all stores that it names are on offer."""
         named = zip(self.stores, profile.offers, strict=True)
         return all(store in (None, RETAIN) or store in {cost.codec for cost in costs} for store, costs in named)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc.planner.graph import BlockGraph, check_count
@@ -33,6 +33,15 @@ def payload_offloaded(codec: str) -> str:
     return _PAYLOAD_OFFLOADED + codec
 
 
+def nearest_offer(store: str, offers: Collection[str]) -> str:
+    """The store, or as much of it as is in `offers`: its codec, its copy to host memory, both or neither."""
+    codec = on_device(store)
+    kept = codec if codec in offers else RETAIN
+    if not is_offloaded(store) or OFFLOAD not in offers:
+        return kept
+    return OFFLOAD if kept == RETAIN else payload_offloaded(kept)
+
+
 def on_device(store: str | None) -> str | None:
     """The same store without the copy to host memory: of an offloaded payload the codec's name."""
     return RETAIN if store == OFFLOAD else store and store.removeprefix(_PAYLOAD_OFFLOADED)
@@ -48,9 +57,8 @@ class CodecCost:
     backward reads together are replayed on it. `lossless`: no data come back changed. A lossy codec has an error of 0,
     too, while the data suit it, as zeros do.
 
-    `OFFLOAD` is measured as a codec too: its payload is in host memory, so `nbytes` is 0, and its seconds are those of
-    the copies. In `Profile.offers` these are `out_seconds` and `back_seconds`: of a copy of the `moved_bytes` to the
-    host, and of one back.
+    What is offloaded waits in host memory: `moved_bytes` of it. A copy of these to the host takes `out_seconds`, and
+    one back `back_seconds`. A value that is offloaded as it is costs what `CodecCost.offload` says.
 
     Raises ValueError for a negative or non-finite number, and for an error of a lossless codec.
     """
@@ -88,6 +96,12 @@ class CodecCost:
                 f"codec {self.codec!r} is lossless, but has error = {self.error} and gradient_error = "
                 f"{self.gradient_error}: both must be 0"
             )
+
+    @classmethod
+    def offload(cls, nbytes: int, out_seconds: float, back_seconds: float) -> CodecCost:
+        """The cost of offloading a value of `nbytes`, at least 1, as it is."""
+        moved = {"moved_bytes": nbytes, "out_seconds": out_seconds, "back_seconds": back_seconds}
+        return cls(OFFLOAD, 0, 0.0, 0.0, error=0.0, workspace_bytes=0, lossless=True, **moved)
 
     @property
     def seconds(self) -> float:
@@ -145,12 +159,20 @@ class Profile:
 
     @functools.cached_property
     def offers(self) -> tuple[tuple[CodecCost, ...], ...]:
-        """Every store but `RETAIN` on offer for each value: its codecs, `OFFLOAD`, and codecs with offloaded payloads.
+        """All but `RETAIN` that is on offer for each value: codecs, `OFFLOAD`, and codecs with offloaded payloads."""
+        return tuple(map(_with_offloaded_payloads, self.codecs))
 
-        The payload is copied at the speed of the value itself.
+    def offers_within(self, value: int, max_gradient_error: float | None) -> tuple[CodecCost, ...]:
+        """The offers for a value that keep the bound by themselves: what a search chooses from.
+
+        Of the offloaded payloads it has the smallest alone. With all of them a search would take more than twice as
+        long, to find plans that are hardly better.
         """
-        pairs = zip(self.graph.values, self.codecs, strict=True)
-        return tuple(tuple(_with_offloaded(value.nbytes, offers)) for value, offers in pairs)
+        bound = math.inf if max_gradient_error is None else max_gradient_error
+        fine = [offer for offer in self.offers[value] if offer.gradient_error <= bound]
+        payloads = [offer for offer in fine if is_codec(offer.codec) and is_offloaded(offer.codec)]
+        smallest = min(payloads, key=lambda offer: offer.moved_bytes, default=None)
+        return tuple(offer for offer in fine if offer not in payloads or offer is smallest)
 
     def codec(self, value: int, name: str) -> CodecCost:
         """The cost of storing value number `value` so; ValueError if that is not on offer."""
@@ -229,25 +251,23 @@ class BlockType:
         return self.count // self.calls_per_block
 
 
-def _with_offloaded(nbytes: int, costs: Sequence[CodecCost]) -> Iterator[CodecCost]:
-    """The stores of a value of `nbytes` with these measured costs."""
-    codecs = [cost for cost in costs if cost.codec != OFFLOAD]
-    yield from codecs
-    for link in (cost for cost in costs if cost.codec == OFFLOAD):
+def _with_offloaded_payloads(costs: Sequence[CodecCost]) -> tuple[CodecCost, ...]:
+    link = next((cost for cost in costs if cost.codec == OFFLOAD), None)
+    codecs = [cost for cost in costs if cost.codec != OFFLOAD and cost.nbytes]
+    return (*costs, *(_payload_offloaded(cost, link) for cost in codecs)) if link is not None else tuple(costs)
 
-        def moved(cost: CodecCost, store: str, moved_bytes: int, link: CodecCost = link) -> CodecCost:
-            share = moved_bytes / nbytes if nbytes else 0.0
-            return replace(
-                cost,
-                codec=store,
-                nbytes=0,
-                moved_bytes=moved_bytes,
-                out_seconds=share * link.compress_seconds,
-                back_seconds=share * link.decompress_seconds,
-            )
 
-        yield moved(replace(link, compress_seconds=0.0, decompress_seconds=0.0), OFFLOAD, nbytes)
-        yield from (moved(cost, payload_offloaded(cost.codec), cost.nbytes) for cost in codecs if cost.nbytes)
+def _payload_offloaded(cost: CodecCost, link: CodecCost) -> CodecCost:
+    """The cost of a codec whose payload is copied at the speed of the value itself, which `link` has."""
+    share = cost.nbytes / link.moved_bytes
+    return replace(
+        cost,
+        codec=payload_offloaded(cost.codec),
+        nbytes=0,
+        moved_bytes=cost.nbytes,
+        out_seconds=share * link.out_seconds,
+        back_seconds=share * link.back_seconds,
+    )
 
 
 def _check_length(what: str, length: int, of: str, expected: int) -> None:

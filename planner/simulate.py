@@ -10,8 +10,8 @@ request. Any other is rebuilt by replaying its producer: this requests the produ
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
 passes through a replay (`segments.py`). What is retained or compressed is held until no event is left that may need it.
 Replays and codecs run before the event's own step, which then allocates. Some of that comes when the step has let the
-copies of its values go. What is offloaded comes back before the call's backward begins; a payload then stays as long as
-one that was on the device all along.
+copies of its values go. What is offloaded comes back before the call's backward begins. Such a payload is counted as
+long as one that was on the device all along, though it goes with its decompression.
 """
 
 from __future__ import annotations

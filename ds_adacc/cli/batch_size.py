@@ -86,7 +86,9 @@ class BatchLine:
     ) -> tuple[planner.CodecCost, ...]:
         others = {cost.codec: cost for cost in b}
         pairs = [(cost, others[cost.codec]) for cost in a if cost.codec in others]
-        return tuple(self._moved(batch, cost, other, "nbytes", "workspace_bytes") for cost, other in pairs)
+        return tuple(
+            self._moved(batch, cost, other, "nbytes", "workspace_bytes", "moved_bytes") for cost, other in pairs
+        )
 
     def _moved(self, batch: int, a: Part, b: Part, *fields: str) -> Part:
         """`a` with these fields, in bytes, on the line through it and `b`."""

@@ -22,7 +22,7 @@ class BoundPolicy:
     """How to execute one block's calls under a policy.
 
     `codecs`: by compressed value. `segments`: by the operator at the end of each replay. `prefetcher`: None unless a
-    value is offloaded.
+    value or a payload is offloaded.
     """
 
     recording: Recording

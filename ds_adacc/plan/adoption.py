@@ -64,7 +64,9 @@ class Adoption:
         found = self._most(limit, lambda blocks: (retain,) * blocks + before[blocks:])
         if found is not None:
             return found
-        leanest = min({*before, lean}, key=lambda policy: policy.held_bytes(self.spec.profile))
+        # Of those that hold equally little, the one that moves the least to host memory, and of these the first: every
+        # rank must find the same.
+        leanest = min(dict.fromkeys((*before, lean)), key=self._held_and_moved)
 
         def leaner(kept: int) -> TypePolicies:
             changed = (leanest if self._permit(index, leanest) else lean for index in range(len(before) - kept))
@@ -76,9 +78,21 @@ class Adoption:
         """What the blocks run at the other sizes; where that is impossible here, they recompute all that they can."""
         lean = planner.recompute_policy(self.spec.profile)
         return tuple(
-            policy if self._permit(index, policy) and policy.is_on_offer(self.spec.profile) else lean
+            found if (found := self._staying(policy)) is not None and self._permit(index, found) else lean
             for index, policy in enumerate(self._relative.policies)
         )
+
+    def _staying(self, policy: planner.Policy) -> planner.Policy | None:
+        """The policy, with what is too small here to be offloaded on its device; None if that is not on offer."""
+        offers = ({offer.codec for offer in of_value} for of_value in self.spec.profile.offers)
+        pairs = zip(policy.stores, offers, strict=True)
+        stores = (store if store in on_offer else planner.on_device(store) for store, on_offer in pairs)
+        found = planner.Policy(tuple(stores))
+        return found if found.is_on_offer(self.spec.profile) else None
+
+    def _held_and_moved(self, policy: planner.Policy) -> tuple[int, int]:
+        run = planner.simulate(self.spec.profile, policy)
+        return run.held, run.fetched
 
     def agreed(self, name: str, policies: TypePolicies) -> AgreedType:
         """What is agreed on for the block type `name` that has this profile, under these policies."""

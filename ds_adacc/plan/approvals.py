@@ -26,8 +26,9 @@ _STEP = 1.25  # strictness is rounded up to powers of this, so that blocks with 
 class BlockErrors:
     """What was measured of one block. `approved` holds its approved policies, each with its largest gradient error.
 
-    `strictness`: how its errors exceed the estimates. `rejections`: how many policies were above the bound since the
-    last one was approved, and `rejected`: the last of them.
+    Policies are held without their copies to host memory, which change no data (`Policy.on_device`). `strictness`: how
+    the block's errors exceed the estimates. `rejections`: how many policies were above the bound since the last one was
+    approved, and `rejected`: the last of them.
     """
 
     approved: tuple[tuple[planner.Policy, float], ...] = ()
@@ -59,7 +60,7 @@ class Approvals:
 
     def is_rejected(self, key: BlockKey, policy: planner.Policy) -> bool:
         """Whether the policy was measured above the bound: to try it again would tell nothing new."""
-        return self._of(key).rejected == policy
+        return self._of(key).rejected == policy.on_device
 
     def knows(self, key: BlockKey, policy: planner.Policy) -> bool:
         """Whether the policy was measured on the block: it is approved, or it was the last to be rejected."""
@@ -67,7 +68,7 @@ class Approvals:
 
     def error(self, key: BlockKey, policy: planner.Policy) -> float | None:
         """The largest relative error measured of an approved policy; None if it was not measured."""
-        return dict(self._of(key).approved).get(policy)
+        return dict(self._of(key).approved).get(policy.on_device)
 
     def in_force(self, agreed: Iterable[AgreedType]) -> dict[BlockKey, float]:
         """The largest measured errors of the policies in force, by block."""
@@ -83,10 +84,11 @@ class Approvals:
         rejected: dict[BlockKey, PolicyError] = {}
         for key, found in worst(everyone):
             known = self._of(key)
-            approved = tuple((policy, error) for policy, error in known.approved if policy != found.policy)
+            policy = found.policy.on_device
+            approved = tuple((other, error) for other, error in known.approved if other != policy)
             if found.error <= self.max_error:
                 largest = max(found.error, self.error(key, found.policy) or 0.0)
-                approved = (*approved, (found.policy, largest))
+                approved = (*approved, (policy, largest))
                 self.blocks[key] = replace(known, approved=approved, rejections=0, rejected=None)
                 continue
             rejections = known.rejections + (key not in rejected)
@@ -97,7 +99,7 @@ class Approvals:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None and known.rejections:  # what an earlier search found may no longer hold
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(approved, stricter, rejections, found.policy)
+            self.blocks[key] = BlockErrors(approved, stricter, rejections, policy)
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -141,7 +143,7 @@ class Approvals:
         """Withdraw the approved policies of a block type that separate other channels of these values than before."""
 
         def stays(policy: planner.Policy) -> bool:
-            return not any(separates_outliers(planner.on_device(policy.stores[value])) for value in values)
+            return not any(separates_outliers(policy.stores[value]) for value in values)
 
         for key, known in self.blocks.items():
             if key[0] == name:

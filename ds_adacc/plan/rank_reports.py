@@ -94,4 +94,7 @@ def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:
         decompress_seconds=statistics.fmean(cost.decompress_seconds for cost in costs),
         error=statistics.fmean(cost.error for cost in costs),
         gradient_error=max(cost.gradient_error for cost in costs),
+        moved_bytes=max(cost.moved_bytes for cost in costs),
+        out_seconds=statistics.fmean(cost.out_seconds for cost in costs),
+        back_seconds=statistics.fmean(cost.back_seconds for cost in costs),
     )

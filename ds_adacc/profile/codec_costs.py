@@ -37,7 +37,7 @@ def _cost(
 ) -> planner.CodecCost:
     if name == planner.OFFLOAD:  # a copy's time depends on its bytes alone, so the link is timed once, not each value
         out, back = (value.nbytes * seconds for seconds in codecs.byte_seconds(tensor.device))
-        return planner.CodecCost(planner.OFFLOAD, 0, out, back, error=0.0, workspace_bytes=0, lossless=True)
+        return planner.CodecCost.offload(value.nbytes, out, back)
     holder = empty_holder(name, value, tensor, codecs)
     codec, seen, dtype = holder.facts.codec, flat(value), value.geometry.dtype
     compress = timed(lambda: holder.fill(seen.view(tensor)))

@@ -18,7 +18,7 @@ from ds_adacc.profile.timer import Timer
 from ds_adacc.program.recording import RecordedValue, Recording
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LEAST_OFFLOADED = 1 << 20  # bytes; a smaller copy takes as long as this one
+_LEAST_OFFLOADED = 1 << 20  # bytes of the value; a smaller copy takes as long as this one
 _SAMPLE = 64 << 20  # bytes that are copied to time the link to the host
 
 
@@ -37,7 +37,7 @@ class CodecMaker:
         self._byte_seconds: dict[torch.device, tuple[float, float]] = {}
 
     def on_offer(self, value: RecordedValue, recording: Recording) -> tuple[str, ...]:
-        """The names of the codecs that may hold `value`, among them `planner.OFFLOAD`.
+        """The names of the codecs that may hold `value`; `planner.OFFLOAD` if it, or their payloads, may be offloaded.
 
         A value that holds Inf or NaN (an attention mask, say) is never quantised. A small value, or one on the CPU, is
         never offloaded.
@@ -52,12 +52,6 @@ class CodecMaker:
         offered = tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
         offloads = self._config.offload and value.device == "cuda" and value.nbytes >= _LEAST_OFFLOADED
         return (*offered, planner.OFFLOAD) if offloads else offered
-
-    def may_hold(self, store: str, value: RecordedValue, recording: Recording) -> bool:
-        """Whether `value` may be stored so: with its codec, if it names one, and in host memory, if it is offloaded."""
-        offers = self.on_offer(value, recording)
-        has_codec = not planner.is_codec(store) or planner.on_device(store) in offers
-        return has_codec and (planner.OFFLOAD in offers or not planner.is_offloaded(store))
 
     def make(self, name: str, device: torch.device, channels: torch.Tensor | None) -> Codec:
         """The codec `name`; `channels` are the outlier channels, for a codec that separates them."""

@@ -116,6 +116,9 @@ def _offer(one: planner.CodecCost, other: planner.CodecCost, along: _Line) -> pl
         error=max(one.error, other.error),
         workspace_bytes=along.whole((one.workspace_bytes, other.workspace_bytes)),
         lossless=one.lossless and other.lossless,
+        moved_bytes=along.whole((one.moved_bytes, other.moved_bytes)),
+        out_seconds=along.at((one.out_seconds, other.out_seconds)),
+        back_seconds=along.at((one.back_seconds, other.back_seconds)),
     )
 
 

@@ -70,8 +70,7 @@ class Binder:
 
     def measured(self, variant: Variant, known: KnownType, policy: planner.Policy, device: torch.device) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads stays, for a copy changes nothing."""
-        stores = self._permitted(policy, variant).stores
-        policy = planner.Policy(tuple(map(planner.on_device, stores)))
+        policy = self._permitted(policy.on_device, variant)
         return self._bound(variant, known, policy, InputPlacement(), device)
 
     def _bound(
@@ -101,19 +100,18 @@ class Binder:
 
         `profile`: that for which the policy was made.
         """
-        stores = self._permitted(policy, variant).stores
-        return all(stores[index] == policy.stores[index] for index in policy.lossy_values(profile))
+        stores, wanted = self._permitted(policy, variant).on_device.stores, policy.on_device.stores
+        return all(stores[index] == wanted[index] for index in policy.lossy_values(profile))
 
     def _permitted(self, policy: planner.Policy, variant: Variant) -> planner.Policy:
-        """The policy, but a value that its codec cannot hold is retained.
+        """The policy, but a value that its codec cannot hold is kept as it is, and one too small to offload stays.
 
-        It cannot if the value has Inf (a score, for example), or if it is not known which channels are outliers.
+        A codec cannot if the value has Inf (a score, for example), or if it is not known which channels are outliers.
         """
-        recording, stores = variant.recording, list(policy.stores)
-        for index, choice in enumerate(stores):
-            if choice in (None, planner.RETAIN):
-                continue
-            lacks_outliers = separates_outliers(planner.on_device(choice)) and index not in variant.outliers
-            if lacks_outliers or not self._codecs.may_hold(choice, recording.values[index], recording):
-                stores[index] = planner.RETAIN
+        stores = list(policy.stores)
+        for index, store in enumerate(stores):
+            if store not in (None, planner.RETAIN):
+                offers = self._codecs.on_offer(variant.recording.values[index], variant.recording)
+                known = [name for name in offers if index in variant.outliers or not separates_outliers(name)]
+                stores[index] = planner.nearest_offer(store, known)
         return planner.Policy(tuple(stores))

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from ds_adacc.planner import (
-    OFFLOAD,
     RETAIN,
     BlockGraph,
     BlockType,
@@ -72,9 +71,9 @@ def measured_costs(draw, sizes, count, transfers, nbytes):
     ]
     if codecs and draw(st.booleans()):
         codecs[0] = replace(codecs[0], gradient_error=0.0, lossless=True)
-    if transfers and codecs and draw(st.sampled_from([True, False, False])):
+    if transfers and codecs and nbytes and draw(st.sampled_from([True, False, False])):
         out, back = draw(TIMES), draw(TIMES)
-        codecs[-1] = CodecCost(OFFLOAD, 0, 2 * out, 2 * back, 0.0, 0, lossless=True)
+        codecs[-1] = CodecCost.offload(nbytes, 2 * out, 2 * back)
         payload = draw(st.sampled_from([nbytes, 2 * nbytes] if nbytes % 2 else [nbytes // 2, nbytes]))
         codecs[:-1] = [replace(codec, nbytes=payload) for codec in codecs[:-1]]
     return tuple(codecs)
@@ -106,8 +105,10 @@ def points(profile, max_gradient_error=None):
     """Every policy that can be carried out, as a point."""
     graph = profile.graph
     stores = [
-        (None, RETAIN, *(offer.codec for offer in offers)) if value.storable else (None,)
-        for value, offers in zip(graph.values, profile.offers, strict=True)
+        (None, RETAIN, *(offer.codec for offer in profile.offers_within(index, max_gradient_error)))
+        if value.storable
+        else (None,)
+        for index, value in enumerate(graph.values)
     ]
     for policy in map(Policy, itertools.product(*stores)):
         try:

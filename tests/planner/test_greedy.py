@@ -104,8 +104,8 @@ def test_greedy_keeps_the_gradient_error_within_its_bound(pair):
 
 
 def test_greedy_moves_no_values_to_the_host(block):
-    away = CodecCost("offload", 0, 0.0, 0.0, 0.0, 0, lossless=True)
-    profile = replace(block, codecs=((away,), (away,), (), (*block.codecs[3], away), (), ()))
+    x, a, c = (CodecCost.offload(nbytes, 0.0, 0.0) for nbytes in (100, 40, 60))
+    profile = replace(block, codecs=((x,), (a,), (), (*block.codecs[3], c), (), ()))
     problem = Problem((BlockType("block", profile, 2),))
     assert greedy(problem, 345).policies == everywhere(recompute_policy, problem).policies
 

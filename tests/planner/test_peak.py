@@ -89,7 +89,7 @@ def test_the_peak_may_fall_in_forward_of_the_last_block(block):
 
 def test_what_is_offloaded_is_copied_beside_the_forward_of_the_block_after(block):
     """200 bytes of x, which also come back beside its backward; the block after that finds nothing of them."""
-    away = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
+    away = CodecCost.offload(200, 1.0, 1.0)
     first = Profile(BlockGraph((Value("x", "", 200, None, True),), (), (Event("x", (0,), 0),)), (), ((away,),))
     problem = Problem((BlockType("first", first, 1), BlockType("block", block, 1)), order=("first", "block"))
     lone = Policy((OFFLOAD,))
@@ -111,7 +111,7 @@ LEAN = Policy(("retain",))
 
 
 def test_what_was_offloaded_comes_back_beside_the_block_after(block):
-    transfer = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
+    transfer = CodecCost.offload(100, 1.0, 1.0)
     profile = replace(block, codecs=((transfer,), *block.codecs[1:]))
     away = Policy((OFFLOAD, "retain", "retain", "retain", None, None))  # 110 and 100 on the host; 245 ...
     problem = Problem((BlockType("block", profile, 2),), order=("block",) * 2)

@@ -129,8 +129,8 @@ def test_forward_is_that_of_a_walk_through_its_ops(profile):
 def offloading(block, overlap_seconds):
     """The block with two values that may go to the host: a (2 s out, 3 s back) and x (5 s, 7 s)."""
     x, a = (
-        CodecCost(OFFLOAD, 0, 5.0, 7.0, 0.0, 0, lossless=True),
-        CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0, lossless=True),
+        CodecCost.offload(100, 5.0, 7.0),
+        CodecCost.offload(40, 2.0, 3.0),
     )
     return replace(block, codecs=((x,), (a,), *block.codecs[2:]), overlap_seconds=overlap_seconds)
 
@@ -159,7 +159,7 @@ def test_offloaded_values_come_back_before_the_first_event(block, overlap_second
 @pytest.mark.parametrize(("overlap_seconds", "stalls"), [((0.0, 0.0), 0.5 + 0.75), ((0.4, 2.0), 0.2 + 0.0)])
 def test_an_offloaded_payload_is_copied_in_place_of_the_value(block, overlap_seconds, stalls):
     """c takes 60 bytes, its payload 15: a quarter of the value's copies, which take 2 and 3 seconds."""
-    away = CodecCost(OFFLOAD, 0, 2.0, 3.0, 0.0, 0, lossless=True)
+    away = CodecCost.offload(60, 2.0, 3.0)
     codecs = (*block.codecs[:3], (*block.codecs[3], away), *block.codecs[4:])
     profile = replace(block, codecs=codecs, overlap_seconds=overlap_seconds)
     compressed = simulate(profile, Policy(("retain", None, None, "int4", None, None)))
@@ -180,7 +180,7 @@ def test_the_payload_of_a_value_that_may_not_be_offloaded_stays(block):
 
 
 def test_an_offloaded_value_nothing_uses_is_alive_to_the_end(block):
-    spare = CodecCost(OFFLOAD, 0, 1.0, 1.0, 0.0, 0, lossless=True)
+    spare = CodecCost.offload(20, 1.0, 1.0)
     profile = replace(block, codecs=(*block.codecs[:5], (spare,)))
     policy = Policy(("retain", "retain", "retain", "retain", None, OFFLOAD))
     run = simulate(profile, policy)

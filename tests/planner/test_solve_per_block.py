@@ -57,7 +57,7 @@ def test_packs_as_many_blocks_as_it_takes():
 
 def test_the_last_block_copies_nothing_to_the_host_that_its_backward_wants_at_once():
     """All may go there for no time at all, and then the solver would rather hold fewer bytes."""
-    away = CodecCost(OFFLOAD, 0, MICROSECOND, MICROSECOND, 0.0, 0, lossless=True)
+    away = CodecCost.offload(100, MICROSECOND, MICROSECOND)
     graph = BlockGraph((Value("x", "", 100, None, True),), (), (Event("x", (0,), 0),))
     profile = Profile(graph, (), ((away,),), (MICROSECOND, MICROSECOND))
     problem = Problem((BlockType("a", profile, 6),), order=("a",) * 6)

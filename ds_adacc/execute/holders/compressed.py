@@ -59,9 +59,12 @@ class Compressed(Restored):
         return tuple(tensor for tensor in self.payload or () if tensor.device.type == self.facts.device)
 
     def _restore(self) -> torch.Tensor:
-        facts = self.facts
         if self.pending is not None:
             return self.pending.get()
         if self.payload is None:
-            raise never_saved(facts.name)
-        return facts.codec.decompress(self.payload, facts.shape, facts.geometry.dtype)
+            raise never_saved(self.facts.name)
+        return self.decompressed(self.payload)
+
+    def decompressed(self, payload: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """What the payload was compressed from, all elements in memory order."""
+        return self.facts.codec.decompress(payload, self.facts.shape, self.facts.geometry.dtype)

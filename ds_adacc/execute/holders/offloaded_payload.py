@@ -9,7 +9,7 @@ from ds_adacc.execute.host_offload import Offloads
 
 
 class OffloadedPayload(Compressed):
-    """A compressed value whose payload waits in host memory. Once it is back, it stays like any other payload."""
+    """A compressed value whose payload waits in host memory. When it is back, it goes with the decompression."""
 
     __slots__ = ("_copy",)
 
@@ -23,6 +23,6 @@ class OffloadedPayload(Compressed):
         self.payload = None
 
     def _restore(self) -> torch.Tensor:
-        if self.payload is None and self._copy.is_started:
-            self.payload = self._copy.take()
-        return super()._restore()
+        if self.pending is not None or not self._copy.is_started:
+            return super()._restore()
+        return self.decompressed(self._copy.take())

@@ -303,7 +303,7 @@ def test_nothing_is_counted_as_held(transfer):
         output = block(*args, **kwargs)
     done(output)
     output.sum().backward()
-    cost = planner.CodecCost(planner.OFFLOAD, 0, 0.0, 0.0, 0.0, 0, lossless=True)
+    cost = planner.CodecCost.offload(8, 0.0, 0.0)
     offers = tuple((cost,) if store == planner.OFFLOAD else () for store in policy.stores)
     assert observer.held_bytes == policy.held_bytes(replace(profile_of(recording), codecs=offers)) > 0
     del output

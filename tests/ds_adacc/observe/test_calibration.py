@@ -43,7 +43,7 @@ def test_a_correction_counts_in_forward_and_at_every_event_of_backward():
 def test_copies_to_the_host_run_beside_the_measured_passes():
     x = planner.Value("x", "other", 8, None, True)
     graph = planner.BlockGraph((x,), (), (planner.Event("only", (0,), 0),))
-    away = planner.CodecCost(planner.OFFLOAD, 0, 0.5, 0.25, 0.0, 0, lossless=True)
+    away = planner.CodecCost.offload(8, 0.5, 0.25)
     profile = planner.Profile(graph, (), ((away,),), overlap_seconds=(2.0, 1.0))
     policy = planner.Policy((planner.OFFLOAD,))
     known = SimpleNamespace(policies=(policy,), agreed=SimpleNamespace(spec=SimpleNamespace(profile=profile)))

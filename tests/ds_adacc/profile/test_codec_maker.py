@@ -106,18 +106,6 @@ def test_others_may_not(changes):
     assert maker(codecs="none").on_offer(*saved(**changes)) == ()
 
 
-def test_a_payload_may_be_offloaded_where_its_codec_and_the_offload_are_on_offer():
-    stores = ["retain", "outlier", "group", planner.OFFLOAD, "offload outlier", "offload group"]
-
-    def held(codecs, value):
-        return [store for store in stores if codecs.may_hold(store, *value)]
-
-    assert held(maker(), saved()) == ["retain", "outlier", "offload", "offload outlier"]
-    assert held(maker(codecs="none"), saved()) == ["retain", "offload"]
-    assert held(maker(), saved(device="cpu")) == ["retain", "outlier"]
-    assert held(maker(offload=False), saved()) == ["retain", "outlier"]
-
-
 def test_nothing_is_offloaded_where_the_section_says_so():
     assert maker(offload=False).on_offer(*saved()) == ("outlier",)
 

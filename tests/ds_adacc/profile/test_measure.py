@@ -36,7 +36,7 @@ def test_the_offload_costs_its_copies(monkeypatch):
     codecs = maker()
     monkeypatch.setattr(codecs, "byte_seconds", lambda device: (0.5, 0.25))
     cost = codec_costs._cost(planner.OFFLOAD, value, torch.zeros(1), codecs, measure.Timer(CPU))
-    assert cost == planner.CodecCost(planner.OFFLOAD, 0, 2.0**19, 2.0**18, error=0.0, workspace_bytes=0, lossless=True)
+    assert cost == planner.CodecCost.offload(1 << 20, 2.0**19, 2.0**18)
 
 
 def test_copies_hide_behind_the_operators_measured(monkeypatch):

@@ -9,8 +9,8 @@ def int4(nbytes):
     return CodecCost("int4", nbytes // 4, 0.5e-3, 0.5e-3, 0.1, 0)
 
 
-def offload():
-    return CodecCost("offload", 0, 1e-3, 1e-3, 0.0, 0, lossless=True)
+def offload(nbytes):
+    return CodecCost.offload(nbytes, 1e-3, 1e-3)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def block_type():
     )
     ops = (Op("split", (0,), (1, 2), True), Op("join", (1, 2), (3,), True), Op("add", (0, 3), (4,), True))
     events = (Event("join", (3,), MIB), Event("split", (1, 2), 2 * MIB), Event("x", (0,), 0))
-    codecs = ((), (int4(8 * MIB),), (), (offload(),), ())
+    codecs = ((), (int4(8 * MIB),), (), (offload(4 * MIB),), ())
     return BlockType("block <1>", Profile(BlockGraph(values, ops, events), (1e-3, 4e-3, 1e-3), codecs), 4)
 
 
