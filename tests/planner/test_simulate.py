@@ -15,6 +15,7 @@ from ds_adacc.planner import (
     Profile,
     Simulation,
     is_codec,
+    nearest_offer,
     payload_offloaded,
     simulate,
 )
@@ -172,6 +173,34 @@ def test_an_offloaded_payload_is_copied_in_place_of_the_value(block, overlap_sec
     assert profile.codec(3, payload_offloaded("int4")) == replace(
         int4, codec="offload int4", nbytes=0, moved_bytes=15, out_seconds=0.5, back_seconds=0.75
     )
+
+
+@pytest.mark.parametrize(
+    ("store", "offers", "expected"),
+    [
+        ("int4", ["int4"], "int4"),
+        ("int4", ["offload"], "retain"),
+        ("offload", ["int4", "offload"], "offload"),
+        ("offload", ["int4"], "retain"),
+        ("offload int4", ["int4", "offload"], "offload int4"),
+        ("offload int4", ["int4"], "int4"),
+        ("offload int4", ["int8", "offload"], "offload"),
+        ("offload int4", [], "retain"),
+    ],
+)
+def test_of_a_store_what_is_on_offer_stays(store, offers, expected):
+    assert nearest_offer(store, offers) == expected
+
+
+def test_of_the_offloaded_payloads_a_search_has_the_smallest_within_the_bound(block):
+    codecs = [CodecCost(f"c{n}", n, 0.0, 0.0, 0.1, 0, gradient_error=1 / n) for n in (5, 10, 20)]
+    profile = replace(block, codecs=((*codecs, CodecCost.offload(100, 1.0, 1.0)), *block.codecs[1:]))
+    for bound, smallest in ((None, "c5"), (0.2, "c5"), (0.1, "c10"), (0.05, "c20")):
+        names = [offer.codec for offer in profile.offers_within(0, bound)]
+        assert [name for name in names if name.startswith("offload ")] == [f"offload {smallest}"]
+        assert "offload" in names and [name for name in names if name[0] == "c"] == [
+            codec.codec for codec in codecs if bound is None or codec.gradient_error <= bound
+        ]
 
 
 def test_the_payload_of_a_value_that_may_not_be_offloaded_stays(block):

@@ -1,5 +1,7 @@
 """Policies for another input size, found without a solver."""
 
+from dataclasses import replace
+
 import pytest
 
 from ds_adacc import planner
@@ -43,3 +45,32 @@ def test_where_that_takes_too_much_one_policy_without_a_loss(profile):
     """To replay a takes more than to retain it: b alone is replayed."""
     assert found(profile, 519) == found(profile, 510) == [(None, "retain", None)] * BLOCKS
     assert found(profile, 509) is None
+
+
+def moving(nbytes, *costs):
+    """One value that may be stored, which costs that."""
+    graph = planner.BlockGraph((planner.Value("x", "", nbytes, None, True),), (), (planner.Event("e", (0,), 0),))
+    return planner.Profile(graph, (), (costs,), (1.0, 1.0))
+
+
+INT4, LINK = planner.CodecCost("int4", 100, 0.0, 0.0, 0.1, 0), planner.CodecCost.offload(400, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("store", "here"), [("int4", "int4"), ("offload int4", "int4"), ("offload", "retain")])
+def test_what_is_too_small_to_be_moved_to_the_host_stays_on_the_device(store, here):
+    spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
+    relative = AgreedType(spec, (planner.Policy((store,)),) * BLOCKS, {}, Correction())
+    small = moving(40, replace(INT4, nbytes=10))
+    adoption = Adoption(relative, small, {"block": relative}, [], {}, lambda index, policy: True)
+    assert [policy.stores for policy in adoption.inherited()] == [(here,)] * BLOCKS
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_policies_that_hold_nothing_the_one_that_moves_less_is_the_leanest(order):
+    spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
+    policies = planner.Policy(("offload",)), planner.Policy(("offload int4",))
+    relative = AgreedType(spec, tuple(policies[number] for number in order), {}, Correction())
+    adoption = Adoption(relative, spec.profile, {"block": relative}, [], {}, lambda index, policy: True)
+    least = adoption.peak((policies[1],) * BLOCKS)
+    assert adoption.peak(relative.policies) > least
+    assert adoption.policies(least) == (policies[1],) * BLOCKS

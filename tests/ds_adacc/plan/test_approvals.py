@@ -37,6 +37,16 @@ def test_lossless_policies_may_always_run_and_lossy_ones_once_measured():
     assert approvals.error(("a", 0), LOSSY) == 0.1
 
 
+def test_a_policy_that_differs_in_what_it_moves_to_the_host_needs_no_new_measurement():
+    away = Policy(("offload", "offload int4"))
+    approvals = Approvals(0.1)
+    approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05)), (("b", 0), rejected(policy=away))]])
+    assert approvals.error(("a", 0), away) == 0.05 and approvals.knows(("a", 0), away)
+    assert approvals.is_rejected(("b", 0), LOSSY) and approvals.is_rejected(("b", 0), away)
+    approvals.judge([[(("a", 0), PolicyError(away, 0.07))]])
+    assert approvals.error(("a", 0), LOSSY) == 0.07 and len(approvals.blocks["a", 0].approved) == 1
+
+
 def test_what_is_measured_of_blocks_in_an_unknown_place_permits_nothing():
     approvals = Approvals(0.1)
     approvals.judge([[(("b", None), PolicyError(LOSSY, 0.05))]])

@@ -1,15 +1,22 @@
 """Offloading under a runtime: host memory is there before the step that needs it, and each call moves the copies on."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
 import zoo
 from fake_transfer import FakeTransfer
+from recorded import profile_of, record
 from torch import nn
 
+from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.execute.block import Variant
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.planner import OFFLOAD, is_codec, is_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker
+from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.runtime import Runtime
 
 SIZE = 2 * 9 * zoo.WIDTH * 4  # bytes of a block's input
@@ -72,3 +79,21 @@ def test_payloads_are_offloaded_as_planned(monkeypatch):
     assert seen.held.observed == seen.held.planned
     takes = sum(what == "take" for what, _ in transfer.log)
     assert takes and takes % len(moved) == 0
+
+
+def test_a_call_too_small_to_offload_still_compresses():
+    block, args, kwargs = zoo.example("gpt")
+    recording = record(block, args, kwargs)
+    codecs = CodecMaker(load({"adacc": {"codecs": {"gelu": "group"}, "group_size": 16, "backend": "reference"}}))
+    (index,) = [v.index for v in recording.values if codecs.on_offer(v, recording)]
+    retained = planner.retain_policy(profile_of(recording)).stores
+    here, away = (planner.Policy((*retained[:index], s, *retained[index + 1 :])) for s in ("group", "offload group"))
+    group = planner.CodecCost("group", 16, 0.0, 0.0, 0.1, 0, gradient_error=0.1)
+    costs = [(group, planner.CodecCost.offload(64, 0.0, 0.0)) if v == index else () for v in range(len(retained))]
+    larger = replace(profile_of(recording), codecs=tuple(costs))  # of a size at which the value may be offloaded
+    binder, variant = Binder(codecs), Variant(recording=recording)
+    for policy in (here, away):
+        assert binder.has_all_losses(variant, policy, larger)
+        bound = binder.measured(variant, SimpleNamespace(capacity={}), policy, torch.device("cpu"))
+        assert bound.policy == here
+        assert binder._permitted(policy, variant) == here
