@@ -165,8 +165,8 @@ class Profile:
     def offers_within(self, value: int, max_gradient_error: float | None) -> tuple[CodecCost, ...]:
         """The offers for a value that keep the bound by themselves: what a search chooses from.
 
-        Of the offloaded payloads it has the smallest alone. With all of them a search would take more than twice as
-        long, to find plans that are hardly better.
+        Of the offloaded payloads it has the smallest alone. With all of them a search has more to try, for plans that
+        are hardly better.
         """
         bound = math.inf if max_gradient_error is None else max_gradient_error
         fine = [offer for offer in self.offers[value] if offer.gradient_error <= bound]
