@@ -100,12 +100,22 @@ def _edge(upper: Place, lower: Place) -> PathPatch:
 
 
 def _colours(made: Sequence[str]) -> dict[str, str]:
-    """A colour for each choice that is made, in the order of the legend; codecs have shades of green."""
-    codecs = sorted(set(made) - _COLOURS.keys())
-    green = colormaps["summer"].resampled(len(codecs) + 1)
-    shades = {codec: to_hex(green(number)) for number, codec in enumerate(codecs)}
+    """A colour for each choice that is made, in the order of the legend.
+
+    Codecs have shades of green, and payloads in host memory shades of purple.
+    """
+    stores = sorted(set(made) - _COLOURS.keys())
+    here = [store for store in stores if not planner.is_offloaded(store)]
+    away = [store for store in stores if planner.is_offloaded(store)]
+    shades = _shades("summer", here) | _shades("Purples_r", away)
     colours = {planner.RETAIN: _COLOURS[planner.RETAIN]} | shades | _COLOURS
     return {choice: colour for choice, colour in colours.items() if choice in made}
+
+
+def _shades(name: str, stores: Sequence[str]) -> dict[str, str]:
+    """A shade for each store, of a colour map whose lightest end is not used."""
+    shades = colormaps[name].resampled(len(stores) + 1)
+    return {store: to_hex(shades(number)) for number, store in enumerate(stores)}
 
 
 def _size(profile: planner.Profile, policy: planner.Policy, index: int) -> str:
