@@ -121,10 +121,10 @@ class Call:
             return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].release()  # Rule E4: all its sources are saved now
-        if self._offloads is not None and number == len(instructions) - 1 and instruction.dtype is not None:
+        if self._offloads is not None and number == self.bound.course.last and instruction.dtype is not None:
             # Backward asks for it first. Then all that the call has offloaded starts to come back.
             slot = TellingSlot(slot, self._offloads.expect)
-        if number == 0 and self.forward is not None:  # backward asks for it last
+        if number == self.bound.course.first and self.forward is not None:  # backward asks for it last
             return TellingSlot(slot, self.forward.note_backward)
         return slot
 

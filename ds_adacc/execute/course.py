@@ -62,7 +62,8 @@ class Instruction:
 class Course:
     """How calls of one program run under one policy, whichever block they are of.
 
-    `instructions`: by position of the pack hook. `order`: the values with a holder, sources first (Rule E10). `inputs`:
+    `instructions`: by position of the pack hook; `first` and `last`: the positions for which backward asks last and
+    first, as far as is known. `order`: the values with a holder, sources first (Rule E10). `inputs`:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
     itself. `segments`: what backward replays, by the operator at the end of each. `uses`: how often backward asks for
     each value. `first_states`: the random generators whose states are noted when the call begins, each with the value
@@ -71,6 +72,8 @@ class Course:
     """
 
     instructions: tuple[Instruction, ...]
+    first: int
+    last: int
     order: tuple[int, ...]
     segments: Mapping[int, Segment]
     uses: Mapping[int, int]
@@ -128,8 +131,11 @@ class _Maker:
 
     def course(self) -> Course:
         positions, values = len(self._recording.positions), map(self._recording.values.__getitem__, self._order)
+        known = [number for number, position in enumerate(self._recording.positions) if position.ref is not None]
         return Course(
             instructions=tuple(map(self._instruction, range(positions))),
+            first=min(known, default=0),
+            last=max(known, default=positions - 1),
             order=self._order,
             segments=self._segments,
             uses=self._uses,

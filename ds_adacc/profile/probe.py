@@ -33,7 +33,7 @@ from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot
-from ds_adacc.record.capture import LateSlot
+from ds_adacc.record.late_slots import LateSlot, LateSlots
 
 Measure = Callable[[BoundPolicy], float]
 Study = Callable[[Measure, bool], None]
@@ -59,6 +59,7 @@ class Probe:
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
+        self._packing = LateSlots()
         self.noted: dict[int, torch.Tensor] = recording.read_buffers()
         self._to_note = states_at(recording.draws)
         self._generators = recording.generators
@@ -81,13 +82,10 @@ class Probe:
 
     def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], LateSlot]:
         """A pack hook around `inner`, whose slots must give back every tensor exactly."""
-        slots: list[LateSlot] = []
-        self.slots = slots
 
         def packed(tensor: torch.Tensor) -> LateSlot:
-            self._note(len(slots))
-            slots.append(LateSlot(inner(tensor)))
-            return slots[-1]
+            self._note(len(self._packing))
+            return self._packing.add(inner(tensor))
 
         return packed
 
@@ -98,8 +96,11 @@ class Probe:
     def watch(self, output: Any) -> Any:
         """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
 
-        The output is returned as it is if backward will not reach it, or if it is within an object of an unknown class.
+        The forward has ended. The output is returned as it is if backward will not reach it, or if it is within an
+        object of an unknown class.
         """
+        if len(self._packing):
+            self.slots, _ = self._packing.close()
         watched = main_output(output)
         if watched is None:
             return output

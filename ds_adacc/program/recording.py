@@ -188,7 +188,8 @@ class RecordedOp:
 class Position:
     """One call of the pack hook: what autograd saves, and how many operators had run by then.
 
-    `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it.
+    `ref` is None if the plan cannot know the tensor (a conjugate view, say), or need not: autograd saved it for an
+    output that the block has discarded. Every call retains it, as long as autograd has the slot.
     `fresh`: nothing has run since the last operator, not even a view, so that operator may be saving its own output.
     """
 

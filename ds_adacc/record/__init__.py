@@ -9,6 +9,7 @@ The files, in the order in which a call meets them:
 
 * `block_call`: the call: its inputs and closure, and how to run it.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
+* `late_slots`: the slots of a recorded call, which autograd alone holds until the forward has ended.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
@@ -89,4 +90,7 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     other code as Python does. What it passes on, Dynamo may have computed from what nobody sees it read. But it makes
     one graph for one such code. So if a graph has run in the code that calls an operator, then the graph tells of the
     operator too, which is replayed as in other blocks. Without such a graph it is not, and nor is what follows.
+R18. A block may discard an output: the logits of a router that no loss reads, the scores of an indexer of which it uses
+    the places alone. What autograd has saved for it dies when the block returns, and backward never asks for it. So it
+    is no part of what the plan counts, holds or rebuilds. Where a later call does not discard it, it is retained.
 """

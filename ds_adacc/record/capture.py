@@ -15,27 +15,16 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
-from ds_adacc.program.slots import Slot, keep, unpack
+from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.known import Unrecordable, storage_of
+from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.record.verify import unsure, without_inaccessible
-
-
-class LateSlot:
-    """A slot that may be exchanged: that of a call which is recorded before it has a plan, or which is probed."""
-
-    __slots__ = ("slot",)
-
-    def __init__(self, slot: Slot | Any) -> None:
-        self.slot = slot
-
-    def unpack(self) -> torch.Tensor:
-        return self.slot.unpack()
 
 
 @dataclass
@@ -44,7 +33,8 @@ class Capture:
 
     `output`: what the block returned. `inputs`: the tensors it was given, still in the autograd graph. `recording`: its
     program, or None, and then `reason` says why there is none. `tensors`: the recorded values, by index. `saved` and
-    `slots`: what autograd saved, in order, and the slots that it holds instead. `watch`: what Python was seen to read.
+    `slots`: what autograd saved, in order, and the slots that it holds instead; what it has discarded since is an empty
+    tensor. `watch`: what Python was seen to read.
     """
 
     output: Any
@@ -103,20 +93,19 @@ class _RecordingHook:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
-        self.slots: list[LateSlot] = []
+        self._slots = LateSlots()
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
         assert self.recorder is not None
         packed = self.recorder.pack(tensor)
         with self.recorder.aside():
-            slot = LateSlot(keep(packed))
-        self.slots.append(slot)
-        return slot
+            return self._slots.add(keep(packed))
 
-    def close(self) -> list[LateSlot]:
-        slots, self.slots, self.recorder = self.slots, [], None
-        return slots
+    def close(self) -> tuple[list[LateSlot], frozenset[int]]:
+        """As of `LateSlots`."""
+        self.recorder = None
+        return self._slots.close()
 
 
 _NO_HOOKS = "don't yet support saved tensor hooks"  # in torch's own message
@@ -151,15 +140,17 @@ def capture(name: str, call: BlockCall) -> Capture:
         raise
     finally:
         watch.stop()
-        slots = hook.close()
+        slots, discarded = hook.close()
+    saved = [tensor.new_empty(0) if n in discarded else tensor for n, tensor in enumerate(recorder.saved)]
+    recorder.saved.clear()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = without_inaccessible(_found_again(_sound(recorder.recording()), output, began))
+        recording = without_inaccessible(_found_again(_sound(recorder.recording(discarded)), output, began))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, recorder.saved, slots, watch)
+    return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, saved, slots, watch)
 
 
 def _found_again(recording: Recording, output: Any, began: int) -> Recording:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -155,6 +155,17 @@ class Draft:
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
+
+    def discard(self, positions: Collection[int]) -> None:
+        """Rule R18: autograd has discarded what it saved at these positions. No plan is made for it, so it may die."""
+        refs = {self._positions[number].ref for number in positions}
+        for number in positions:
+            self._positions[number] = replace(self._positions[number], ref=None)
+        saved = {position.ref.index for position in self._positions if isinstance(position.ref, ValueRef)}
+        for index in {ref.index for ref in refs if isinstance(ref, ValueRef)} - saved:
+            producer = self.known.values[index].producer
+            if producer is not None and self._ops[producer].replayable and self._ops[producer].draw is None:
+                self.known.tensors.release([index])
 
     def note_attributes(self, running: FunctionCall, context: Any) -> None:
         """Note what the context of a Function holds, which backward will get: no hook is told of that."""

@@ -16,9 +16,9 @@ from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.record.capture import LateSlot
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.recorder import Recorder
 
@@ -111,12 +111,16 @@ class Follower(Recorder):
         return op
 
     def _compare_saved(self) -> None:
-        """Set `failure` if autograd saves another tensor than predicted, though it looks the same."""
+        """Set `failure` if autograd saves another tensor than predicted, though it looks the same.
+
+        What no plan is made for is retained, whatever it is.
+        """
         if self.failure is not None:
             return
         mine = [position.ref for position in self.draft.positions[self._saved :]]
         its = [position.ref for position in self._predicted.positions[self._saved :]]
-        if mine != its[: len(mine)]:
+        others = (one for one, other in zip(mine, its, strict=False) if other is not None and one != other)
+        if len(mine) > len(its) or any(others):
             self.failure = "another tensor is saved than predicted"
         self._saved += len(mine)
         self.draft.known.tensors.release(ref.index for ref in mine if isinstance(ref, ValueRef))  # the plan holds it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -200,10 +200,14 @@ class Recorder(TorchDispatchMode):
 
     # -- the result
 
-    def recording(self) -> Recording:
-        """The block's program. Raises `Unrecordable` with the reason if there is none."""
+    def recording(self, discarded: Collection[int]) -> Recording:
+        """The block's program. `discarded`: the positions of the saved tensors that autograd no longer holds.
+
+        Raises `Unrecordable` with the reason if there is none.
+        """
         if self.failure is not None:
             raise Unrecordable(self.failure)
+        self.draft.discard(discarded)
         kept = (index for index, cast in self._found.items() if not is_autocasts(cast))
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 

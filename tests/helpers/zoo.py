@@ -187,6 +187,27 @@ class RouterBlock(nn.Module):
         return x + out.view_as(x)
 
 
+class IndexedBlock(nn.Module):
+    """Each token attends to those with the highest scores. No gradient flows into the scores: their graph is discarded.
+
+    Indexers of sparse attention are like that, and routers whose logits only a loss would read.
+    """
+
+    def __init__(self, width=WIDTH, k=4):
+        super().__init__()
+        self.k, self.norm = k, nn.LayerNorm(width)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        query, h = self.query(x), self.norm(x)
+        scores = F.relu(query @ self.key(h).transpose(-1, -2)).exp()
+        chosen = scores.topk(self.k, dim=-1).indices
+        mask = torch.full_like(scores, float("-inf")).scatter(-1, chosen, 0.0)
+        q, k, v = self.qkv(h).chunk(3, dim=-1)
+        return x + self.proj((q @ k.transpose(-1, -2) + mask).softmax(-1) @ v)
+
+
 class ManyBlock(nn.Module):
     """Several outputs, keyword, None and number arguments, tied weights, a frozen parameter, complex views."""
 
@@ -252,11 +273,12 @@ def example(name, batch=2, time=9):
         "opaque": OpaqueBlock,
         "inplace": InPlaceBlock,
         "router": RouterBlock,
+        "indexed": IndexedBlock,
     }
     return blocks[name](), (x,), {}
 
 
-NAMES = ("gpt", "llama", "eager", "bert", "opaque", "inplace", "router", "many")
+NAMES = ("gpt", "llama", "eager", "bert", "opaque", "inplace", "router", "indexed", "many")
 
 
 def loss_of(output):

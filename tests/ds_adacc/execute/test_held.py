@@ -43,7 +43,7 @@ def forward_only(run, args, kwargs):
     return held, storages.alive()
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "eager", "bert", "opaque", "inplace", "many"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "eager", "bert", "opaque", "inplace", "indexed", "many"])
 def test_retain_and_recompute(name):
     block, args, kwargs = zoo.example(name)
     recording = record(block, args, kwargs)
