@@ -133,18 +133,6 @@ class Checked:
         return tensor
 
 
-class Kept:
-    """A pack hook that keeps the slots alive, also those of nodes that no output depends on."""
-
-    def __init__(self, pack):
-        self._pack = pack
-        self._slots = []
-
-    def __call__(self, tensor):
-        self._slots.append(self._pack(tensor))
-        return self._slots[-1]
-
-
 def same(a, b):
     """Whether both are None, or have the same looks and bits."""
     if a is None or b is None:
@@ -240,8 +228,7 @@ def _check_bytes(case, drawn, captured):
     bound = _bound(drawn)
     with Storages() as storages, case.ambient():
         call = Call(bound, tensors_of(arguments, {}))
-        pack = Kept(call.pack)
-        with saved_tensors_hooks(pack, unpack):
+        with saved_tensors_hooks(call.pack, unpack):
             output = case.program.block(*arguments)
         assert not call.diverged, "the recorded call, repeated, takes another course"
         call.close()
@@ -249,7 +236,7 @@ def _check_bytes(case, drawn, captured):
     del output
     held, planned = storages.alive(), drawn.held_bytes(captured.tensors)
     assert held == planned, f"{held} bytes are held, planned: {planned}"
-    del nodes, leaves, arguments, pack, call
+    del nodes, leaves, arguments, call
     assert storages.alive() == 0, "something outlives the graph"
 
 
