@@ -62,17 +62,19 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
     torch.manual_seed(0)
     try:
         plain = model_of(kind, name)
+        model = copy.deepcopy(plain)
         if gradients(plain, kind, 0) != gradients(plain, kind, 0):
             return {"outcome": NOT_TRIED, "why": "without ds_adacc, the same step gives other gradients each time"}
     except Exception as error:  # whatever transformers raises for these sizes
         return {"outcome": NOT_TRIED, "why": _short(error)}
-    model = copy.deepcopy(plain)
     config = load({"adacc": SECTION})
     runtime = Runtime(config, stepped=True)
     try:
         blocks = find_blocks(model, "auto")
     except ValueError as error:
         return {"outcome": NO_BLOCKS, "why": _short(error)}
+    if not blocks:
+        return {"outcome": NO_BLOCKS, "why": "no two modules of one class follow each other"}
     wrap_blocks(blocks, runtime)
     adacc = Adacc(config, runtime, blocks)
     held = []

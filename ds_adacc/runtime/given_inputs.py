@@ -2,6 +2,9 @@
 
 All of them hold the same memory. So it counts once: the first call that saves the input owns it, and for the others it
 is held already. A call that is given an input and does not save it owns nothing: its plan may drop it.
+
+A view with gaps, such as `x[:, :, i]`, keeps the whole of its memory alive. So all such views of one memory count as
+one input. A view without gaps counts with its own bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from ds_adacc.program.geometry import Geometry
 
 
 class GivenInputs:
@@ -43,5 +48,7 @@ class GivenInputs:
 
 
 def _key(tensor: torch.Tensor) -> Hashable:
-    """What no two tensors have in common that live at once, unless they are the same data."""
+    """What no two tensors have in common that live at once, unless they keep the same memory alive."""
+    if not Geometry.of(tensor).is_dense:
+        return tensor.untyped_storage()._cdata
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
