@@ -59,6 +59,28 @@ _SMALL = (
     (VOCABULARY, "vocab_size n_positions max_position_embeddings max_seq_len n_ctx vocab_size_per_layer_input"),
 )
 SMALL = {name: number for number, names in _SMALL for name in names.split()}
+
+# By model type, what else it needs: layers of both kinds where there are few, and sizes that must fit together.
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "diffllama": {"attention_dropout": 0.0},
+    "esmc": {"num_key_value_heads": HEADS},
+    "falcon_h1": {"mamba_d_ssm": 2 * WIDTH},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": HEADS, "head_dim": 32},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "attention_head_dim": 32,
+        "mamba_headdim": 16,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}
 _DROPOUTS = "dropout", "pdrop", "dropout_rate", "dropout_prob", "dropout_p"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
@@ -99,4 +121,4 @@ def _small(config: Any) -> Any:
             changed[name] = _TOKENS.get(name, 3)
     if "kv_lora_rank" in changed:  # each head has keys and values of its own, made from one small vector
         changed["num_key_value_heads"] = HEADS
-    return type(config)(**changed)
+    return type(config)(**{**changed, **_OWN.get(config.model_type, {})})
