@@ -119,8 +119,8 @@ class Follower(Recorder):
             return
         mine = [position.ref for position in self.draft.positions[self._saved :]]
         its = [position.ref for position in self._predicted.positions[self._saved :]]
-        others = (one for one, other in zip(mine, its, strict=False) if other is not None and one != other)
-        if len(mine) > len(its) or any(others):
+        differ = (one != other for one, other in zip(mine, its, strict=False) if other is not None)
+        if len(mine) > len(its) or any(differ):
             self.failure = "another tensor is saved than predicted"
         self._saved += len(mine)
         self.draft.known.tensors.release(ref.index for ref in mine if isinstance(ref, ValueRef))  # the plan holds it
