@@ -101,7 +101,9 @@ class Call:
             return self._diverging(tensor)
         instruction = instructions[number]
         slot: Slot | None
-        if instruction.dtype is None:
+        if instruction.discarded:
+            slot = self._discarded(instruction, tensor)
+        elif instruction.dtype is None:
             slot = self._keep(tensor)  # nothing is planned for this position
         elif (
             tensor.dtype is not instruction.dtype
@@ -196,6 +198,18 @@ class Call:
                 tensor = instruction.taken.view(tensor)
             (holder.fill if instruction.fill else holder.hold)(tensor)
         return holder if instruction.view is None else ValueSlot(holder, instruction.view)
+
+    def _discarded(self, instruction: Instruction, tensor: torch.Tensor) -> Slot:
+        """A slot for a tensor that autograd discards, as in the recorded call. If it does not, the tensor is retained.
+
+        As the recording tells which parameter it is (part of), no other is looked at.
+        """
+        if instruction.parameter is None:
+            return CopyingSlot(keep(tensor)) if instruction.copy else keep(tensor)
+        parameter = self.bound.recording.parameters[instruction.parameter]
+        (start, stop), (low, high) = span(tensor), span(parameter)
+        is_part = low <= start < stop <= high
+        return ParameterSlot(parameter, Geometry.of(tensor, low)) if is_part else self._keep(tensor)
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self.diverge()

@@ -30,7 +30,7 @@ class Instruction:
     storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
     `hold`: the value will be rebuilt or compressed, but must be kept for now; `release`: the values to be rebuilt that
     need not be kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it
-    (`copied.py`).
+    (`copied.py`). `discarded`: the block discards the output for which this is saved, so it is only retained.
     """
 
     value: int | None = None
@@ -51,6 +51,7 @@ class Instruction:
     release: tuple[int, ...] = ()
     states: tuple[tuple[int, torch.Generator], ...] = ()
     copy: bool = False
+    discarded: bool = False
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
@@ -62,8 +63,8 @@ class Instruction:
 class Course:
     """How calls of one program run under one policy, whichever block they are of.
 
-    `instructions`: by position of the pack hook; `first` and `last`: the positions for which backward asks last and
-    first, as far as is known. `order`: the values with a holder, sources first (Rule E10). `inputs`:
+    `instructions`: by position of the pack hook; `first` and `last`: the first and the last position for which backward
+    asks. `order`: the values with a holder, sources first (Rule E10). `inputs`:
     those of them that exist before the forward, each with the geometry of what its holder is given; None: the tensor
     itself. `segments`: what backward replays, by the operator at the end of each. `uses`: how often backward asks for
     each value. `first_states`: the random generators whose states are noted when the call begins, each with the value
@@ -120,9 +121,9 @@ class _Maker:
         self._first: dict[int, int] = {}  # by value, the first position at which it is saved, and the last
         self._last: dict[int, int] = {}
         for number, position in enumerate(recording.positions):
-            if isinstance(position.ref, ValueRef):
-                self._first.setdefault(position.ref.index, number)
-                self._last[position.ref.index] = number
+            if position.value is not None:
+                self._first.setdefault(position.value, number)
+                self._last[position.value] = number
         self._ready = self._find_ready()
         self._release: dict[int, list[int]] = {}  # by position, the values that are held until then
         for index, number in self._ready.items():
@@ -131,11 +132,11 @@ class _Maker:
 
     def course(self) -> Course:
         positions, values = len(self._recording.positions), map(self._recording.values.__getitem__, self._order)
-        known = [number for number, position in enumerate(self._recording.positions) if position.ref is not None]
+        asked = [number for number, position in enumerate(self._recording.positions) if not position.discarded]
         return Course(
             instructions=tuple(map(self._instruction, range(positions))),
-            first=min(known, default=0),
-            last=max(known, default=positions - 1),
+            first=min(asked, default=0),
+            last=max(asked, default=positions - 1),
             order=self._order,
             segments=self._segments,
             uses=self._uses,
@@ -145,7 +146,7 @@ class _Maker:
         )
 
     def _count_uses(self) -> Counter[int]:
-        uses = Counter(p.ref.index for p in self._recording.positions if isinstance(p.ref, ValueRef))
+        uses = Counter(p.value for p in self._recording.positions if p.value is not None)
         for segment in self._segments.values():
             uses.update(segment.inputs)
         return uses
@@ -184,12 +185,15 @@ class _Maker:
         return ready
 
     def _instruction(self, number: int) -> Instruction:
-        ref = self._recording.positions[number].ref
+        position = self._recording.positions[number]
+        ref = position.ref
         always = {
             "release": tuple(self._release.get(number, ())),
             "states": tuple(self._states.get(number, {}).items()),
             "copy": number in self._copies,
         }
+        if position.discarded:
+            return Instruction(parameter=ref.index if isinstance(ref, ParameterRef) else None, discarded=True, **always)
         if ref is None or (isinstance(ref, ValueRef) and ref.index not in self._order):
             return Instruction(**always)
         seen = ref.geometry

@@ -74,8 +74,8 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
     unpacked: dict[int, dict[int, None]] = {}
     either = set()
     for position in recording.positions:
-        if isinstance(position.ref, ValueRef):
-            index, done = position.ref.index, position.ops_done
+        if position.value is not None:
+            index, done = position.value, position.ops_done
             unpacked.setdefault(done, {})[index] = None
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None

@@ -32,8 +32,8 @@ from ds_adacc.program.refusals import COLLECTIVE
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
 from ds_adacc.program.signature import flatten
-from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot
-from ds_adacc.record.late_slots import LateSlot, LateSlots
+from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, keep
+from ds_adacc.record.late_slots import LateSlot
 
 Measure = Callable[[BoundPolicy], float]
 Study = Callable[[Measure, bool], None]
@@ -51,15 +51,16 @@ class Probe:
     a gradient of zeros every policy would have an error of 0.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
-    back its tensor exactly. `inputs` are the tensors that the block was given, still in the autograd graph. `noted`:
-    by value, the buffers before the call's forward, and the states that random generators had in it, for replays.
+    back its tensor exactly; those of tensors that the block discards hold an empty one. `inputs` are the tensors that
+    the block was given, still in the autograd graph. `noted`: by value, the buffers before the call's forward, and the
+    states that random generators had in it, for replays.
 
     Rule P3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
-        self._packing = LateSlots()
+        self._discarded = [position.discarded for position in recording.positions]
         self.noted: dict[int, torch.Tensor] = recording.read_buffers()
         self._to_note = states_at(recording.draws)
         self._generators = recording.generators
@@ -80,12 +81,19 @@ class Probe:
         self._of_inputs = [edge for edge in of_inputs if edge.node not in before]
         self._of_parameters = [edge for edge in of_parameters if edge.node not in before]
 
-    def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], LateSlot]:
+    def pack(self, inner: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Slot]:
         """A pack hook around `inner`, whose slots must give back every tensor exactly."""
+        slots: list[LateSlot] = []
+        self.slots = slots
 
-        def packed(tensor: torch.Tensor) -> LateSlot:
-            self._note(len(self._packing))
-            return self._packing.add(inner(tensor))
+        def packed(tensor: torch.Tensor) -> Slot:
+            number = len(slots)
+            self._note(number)
+            slot = LateSlot(inner(tensor))
+            # What is discarded must die with the forward, so only autograd holds its slot.
+            is_discarded = number < len(self._discarded) and self._discarded[number]
+            slots.append(LateSlot(keep(torch.empty(0))) if is_discarded else slot)
+            return slot
 
         return packed
 
@@ -96,11 +104,8 @@ class Probe:
     def watch(self, output: Any) -> Any:
         """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
 
-        The forward has ended. The output is returned as it is if backward will not reach it, or if it is within an
-        object of an unknown class.
+        The output is returned as it is if backward will not reach it, or if it is within an object of an unknown class.
         """
-        if len(self._packing):
-            self.slots, _ = self._packing.close()
         watched = main_output(output)
         if watched is None:
             return output

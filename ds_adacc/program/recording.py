@@ -188,14 +188,21 @@ class RecordedOp:
 class Position:
     """One call of the pack hook: what autograd saves, and how many operators had run by then.
 
-    `ref` is None if the plan cannot know the tensor (a conjugate view, say), or need not: autograd saved it for an
-    output that the block has discarded. Every call retains it, as long as autograd has the slot.
+    `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it. `discarded`: it was
+    saved for an output that the block has discarded (Rule R18). A call that does not discard it retains it. No plan
+    counts either.
     `fresh`: nothing has run since the last operator, not even a view, so that operator may be saving its own output.
     """
 
     ref: ValueRef | ParameterRef | None
     ops_done: int
     fresh: bool
+    discarded: bool = False
+
+    @property
+    def value(self) -> int | None:
+        """The index of the value that is saved for backward, and that a plan may know here."""
+        return self.ref.index if isinstance(self.ref, ValueRef) and not self.discarded else None
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,10 @@ class Recording:
         dynamic = frozenset(value.index for value in self.values if value.dynamic)
         values = [_structure(value) for value in self.values]
         ops = [without_data(_portable(op), dynamic) for op in self.ops]
-        positions = [(without_data(p.ref, dynamic), p.ops_done, p.fresh) for p in self.positions]
+        positions = [
+            (without_data(p.ref, dynamic), p.ops_done, p.fresh, *(["discarded"] if p.discarded else []))
+            for p in self.positions
+        ]
         more = (*(["hooks"] if self.has_hooks else []), *([self.compiled_from] if self.runs_compiled else []))
         text = repr((values, ops, positions, *more))
         shapes = [(tuple(getattr(p, "ds_shape", p.shape)), p.dtype) for p in self.parameters]
@@ -269,8 +279,8 @@ class Recording:
 
     @functools.cached_property
     def saved(self) -> frozenset[int]:
-        """Values that autograd saves."""
-        return frozenset(p.ref.index for p in self.positions if isinstance(p.ref, ValueRef))
+        """Values that autograd saves and does not discard."""
+        return frozenset(p.value for p in self.positions if p.value is not None)
 
     @functools.cached_property
     def storable(self) -> frozenset[int]:

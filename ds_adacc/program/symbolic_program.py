@@ -197,7 +197,7 @@ def _skeleton(recording: Recording) -> Hashable:
         for v in recording.values
     )
     ops = tuple((op.name, op.outputs, op.refusal, op.draw and op.draw.position) for op in recording.ops)
-    places = tuple((position.ops_done, position.fresh) for position in recording.positions)
+    places = tuple((position.ops_done, position.fresh, position.discarded) for position in recording.positions)
     # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
     is_alone = any(value.dynamic for value in recording.values) or recording.generators
     without_constants = take((int, *CONSTANTS), _tree(recording), [])

@@ -11,7 +11,6 @@ import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 from torch.nn.parameter import is_lazy
 
-from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
@@ -77,8 +76,7 @@ class Capture:
         alive = {index: self.tensors.at_hand(index) for index in indices}
         gone = [index for index, tensor in alive.items() if tensor is None or storage_of(tensor) not in storages]
         del alive
-        refs = {number: position.ref for number, position in enumerate(self.recording.positions)}
-        again = {number: ref for number, ref in refs.items() if isinstance(ref, ValueRef) and ref.index in gone}
+        again = {n: position.ref for n, position in enumerate(self.recording.positions) if position.value in gone}
         self.tensors.drop(gone)
         for number in again:
             self.saved[number] = self.slots[number].slot = None
@@ -141,7 +139,7 @@ def capture(name: str, call: BlockCall) -> Capture:
     finally:
         watch.stop()
         slots, discarded = hook.close()
-    saved = [tensor.new_empty(0) if n in discarded else tensor for n, tensor in enumerate(recorder.saved)]
+    saved = [torch.empty(0) if n in discarded else tensor for n, tensor in enumerate(recorder.saved)]
     recorder.saved.clear()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not

@@ -157,12 +157,17 @@ class Draft:
             self.known.tensors.hold(ref.index)
 
     def discard(self, positions: Collection[int]) -> None:
-        """Rule R18: autograd has discarded what it saved at these positions. No plan is made for it, so it may die."""
-        refs = {self._positions[number].ref for number in positions}
+        """Rule R18: autograd has discarded what it saved at these positions. No plan is made for it, so it may die.
+
+        Where data decide which branch runs, another call may keep it.
+        """
+        if self._turn is not None:
+            return
         for number in positions:
-            self._positions[number] = replace(self._positions[number], ref=None)
-        saved = {position.ref.index for position in self._positions if isinstance(position.ref, ValueRef)}
-        for index in {ref.index for ref in refs if isinstance(ref, ValueRef)} - saved:
+            self._positions[number] = replace(self._positions[number], discarded=True)
+        values = [(p.ref.index, p.discarded) for p in self._positions if isinstance(p.ref, ValueRef)]
+        kept = {index for index, is_discarded in values if not is_discarded}
+        for index in {index for index, _ in values} - kept:
             producer = self.known.values[index].producer
             if producer is not None and self._ops[producer].replayable and self._ops[producer].draw is None:
                 self.known.tensors.release([index])

@@ -111,16 +111,12 @@ class Follower(Recorder):
         return op
 
     def _compare_saved(self) -> None:
-        """Set `failure` if autograd saves another tensor than predicted, though it looks the same.
-
-        What no plan is made for is retained, whatever it is.
-        """
+        """Set `failure` if autograd saves another tensor than predicted, though it looks the same."""
         if self.failure is not None:
             return
         mine = [position.ref for position in self.draft.positions[self._saved :]]
         its = [position.ref for position in self._predicted.positions[self._saved :]]
-        differ = (one != other for one, other in zip(mine, its, strict=False) if other is not None)
-        if len(mine) > len(its) or any(differ):
+        if mine != its[: len(mine)]:
             self.failure = "another tensor is saved than predicted"
         self._saved += len(mine)
         self.draft.known.tensors.release(ref.index for ref in mine if isinstance(ref, ValueRef))  # the plan holds it

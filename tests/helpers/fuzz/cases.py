@@ -133,6 +133,23 @@ class Checked:
         return tensor
 
 
+class Kept:
+    """A pack hook that keeps the slots alive that the plan counts, also those of nodes that no output depends on.
+
+    Where data decide which branch runs, the plan counts what the block discards.
+    """
+
+    def __init__(self, pack, positions):
+        self._pack = pack
+        self._discarded = [position.discarded for position in positions]
+        self._slots = []
+
+    def __call__(self, tensor):
+        slot = self._pack(tensor)
+        self._slots.append(None if self._discarded[len(self._slots)] else slot)
+        return slot
+
+
 def same(a, b):
     """Whether both are None, or have the same looks and bits."""
     if a is None or b is None:
@@ -228,7 +245,8 @@ def _check_bytes(case, drawn, captured):
     bound = _bound(drawn)
     with Storages() as storages, case.ambient():
         call = Call(bound, tensors_of(arguments, {}))
-        with saved_tensors_hooks(call.pack, unpack):
+        pack = Kept(call.pack, drawn.recording.positions)
+        with saved_tensors_hooks(pack, unpack):
             output = case.program.block(*arguments)
         assert not call.diverged, "the recorded call, repeated, takes another course"
         call.close()
@@ -236,7 +254,7 @@ def _check_bytes(case, drawn, captured):
     del output
     held, planned = storages.alive(), drawn.held_bytes(captured.tensors)
     assert held == planned, f"{held} bytes are held, planned: {planned}"
-    del nodes, leaves, arguments, call
+    del nodes, leaves, arguments, pack, call
     assert storages.alive() == 0, "something outlives the graph"
 
 

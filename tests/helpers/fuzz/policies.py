@@ -13,7 +13,6 @@ from ds_adacc.execute.course import flat
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import CODECS, separates_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.replay import replay
 
 _EVERY = {role: [name for name in CODECS if name != "bits" or role == "dropout_mask"] for role in ROLES}
@@ -141,10 +140,10 @@ class Oracle:
 
     def position(self, number):
         """The tensor that autograd is to get at a position; None where it is exactly what it saved."""
-        ref = self._drawn.recording.positions[number].ref
-        if not isinstance(ref, ValueRef) or not self._is_lossy(ref.index):
+        position = self._drawn.recording.positions[number]
+        if position.value is None or not self._is_lossy(position.value):
             return None
-        return ref.geometry.view(self._root(ref.index))
+        return position.ref.geometry.view(self._root(position.value))
 
     def check_bounds(self):
         """Every codec restores each element to within its own step of the exact one."""
