@@ -92,5 +92,6 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     operator too, which is replayed as in other blocks. Without such a graph it is not, and nor is what follows.
 R18. A block may discard an output: the logits of a router that no loss reads, the scores of an indexer of which it uses
     the places alone. What autograd has saved for it dies when the block returns, and backward never asks for it. So it
-    is no part of what the plan counts, holds or rebuilds. Where a later call does not discard it, it is retained.
+    is no part of what the plan counts, holds or rebuilds. A later call that does not discard it retains it. Once Python
+    has read data (Rule R7), another call may keep what this one discards: then all counts as kept.
 """

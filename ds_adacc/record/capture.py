@@ -139,8 +139,6 @@ def capture(name: str, call: BlockCall) -> Capture:
     finally:
         watch.stop()
         slots, discarded = hook.close()
-    saved = [torch.empty(0) if n in discarded else tensor for n, tensor in enumerate(recorder.saved)]
-    recorder.saved.clear()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
         recording = without_inaccessible(_found_again(_sound(recorder.recording(discarded)), output, began))
@@ -148,6 +146,10 @@ def capture(name: str, call: BlockCall) -> Capture:
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
+    saved = recorder.saved
+    if recording is not None:
+        pairs = zip(recording.positions, saved, strict=True)
+        saved = [torch.empty(0) if position.discarded else tensor for position, tensor in pairs]
     return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, saved, slots, watch)
 
 

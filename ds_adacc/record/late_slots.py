@@ -31,9 +31,6 @@ class LateSlots:
     def __init__(self) -> None:
         self._slots: list[weakref.ref[LateSlot]] = []
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
     def add(self, slot: Slot) -> LateSlot:
         late = LateSlot(slot)
         self._slots.append(weakref.ref(late))
