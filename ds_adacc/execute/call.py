@@ -20,7 +20,8 @@ from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, Tel
 class Forward:
     """Stands for the calls of one forward: it is gone when autograd holds none of them any more.
 
-    Each call has autograd hold it: by the slot of its first saved tensor or, without hooks, by a node of the graph.
+    Each call has autograd hold it: by the slot of the first saved tensor that the block does not discard or, without
+    hooks, by a node of the graph.
     `on_backward` is called when the backward of a call has come that far.
     """
 
@@ -206,20 +207,20 @@ class Call:
         """
         if instruction.parameter is None:
             return CopyingSlot(keep(tensor)) if instruction.copy else keep(tensor)
-        parameter = self.bound.recording.parameters[instruction.parameter]
-        (start, stop), (low, high) = span(tensor), span(parameter)
-        is_part = low <= start < stop <= high
-        return ParameterSlot(parameter, Geometry.of(tensor, low)) if is_part else self._keep(tensor)
+        return self._keep(tensor, [self.bound.recording.parameters[instruction.parameter]])
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self.diverge()
         return self._keep(tensor)
 
-    def _keep(self, tensor: torch.Tensor) -> Slot:
-        """A slot for a tensor that the plan does not know. Rule E8: that of a parameter must not hold it."""
+    def _keep(self, tensor: torch.Tensor, parameters: Sequence[torch.Tensor] | None = None) -> Slot:
+        """A slot for a tensor that the plan does not know. Rule E8: that of a parameter must not hold it.
+
+        `parameters`: those that it may be (part of); None: all of the block.
+        """
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
             start, stop = span(tensor)
-            for parameter in self.bound.recording.parameters:
+            for parameter in self.bound.recording.parameters if parameters is None else parameters:
                 low, high = span(parameter)
                 if low <= start < stop <= high:
                     return ParameterSlot(parameter, Geometry.of(tensor, low))

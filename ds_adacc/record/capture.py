@@ -146,7 +146,7 @@ def capture(name: str, call: BlockCall) -> Capture:
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)
-    saved = recorder.saved
+    saved, recorder.saved = recorder.saved, []
     if recording is not None:
         pairs = zip(recording.positions, saved, strict=True)
         saved = [torch.empty(0) if position.discarded else tensor for position, tensor in pairs]
