@@ -65,10 +65,11 @@ class Course:
 
     `instructions`: by position of the pack hook; `first` and `last`: the first and the last position for which backward
     asks. `order`: the values with a holder, sources first (Rule E10). `inputs`: those of them that exist before the
-    forward, each with the geometry of what its holder is given; None: the tensor itself. `segments`: what backward replays, by the operator at the end of each. `uses`: how often backward asks for
-    each value. `first_states`: the random generators whose states are noted when the call begins, each with the value
-    that holds its state. `until_confirmed`: the values to be rebuilt or compressed that are kept until the forward has
-    ended: only then it is known which graphs of torch.compile have run (Rule R17).
+    forward, each with the geometry of what its holder is given; None: the tensor itself. `segments`: what backward
+    replays, by the operator at the end of each. `uses`: how often backward asks for each value. `first_states`: the
+    random generators whose states are noted when the call begins, each with the value that holds its state.
+    `until_confirmed`: the values to be rebuilt or compressed that are kept until the forward has ended: only then it is
+    known which graphs of torch.compile have run (Rule R17).
     """
 
     instructions: tuple[Instruction, ...]
