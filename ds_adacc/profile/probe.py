@@ -1,7 +1,7 @@
 """Runs a block's backward several times, with other tensors in place of those it has saved, when its gradient arrives.
 
 A probed call can give back exactly all that it has saved, so its own gradient is exact. When backward reaches the
-block's output, the gradient that training really brings is at hand, and under ZeRO-3 the block's parameters are
+block's outputs, the gradients that training really brings are at hand, and under ZeRO-3 the block's parameters are
 gathered. There the probe runs the block's part of backward alone: once as it is, and once for each policy that is
 measured.
 """
@@ -15,23 +15,18 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils import _pytree as pytree
 
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.course import states_at
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
+from ds_adacc.profile.arrival import Arrived, watch
 from ds_adacc.program import compiled_backward
-from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.generators import unmoved
-from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE
-from ds_adacc.program.registration import computes_only
 from ds_adacc.program.same_bits import pieces
-from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import CopyingSlot, ParameterSlot, Slot, keep
 from ds_adacc.record.late_slots import LateSlot
 
@@ -39,16 +34,17 @@ Measure = Callable[[BoundPolicy], float]
 Study = Callable[[Measure, bool], None]
 Gradients = Sequence[torch.Tensor | None]
 
-# Functions of DeepSpeed whose backward holds no collective: its Linear under ZeRO-3.
-_KNOWN = ("LinearFunctionForZeroStage3Backward",)
-
 
 class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
 
-    It is also told whether that measures under the gradient that training brought. A random one takes its place if that
-    gradient is not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
-    a gradient of zeros every policy would have an error of 0.
+    It is also told whether that measures under the gradients that training brought. Random ones take their place if
+    these are not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
+    gradients of zeros every policy would have an error of 0.
+
+    If the loss does not depend on some of the block's outputs, backward may leave saved tensors unread. What harm it
+    does to alter these cannot be known, so a policy that does is hopeless: the program may call backward once more,
+    for a loss that depends on the others.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly; those of tensors that the block discards hold an empty one. `inputs` are the tensors that
@@ -60,7 +56,7 @@ class Probe:
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
         self.slots: Sequence[LateSlot] = []
-        self._discarded = [position.discarded for position in recording.positions]
+        self._positions = recording.positions
         self.noted: dict[int, torch.Tensor] = recording.read_buffers()
         self._to_note = states_at(recording.draws)
         self._generators = recording.generators
@@ -91,7 +87,7 @@ class Probe:
             self._note(number)
             slot = LateSlot(inner(tensor))
             # What is discarded must die with the forward, so only autograd holds its slot.
-            is_discarded = number < len(self._discarded) and self._discarded[number]
+            is_discarded = number < len(self._positions) and self._positions[number].discarded
             slots.append(LateSlot(keep(torch.empty(0))) if is_discarded else slot)
             return slot
 
@@ -102,17 +98,10 @@ class Probe:
             self.noted[index] = generator.get_state()
 
     def watch(self, output: Any) -> Any:
-        """The block's output, in which the largest tensor now calls this probe when its gradient arrives.
+        """The block's output, whose tensors tell this probe when their gradients arrive (`arrival.watch`)."""
+        return watch(output, self.arrive)
 
-        The output is returned as it is if backward will not reach it, or if it is within an object of an unknown class.
-        """
-        watched = main_output(output)
-        if watched is None:
-            return output
-        known = _Arrival.apply(self, watched)
-        return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
-
-    def arrive(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
+    def arrive(self, arrived: Arrived) -> None:
         """Run the study, and leave the call's own slots to backward."""
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
@@ -122,7 +111,7 @@ class Probe:
         # No backward writes to a parameter, and a compiled one takes all parameters of its block at once.
         self._copied = [self._copies and not isinstance(slot, ParameterSlot) for slot in own]
         try:
-            self._learn(edge, gradient, own)
+            self._learn(arrived, own)
         except torch.OutOfMemoryError:
             get_logger().warning(
                 "block %s: memory ran out while its gradient error was measured. A new policy does not come into "
@@ -133,19 +122,24 @@ class Probe:
             for slot, held in zip(self.slots, own, strict=True):
                 slot.slot = held
 
-    def _learn(self, edge: GradientEdge, gradient: torch.Tensor, own: Sequence[Slot]) -> None:
+    def _learn(self, arrived: Arrived, own: Sequence[Slot]) -> None:
+        given = [(edge, gradient) for edge, gradient in arrived if gradient is not None]
         counting = [_Counting(slot) for slot in own]
         self._hold(counting)
-        gradients = self._backward(edge, gradient)
+        gradients = self._backward(given)
         times = [slot.times for slot in counting]
-        is_training = bool(gradient.any()) and all(map(_is_finite, gradients))
+        is_training = any(bool(gradient.any()) for _, gradient in given) and all(map(_is_finite, gradients))
         if not is_training:
-            gradient = _random_like(gradient)
-            gradients = self._backward(edge, gradient)
+            given = [(edge, _random_like(gradient)) for edge, gradient in given]
+            gradients = self._backward(given)
             if not all(map(_is_finite, gradients)):
                 return
+        _even(counting)
+        unread = self._unread(times) if len(given) < len(arrived) else frozenset()
 
         def measure(bound: BoundPolicy) -> float:
+            if any(index in unread and not codec.lossless for index, codec in bound.codecs.items()):
+                return HOPELESS
             call = Call(bound, self._inputs, noted=self.noted)
             try:
                 # Each is given up as soon as it is packed: all of them beside their payloads would exceed the block.
@@ -156,12 +150,18 @@ class Probe:
                     return HOPELESS
                 call.release()
                 call.close()
-                return self._error(self._backward(edge, gradient), gradients)
+                return self._error(self._backward(given), gradients)
             finally:
                 self._hold(own)
 
         with unmoved(self._generators), torch.no_grad():
             self._study(measure, is_training)
+
+    def _unread(self, times: Sequence[int]) -> frozenset[int]:
+        """The values that backward has not read, though they are saved. `times`: how often it has read each slot."""
+        saved = [position.value for position in self._positions]
+        read = {value for value, count in zip(saved, times, strict=False) if count}
+        return frozenset(value for value in saved if value is not None) - read
 
     def _lent(self, slot: Slot, times: int) -> Slot:
         """A slot of which the pass lets go where training's own backward would: no more is alive then.
@@ -175,12 +175,12 @@ class Probe:
         for slot, held, is_copied in zip(self.slots, slots, self._copied, strict=True):
             slot.slot = CopyingSlot(held) if is_copied else held
 
-    def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
-        starts = [*self._of_inputs, *self._of_parameters]
-        gradient = gradient.clone() if self._copies else gradient
+    def _backward(self, given: Sequence[tuple[GradientEdge, torch.Tensor]]) -> Gradients:
+        edges, starts = tuple(edge for edge, _ in given), [*self._of_inputs, *self._of_parameters]
+        gradients = tuple(gradient.clone() if self._copies else gradient for _, gradient in given)
         # Its own draws begin from one state in each run, and training's from the state that they would have had.
         with unmoved(self._generators), compiled_backward.given_copies() if self._graphs else nullcontext():
-            return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
+            return torch.autograd.grad(edges, starts, gradients, retain_graph=True, allow_unused=True)
 
     def _error(self, gradients: Gradients, exact: Gradients) -> float:
         inputs = len(self._of_inputs)
@@ -202,6 +202,14 @@ class _Counting:
         return self._slot.unpack()
 
 
+def _even(slots: Sequence[_Counting]) -> None:
+    """Let all slots have given their tensors equally often: then no replay keeps results for uses to come (Rule E6)."""
+    most = max((slot.times for slot in slots), default=0)
+    for slot in slots:
+        while slot.times < most:
+            slot.unpack()
+
+
 class _Lent:
     """A slot that gives its tensor so many times, and then lets go of it."""
 
@@ -217,71 +225,6 @@ class _Lent:
         if self._times <= 0:
             self._slot = None
         return tensor
-
-
-class _Arrival(torch.autograd.Function):
-    """The identity. Its backward tells the probe, which must not know the graph: the graph knows the probe."""
-
-    @staticmethod
-    def forward(ctx: Any, probe: Probe, output: torch.Tensor) -> torch.Tensor:
-        ctx.probe = probe
-        return output.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        probe, ctx.probe = ctx.probe, None
-        if probe is not None:  # in a second backward of the same graph there is nothing left to learn
-            node, number = ctx.next_functions[0]
-            probe.arrive(GradientEdge(node, number), gradient)
-        return None, gradient
-
-
-def main_output(output: Any) -> torch.Tensor | None:
-    """The largest tensor of the output that backward may reach; None if there is none that could be replaced."""
-    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    reached = [leaf for leaf in leaves if leaf.grad_fn is not None and leaf.is_floating_point()]
-    return max(reached, key=torch.Tensor.numel, default=None)
-
-
-def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
-    """Why the block's backward must not be run ahead of training's own (Rule P4); None if it may."""
-    starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
-    main = main_output(output)
-    if main is None or not starts:
-        return "no gradient flows through the tensors that it takes and returns"
-    for op in recording.ops:
-        if op.refusal == COLLECTIVE:
-            return f"it calls {op.name}, a collective"
-    if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
-        return "a hook on a parameter or an input waits for its gradient"
-    if recording.loses_graphs:
-        return "no call tells which of its compiled graphs it runs"
-    has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
-    ends: list[torch.Tensor] = []
-    flatten(output, ends)
-    for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
-        is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
-        if node.name() == "BackwardHookFunctionBackward":
-            return "a module in it has a backward hook, which would run more than once"
-        if is_graph(getattr(node, "_forward_cls", type(node))):
-            reason = compiled_backward.why_not_ahead(node, main.device)
-            if reason is not None:
-                return reason
-        elif is_function and node.name() not in _KNOWN and not _computes_only(node):
-            return (
-                f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
-                "Function with ds_adacc.register_function"
-            )
-        if is_function and has_main_grad:
-            return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
-    return "a hook on a tensor in it would run more than once" if recording.has_hooks else None
-
-
-def _computes_only(node: torch.autograd.graph.Node) -> bool:
-    """Whether it is of a Function whose backward may be run by itself, all of whose tensors the pack hook has seen."""
-    cls = getattr(node, "_forward_cls", None)
-    is_seen = next(tensors_in(list(vars(node).values())), None) is None
-    return cls is not None and computes_only(cls) and is_seen
 
 
 def relative_error(gradients: Gradients, exact: Gradients) -> float:
@@ -315,11 +258,6 @@ def _edges(tensors: Iterable[torch.Tensor]) -> list[GradientEdge]:
 def _before(nodes: Iterable[torch.autograd.graph.Node]) -> set[torch.autograd.graph.Node]:
     """The nodes of the autograd graph to which these lead, without themselves unless one leads to another."""
     return set(nodes_behind([following for node in nodes for following, _ in node.next_functions], set()))
-
-
-def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterable[torch.autograd.graph.Node]:
-    """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
-    return nodes_behind([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})
 
 
 def _norm(*tensors: torch.Tensor | None) -> float:

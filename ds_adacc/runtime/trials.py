@@ -22,7 +22,8 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
-from ds_adacc.profile.probe import Measure, Probe, why_unmeasurable
+from ds_adacc.profile.probe import Measure, Probe
+from ds_adacc.profile.unmeasurable import why_unmeasurable
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
 from ds_adacc.runtime.binder import Binder

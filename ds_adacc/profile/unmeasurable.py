@@ -1,0 +1,70 @@
+"""Why the gradient errors of a block cannot be measured: its backward must not be run ahead of training's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from ds_adacc.profile.arrival import outputs_reached, outputs_to_watch
+from ds_adacc.program import compiled_backward
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.graphs import is_graph
+from ds_adacc.program.nodes import nodes_behind
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.refusals import COLLECTIVE
+from ds_adacc.program.registration import computes_only
+from ds_adacc.program.signature import flatten
+
+# Functions of DeepSpeed whose backward holds no collective: its Linear under ZeRO-3.
+_KNOWN = ("LinearFunctionForZeroStage3Backward",)
+
+
+def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
+    """Why the block's backward must not be run ahead of training's own (Rule P4); None if it may."""
+    starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
+    if not outputs_reached(output) or not starts:
+        return "no gradient flows through the tensors that it takes and returns"
+    watched = outputs_to_watch(output)
+    if not watched:
+        return "the tensors that it returns share memory with one another"
+    for op in recording.ops:
+        if op.refusal == COLLECTIVE:
+            return f"it calls {op.name}, a collective"
+    if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
+        return "a hook on a parameter or an input waits for its gradient"
+    if recording.loses_graphs:
+        return "no call tells which of its compiled graphs it runs"
+    has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
+    ends: list[torch.Tensor] = []
+    flatten(output, ends)
+    for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
+        is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
+        if node.name() == "BackwardHookFunctionBackward":
+            return "a module in it has a backward hook, which would run more than once"
+        if is_graph(getattr(node, "_forward_cls", type(node))):
+            reason = compiled_backward.why_not_ahead(node, watched[0].device)
+            if reason is not None:
+                return reason
+        elif is_function and node.name() not in _KNOWN and not _computes_only(node):
+            return (
+                f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
+                "Function with ds_adacc.register_function"
+            )
+        if is_function and has_main_grad:
+            return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
+    return "a hook on a tensor in it would run more than once" if recording.has_hooks else None
+
+
+def _computes_only(node: torch.autograd.graph.Node) -> bool:
+    """Whether it is of a Function whose backward may be run by itself, all of whose tensors the pack hook has seen."""
+    cls = getattr(node, "_forward_cls", None)
+    is_seen = next(tensors_in(list(vars(node).values())), None) is None
+    return cls is not None and computes_only(cls) and is_seen
+
+
+def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterable[torch.autograd.graph.Node]:
+    """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
+    return nodes_behind([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})
