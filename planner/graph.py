@@ -20,7 +20,8 @@ class Value:
     `nbytes` is the size of its storage in bytes, 0 if the caller keeps it alive anyway. `producer` is the index of the
     op that makes it, None for a block input or for a value that cannot be rebuilt. `storable` says that the executor
     can hold it, because autograd saves it or because it is a block input. `on_request`: it takes memory only if it is
-    stored.
+    stored. `alive_until`: the op of forward until which it is alive whatever is stored, also after its last reader; -1
+    if none keeps it so.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Value:
     producer: int | None
     storable: bool
     on_request: bool = False
+    alive_until: int = -1
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class BlockGraph:
         for index, op in enumerate(self.ops):
             for value in op.inputs:
                 if self.values[value].producer is not None:
-                    last[value] = index
+                    last[value] = max(index, self.values[value].alive_until)
         last = [-1 if value.on_request else end for value, end in zip(self.values, last, strict=True)]
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
 

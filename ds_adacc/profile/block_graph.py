@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
@@ -47,6 +47,7 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
     # Written to before anyone reads it, a value counts with the one that takes its place.
     absorbed = {index for op in recording.ops for index in op.written}
+    alive_until = _discards(recording)
     return tuple(
         planner.Value(
             name=value.name,
@@ -55,9 +56,20 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
             producer=value.producer,
             storable=value.index in recording.storable,
             on_request=value.origin == "generator",
+            alive_until=alive_until.get(value.index, -1),
         )
         for value in recording.values
     )
+
+
+def _discards(recording: Recording) -> Mapping[int, int]:
+    """By value, the last operator to run before the block discards what it was saved for (Rule R18)."""
+    last: dict[int, int] = {}
+    for position in recording.positions:
+        if position.discarded_after is not None and isinstance(position.ref, ValueRef):
+            value = position.ref.index
+            last[value] = max(last.get(value, -1), position.discarded_after - 1)
+    return last
 
 
 def _ops(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Op, ...]:

@@ -188,16 +188,22 @@ class RecordedOp:
 class Position:
     """One call of the pack hook: what autograd saves, and how many operators had run by then.
 
-    `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it. `discarded`: it was
-    saved for an output that the block has discarded (Rule R18). A call that does not discard it retains it. No plan
-    counts either.
+    `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it.
     `fresh`: nothing has run since the last operator, not even a view, so that operator may be saving its own output.
+    `discarded_after`: it was saved for an output that the block has discarded, when so many operators had run (Rule
+    R18). Every call retains it until then. One that does not discard it retains it longer, and no plan counts that.
+    None: backward may ask for it.
     """
 
     ref: ValueRef | ParameterRef | None
     ops_done: int
     fresh: bool
-    discarded: bool = False
+    discarded_after: int | None = None
+
+    @property
+    def discarded(self) -> bool:
+        """Whether it was saved for an output that the block has discarded."""
+        return self.discarded_after is not None
 
     @property
     def value(self) -> int | None:

@@ -91,7 +91,9 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     one graph for one such code. So if a graph has run in the code that calls an operator, then the graph tells of the
     operator too, which is replayed as in other blocks. Without such a graph it is not, and nor is what follows.
 R18. A block may discard an output: the logits of a router that no loss reads, the scores of an indexer of which it uses
-    the places alone. What autograd has saved for it dies when the block returns, and backward never asks for it. So it
-    is no part of what the plan counts, holds or rebuilds. A later call that does not discard it retains it. Once Python
-    has read data (Rule R7), another call may keep what this one discards: then all counts as kept.
+    the places alone. What autograd has saved for it dies with it, and backward never asks for it. So no plan compresses
+    or rebuilds it: every call retains it until the block discards it, as under plain autograd. The recording says after
+    which operator that is, and the peak of forward counts it until then. A later call that does not discard it retains
+    it longer. Once Python has read data (Rule R7), another call may keep what this one discards: then all counts as
+    kept.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,19 +91,21 @@ class _RecordingHook:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
-        self._slots = LateSlots()
+        self._slots: LateSlots | None = LateSlots(recorder.count_operators)
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
-        assert self.recorder is not None
+        assert self.recorder is not None and self._slots is not None
         packed = self.recorder.pack(tensor)
         with self.recorder.aside():
             return self._slots.add(keep(packed))
 
-    def close(self) -> tuple[list[LateSlot], frozenset[int]]:
+    def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:
         """As of `LateSlots`."""
-        self.recorder = None
-        return self._slots.close()
+        assert self._slots is not None
+        found = self._slots.close()
+        self.recorder = self._slots = None
+        return found
 
 
 _NO_HOOKS = "don't yet support saved tensor hooks"  # in torch's own message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -156,15 +156,19 @@ class Draft:
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
 
-    def discard(self, positions: Collection[int]) -> None:
+    def count_operators(self) -> int:
+        """How many operators have run so far."""
+        return len(self._ops)
+
+    def discard(self, positions: Mapping[int, int]) -> None:
         """Rule R18: autograd has discarded what it saved at these positions. No plan is made for it, so it may die.
 
-        Where data decide which branch runs, another call may keep it.
+        By position, how many operators had run by then. Where data decide which branch runs, another call may keep it.
         """
         if self._turn is not None:
             return
-        for number in positions:
-            self._positions[number] = replace(self._positions[number], discarded=True)
+        for number, ops_done in positions.items():
+            self._positions[number] = replace(self._positions[number], discarded_after=ops_done)
         values = [(p.ref.index, p.discarded) for p in self._positions if isinstance(p.ref, ValueRef)]
         kept = {index for index, is_discarded in values if not is_discarded}
         for index in {index for index, _ in values} - kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,22 +26,25 @@ class LateSlot:
 class LateSlots:
     """The slots of one call, in the order of the pack hook. Until the forward has ended, autograd alone holds them.
 
-    So what autograd saves for outputs that the block discards is freed then, as without ds_adacc.
+    So what autograd saves for outputs that the block discards is freed when it would be without ds_adacc. `now` counts
+    the operators that have run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
         self._slots: list[weakref.ref[LateSlot]] = []
+        self._discarded: dict[int, int] = {}
 
     def add(self, slot: Slot) -> LateSlot:
-        late = LateSlot(slot)
-        self._slots.append(weakref.ref(late))
+        late, number = LateSlot(slot), len(self._slots)
+        self._slots.append(weakref.ref(late, lambda _: self._discarded.update({number: self._now()})))
         return late
 
-    def close(self) -> tuple[list[LateSlot], frozenset[int]]:
-        """The slots, and the positions of those that autograd has discarded: these now hold an empty tensor.
+    def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:
+        """The slots, and those that autograd has discarded, which now hold an empty tensor.
 
-        The forward has ended, and what the block has returned is alive.
+        Of each discarded one the position, and how many operators had run by then. The forward has ended, and what the
+        block has returned is alive.
         """
         slots, self._slots = [slot() for slot in self._slots], []
-        discarded = frozenset(number for number, slot in enumerate(slots) if slot is None)
-        return [slot or LateSlot(keep(torch.empty(0))) for slot in slots], discarded
+        return [slot or LateSlot(keep(torch.empty(0))) for slot in slots], self._discarded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -200,8 +200,12 @@ class Recorder(TorchDispatchMode):
 
     # -- the result
 
-    def recording(self, discarded: Collection[int]) -> Recording:
-        """The block's program. `discarded`: the positions of the saved tensors that autograd no longer holds.
+    def count_operators(self) -> int:
+        """How many operators have run."""
+        return self.draft.count_operators()
+
+    def recording(self, discarded: Mapping[int, int]) -> Recording:
+        """The block's program. `discarded`: as of `LateSlots.close`.
 
         Raises `Unrecordable` with the reason if there is none.
         """

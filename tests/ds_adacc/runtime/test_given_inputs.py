@@ -202,6 +202,18 @@ def test_an_input_is_known_again_while_it_lives_and_nobody_has_written_to_it(mon
     assert given.held([torch.zeros(3, requires_grad=True) * 1]) == ()
 
 
+def test_views_with_gaps_count_once_if_they_keep_nearly_the_same_memory_alive():
+    given = GivenInputs()
+    tokens, layers = (torch.zeros(shape, requires_grad=True) * 1 for shape in ((4, 32, LAYERS, 8), (LAYERS, 4, 32, 16)))
+    assert given.add("first", {0: tokens[:, :, 0], 1: layers[0, :, :, :8]}) == []
+    assert given.held([tokens[:, :, 1], layers[0, :, :, 8:], layers[1, :, :, :8], tokens[2:, :, 1]]) == (0, 1, 3)
+    assert given.add("second", {0: layers[1, :, :, :8], 1: tokens[:, :, LAYERS - 1]}) == [("first", 0)]
+    assert given.held([layers[1, :, :, 8:], layers[1:3, :, :, 8:]]) == (0,)
+    del layers
+    again = torch.zeros(LAYERS, 4, 32, 16, requires_grad=True) * 1
+    assert given.held([again[0, :, :, 8:]]) == ()
+
+
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
@@ -240,3 +252,31 @@ def test_parts_of_one_tensor_count_once():
     assert held.observed == held.planned + beyond_the_part
     of_gates = model.gates.nbytes
     assert abs(model.peak(lambda block, *args: block(*args)) - plan.without) < of_gates / 2
+
+
+class LayersFirst(Decoder):
+    """Each block gets half of its own layer of one tensor: the halves of different layers have no memory in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Gated() for _ in range(LAYERS))
+        self.gates = torch.randn(LAYERS, BATCH, TIME, 2 * WIDTH, requires_grad=True)
+        for tensor in (*self.blocks.parameters(), self.gates):
+            tensor.grad = torch.zeros_like(tensor)
+
+    def step(self, call):
+        hidden, gates = self.x * 1.0, self.gates * 1.0
+        for block, layer in zip(self.blocks, gates, strict=True):
+            hidden = call(block, hidden, layer[:, :, :WIDTH])
+        loss = (hidden * 0.1).sum()
+        del hidden, gates, layer
+        loss.backward()
+
+
+def test_parts_of_one_tensor_that_lie_apart_all_count():
+    model, runs = LayersFirst(), runtime(codecs="none", memory_budget=1.0)
+    for _ in range(4):
+        model.step(runs.checkpoint)
+    held = runs.controller.observation.held
+    behind_the_parts = LAYERS * WIDTH * 4  # the other half of each layer's last row
+    assert held.observed == held.planned + behind_the_parts
