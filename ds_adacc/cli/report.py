@@ -135,7 +135,10 @@ def _observed(found: Sequence[events.Observed]) -> RenderableType:
         for name in _COMPARED
         if (compared := getattr(event, name))
     ]
-    return table("Planned and observed", header, rows, {*header} - {"what"})
+    shown = table("Planned and observed", header, rows, {*header} - {"what"})
+    return Group(
+        shown, Text("held: in that step; peak: at the planned sizes; seconds: torch's profiler slows them down")
+    )
 
 
 def _numbers(name: str, compared: events.Compared) -> tuple[str, str, str]:

@@ -143,7 +143,8 @@ def capture(name: str, call: BlockCall) -> Capture:
         slots, discarded = hook.close()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = without_inaccessible(_found_again(_sound(recorder.recording(discarded)), output, began))
+        recording = _sound(recorder.recording(discarded, call.objects))
+        recording = without_inaccessible(_found_again(recording, output, began))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -16,6 +16,7 @@ from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recording import Position, RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
+from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
@@ -186,6 +187,23 @@ class Draft:
         if held:
             size = planner.human_bytes(sum(held.values()))
             self.remark(f"{running.cls.__name__}: keeps {size} in attributes of ctx until backward; no plan frees them")
+
+    def note_kept(self, objects: Iterable[Any]) -> None:
+        """Note what objects among the arguments keep of what the block has made, as a cache of keys and values does."""
+        for each in objects:
+            tensors: list[torch.Tensor] = []
+            snapshot(each, tensors)
+            kept = {
+                storage_of(tensor): tensor.untyped_storage().nbytes()
+                for tensor in tensors
+                if any(self.known.values[index].producer is not None for index in self.known.in_storage(tensor))
+            }
+            if kept:
+                size = planner.human_bytes(sum(kept.values()))
+                self.remark(
+                    f"{type(each).__name__}: this argument keeps {size} that a call has made. No plan frees them as "
+                    "long as it lives. If it is a cache of keys and values, set use_cache=False"
+                )
 
     def remark(self, remark: str) -> None:
         """A line for the plan's table; an empty one is left out."""

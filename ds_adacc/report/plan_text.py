@@ -59,7 +59,15 @@ def corrected_in_a_line(plan: Plan, observation: Observation) -> str:
 
 def _peaks(plan: Plan, observation: Observation) -> str:
     peak = f"planned {human_bytes(plan.peak)}"
-    return peak if observation.peak is None else f"{peak}, observed {human_bytes(round(observation.peak.observed))}"
+    if observation.peak is None:
+        return peak
+    how = "with what was observed at other sizes" if _has_other_sizes(plan, observation) else "observed"
+    return f"{peak}, {how} {human_bytes(round(observation.peak.observed))}"
+
+
+def _has_other_sizes(plan: Plan, observation: Observation) -> bool:
+    """Whether the calls of the observed step were not those that the plan is for, as where lengths vary."""
+    return observation.held.planned != plan.held
 
 
 def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, object]:
@@ -147,10 +155,14 @@ def _of_largest(plan: Plan, budget: Budget) -> list[str]:
 
 def _summary(plan: Plan, budget: Budget, observation: Observation | None) -> list[str]:
     fraction = plan.peak / plan.without if plan.without else 1.0
-    held = "nothing yet" if observation is None else human_bytes(observation.held.observed)
-    lines = [f"  held between forward and backward: planned {human_bytes(plan.held)}, observed {held}"]
-    if observation is not None and observation.held.planned != plan.held:
-        lines.append(f"    {human_bytes(observation.held.planned)} was planned for the calls of that step")
+    held = f"  held between forward and backward: planned {human_bytes(plan.held)}"
+    if observation is None:
+        lines = [f"{held}, observed nothing yet"]
+    elif _has_other_sizes(plan, observation):
+        planned, observed = human_bytes(observation.held.planned), human_bytes(observation.held.observed)
+        lines = [held, f"    the observed step had other sizes: planned for it {planned}, observed {observed}"]
+    else:
+        lines = [f"{held}, observed {human_bytes(observation.held.observed)}"]
     peaks = f"planned {human_bytes(plan.peak)}" if observation is None else _peaks(plan, observation)
     lines += [
         f"  peak: {peaks}; budget {_shown(plan.budget)}",

@@ -29,6 +29,7 @@ from ds_adacc.program.signature import (
     ambient,
     describe,
     flatten,
+    objects_in,
     surroundings,
     why_unrecordable,
 )
@@ -138,7 +139,8 @@ class Runtime:
             shared = aliases(tensors, [*inner, *held])
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
-            call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
+            run = functools.partial(function, *args, **kwargs)
+            call = BlockCall(tensors, inner, closure, run, objects_in((args, kwargs)))
             return self._record_or_run(Incoming(block, signature, guards, call))
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))

@@ -4,10 +4,13 @@ import pytest
 import torch
 import zoo
 from recorded import captured
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ds_adacc.config import load
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.slots import keep
+from ds_adacc.runtime.runtime import Runtime
 
 
 def rebuildable(recording):
@@ -58,3 +61,47 @@ def test_a_write_to_what_the_block_returned_is_still_noticed():
         found.output.add_(1)
     with pytest.raises(RuntimeError, match="modified by an in-place operation"):
         found.output.sum().backward()
+
+
+class Cache:
+    """Keeps keys and values, as Hugging Face's caches do."""
+
+    def __init__(self, *earlier):
+        self.kept = list(earlier)
+
+    def keep(self, *tensors):
+        self.kept += tensors
+        return tensors
+
+
+class Caching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, caches):
+        key, value = caches["of this layer"].keep(self.keys(x), self.values(x))
+        return (key @ value.T).softmax(-1) @ value
+
+
+def test_the_table_says_what_a_cache_among_the_arguments_keeps():
+    block, x = Caching(), torch.randn(4, 8, requires_grad=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.9}}))
+    runtime.checkpoint(block, x, caches={"of this layer": Cache(torch.zeros(3)), "of others": Cache(torch.zeros(5))})
+    ((_, variant),) = runtime.blocks.variants()
+    assert variant.recording.remarks_on_replays == (
+        "Cache: this argument keeps 256 B that a call has made. No plan frees them as long as it lives. If it is a "
+        "cache of keys and values, set use_cache=False",
+    )
+
+
+def test_an_argument_that_keeps_what_it_has_been_given_is_not_named():
+    class Looking(nn.Linear):
+        def forward(self, x, cache):
+            cache.keep(x)
+            return super().forward(x).tanh()
+
+    block, runtime = Looking(8, 8), Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.9}}))
+    runtime.checkpoint(block, torch.randn(4, 8, requires_grad=True), Cache())
+    ((_, variant),) = runtime.blocks.variants()
+    assert variant.recording.remarks_on_replays == ()

@@ -33,19 +33,35 @@ def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(l
     plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
     other = replace(steps(12, 12).runtime.controller.plan, reason="new shapes recorded")
     log_before = len(log())
-    told.observed(plan, SEEN, 2, is_corrected=True)
-    told.observed(plan, SEEN, 3, is_corrected=False)
-    told.observed(replace(plan, reason="a reason"), SEEN, 5, is_corrected=False)
-    told.observed(other, SEEN, 9, is_corrected=False)
+    seen = replace(SEEN, held=Pair(plan.held, plan.held + 7))
+    told.observed(plan, seen, 2, is_corrected=True)
+    told.observed(plan, seen, 3, is_corrected=False)
+    told.observed(replace(plan, reason="a reason"), seen, 5, is_corrected=False)
+    told.observed(other, seen, 9, is_corrected=False)
     corrected, table, same, later = log()[log_before:]
     assert re.fullmatch(
         r"step 2: peak planned \S+ KiB, observed 1.00 KiB: the memory model is corrected, and a new plan is made",
         corrected,
     )
     assert table.startswith("plan (first step recorded):\n") and "instead" in table
+    assert re.search(r"\n  held between forward and backward: planned (\S+ KiB), observed \S+ KiB\n", table)
+    assert re.search(r"\n  peak: planned \S+ KiB, observed 1.00 KiB; budget ", table)
     assert same.startswith("step 5: the solver has found the same plan again (a reason): peak planned ")
     assert later.startswith("step 9: a new plan is in force (new shapes recorded): peak planned ")
     assert later.endswith(" ms to a forward and backward. `ds_adacc report` shows its table")
+
+
+def test_a_step_of_other_sizes_than_the_planned_ones_is_called_so(log):
+    training = steps(9, 9)
+    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
+    told.observed(plan, SEEN, 2, is_corrected=False)
+    table = log()[-1]
+    assert re.search(
+        r"\n  held between forward and backward: planned \S+ KiB\n"
+        r"    the observed step had other sizes: planned for it 100 B, observed 100 B\n"
+        r"  peak: planned \S+ KiB, with what was observed at other sizes 1.00 KiB; budget ",
+        table,
+    )
 
 
 def test_a_run_shows_one_table(log):
