@@ -63,7 +63,10 @@ def explained(
         f'fraction of the peak without checkpointing, "memory_budget": {fraction(refusal.smallest, without)}'
         f"{refusal.hint}."
     )
-    lines.append("Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them.")
+    lines.append(
+        "Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them, but "
+        "longer ones may need a larger fraction too."
+    )
     return BudgetTooSmall(refusal, "\n  ".join(lines))
 
 
