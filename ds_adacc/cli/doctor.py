@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     missing, unused = _wanting(here), _wanting(of_the_program)
     verdict = f"ds_adacc cannot run here: {missing} is missing or does not work" if missing else "ds_adacc can run here"
     if unused:
-        verdict += f"\nYour program does not use ds_adacc yet. Fix what is said of {unused} above"
+        verdict += f"\nYour program cannot use ds_adacc as it is: see {unused} above"
     fine = not (missing or unused)
     document = {"fine": fine, "findings": [asdict(finding) for finding in found], "cache": _cache()}
     return Answer(document, _view(found, verdict), fine)

@@ -120,15 +120,23 @@ class GradientErrors(_Timed):
     errors: list[tuple[Count, float]]
 
 
+class Refused(_Timed):
+    """No plan fits the budget, and `engine.step` raised the error with this text."""
+
+    event: Literal["refused"]
+    text: str
+
+
 _KINDS = {
     "start": Started,
     "plan": PlanMade,
     "observed": Observed,
     "rectifier": Rectified,
     "gradient_errors": GradientErrors,
+    "refused": Refused,
 }
 
-JournalEvent = Started | PlanMade | Observed | Rectified | GradientErrors
+JournalEvent = Started | PlanMade | Observed | Rectified | GradientErrors | Refused
 
 
 def load(path: Path) -> list[JournalEvent]:

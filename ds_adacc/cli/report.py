@@ -54,6 +54,7 @@ def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, 
         "observed": [_with_differences(event) for event in _of(events.Observed, happened)],
         "rectifier": _plain(_of(events.Rectified, happened)),
         "gradient_errors": _plain(_of(events.GradientErrors, happened)),
+        "refused": _plain(_of(events.Refused, happened)),
     }
 
 
@@ -86,9 +87,11 @@ def _view(path: Path, happened: Sequence[events.JournalEvent], is_full: bool) ->
     parts += [show(found) for kind, show in kinds if (found := _of(kind, happened))]
     if plans:
         parts += _in_force(plans[-1], is_full)
+    refused = _of(events.Refused, happened)
+    parts += [Text(f"{event.time:%H:%M:%S}: engine.step() raised an error:\n{event.text}") for event in refused]
     if not happened:
         parts.append(Text("the journal holds no event yet"))
-    elif not plans:
+    elif not plans and not refused:
         parts.append(
             Text(
                 f"no plan yet: the last event is of {happened[-1].time:%H:%M:%S}. The first plan comes at the end of "

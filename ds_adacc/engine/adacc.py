@@ -76,6 +76,7 @@ class Adacc:
             try:
                 self.runtime.controller.end_step()
             except planner.InfeasibleBudget as error:
+                self.runtime.controller.journal.write("refused", text=str(error))
                 if not self.runtime.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise

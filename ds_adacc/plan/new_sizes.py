@@ -309,8 +309,8 @@ class NewSizes:
             blocks = ", ".join(dict.fromkeys(recording.name for recording in recordings))
             text = (
                 "%s: no plan is known that fits the budget at the new input sizes, as none fits at smaller ones. The "
-                "leanest policies found there are in force, with a peak of %s, above the budget of %s (so far: %d "
-                "times). A smaller micro-batch needs less"
+                "leanest policies found there are in force, with a peak of %s, above the budget of %s (new sizes "
+                "like these so far: %d). A smaller micro-batch needs less; a larger memory_budget allows more"
             )
             get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
 

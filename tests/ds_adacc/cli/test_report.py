@@ -99,7 +99,7 @@ def without_time(events):
 def test_the_document_holds_what_the_journal_does(path, document):
     code, told = document("report", str(path))
     assert code == 0
-    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier", "gradient_errors"]
+    assert list(told) == ["journal", "starts", "plans", "observed", "rectifier", "gradient_errors", "refused"]
     assert told["journal"] == str(path)
     assert without_time(told["starts"]) == [START]
     second = {**PLAN, "step": 5, "reason": "outliers drifted", "budget": None, "proven_optimal": False}
@@ -207,6 +207,19 @@ def test_a_run_still_going_is_told_of_so_far(path, document, said):
     shown = said("report", str(path))[1]
     assert "Plans" not in shown
     assert f"no plan yet: the last event is of {json.loads(first)['time'][11:19]}. The first plan comes" in shown
+
+
+def test_a_run_that_ended_as_no_plan_fits_says_what_would(path, document, said):
+    first, *_ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first)
+    text = "adacc.memory_budget: no plan fits 9 bytes.\n  The smallest budget that fits is 12 B"
+    Journal(path).write("refused", text=text)
+    code, told = document("report", str(path))
+    assert code == 0
+    assert without_time(told["refused"]) == [{"text": text}]
+    shown = said("report", str(path))[1]
+    assert f": engine.step() raised an error:\n{text}" in shown
+    assert "no plan yet" not in shown
 
 
 def test_an_empty_journal_is_no_error(tmp_path, said):

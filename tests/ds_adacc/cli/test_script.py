@@ -98,7 +98,7 @@ def test_the_machine_and_the_program_are_told_apart(said, tmp_path):
     script.write_text(PLAIN)
     code, out, _ = said("doctor", "--script", str(script))
     assert code == 1
-    last = "Your program does not use ds_adacc yet. Fix what is said of script above"
+    last = "Your program cannot use ds_adacc as it is: see script above"
     assert out.endswith(f"\nds_adacc can run here\n{last}\n")
 
 

@@ -16,6 +16,8 @@ from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.planner import InfeasibleBudget
+from ds_adacc.report.journal import Journal, read
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
@@ -100,6 +102,19 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "drop mask", "peak: planned", "observed", "solved in"):
         assert word in table
+
+
+def test_a_budget_that_nothing_fits_is_in_the_journal_too(tmp_path):
+    """The console may be gone when the user asks why the run has ended."""
+    path = tmp_path / "run.jsonl"
+    model, config = nn.Sequential(*(zoo.GPTBlock() for _ in range(3))), load({"adacc": {"memory_budget": "1KiB"}})
+    runtime = Runtime(config, stepped=True, journal=Journal(path))
+    wrap_blocks(find_blocks(model, config.blocks), runtime)
+    with pytest.raises(InfeasibleBudget) as refusal:
+        train(Adacc(config, runtime), model, (9,))
+    (event,) = [each for each in read(path) if each["event"] == "refused"]
+    assert event["text"] == str(refusal.value)
+    assert '"memory_budget": ' in event["text"]
 
 
 def test_one_warning_when_no_block_was_run(caplog):

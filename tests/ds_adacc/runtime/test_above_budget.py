@@ -71,7 +71,7 @@ def test_each_of_the_first_larger_lengths_is_warned_of(training, caplog):
     assert len(said) == 3
     (name,) = ran(training)
     assert said[0].startswith("GPTBlock: no plan is known that fits the budget at the new input sizes")
-    assert "above the budget of 400.00 KiB (so far: 3 times)" in said[2]
+    assert "above the budget of 400.00 KiB (new sizes like these so far: 3)" in said[2]
     assert training.agreement.peak([training.agreement.agreed_types[name]]) > 400 << 10
 
 
