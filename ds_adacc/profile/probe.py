@@ -42,9 +42,9 @@ class Probe:
     these are not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
     gradients of zeros every policy would have an error of 0.
 
-    If the loss does not depend on some of the block's outputs, backward may leave saved tensors unread. What harm it
-    does to alter these cannot be known, so a policy that does is hopeless: the program may call backward once more,
-    for a loss that depends on the others.
+    The block's backward may leave saved tensors unread: those of outputs on which the loss does not depend, or of an
+    auxiliary loss that the block has not returned but put elsewhere. What harm it does to alter them cannot be known.
+    So a policy that does is hopeless.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly; those of tensors that the block discards hold an empty one. `inputs` are the tensors that
@@ -135,7 +135,7 @@ class Probe:
             if not all(map(_is_finite, gradients)):
                 return
         _even(counting)
-        unread = self._unread(times) if len(given) < len(arrived) else frozenset()
+        unread = self._unread(times)
 
         def measure(bound: BoundPolicy) -> float:
             if any(index in unread and not codec.lossless for index, codec in bound.codecs.items()):

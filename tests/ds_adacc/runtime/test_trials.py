@@ -121,6 +121,25 @@ def test_outputs_that_no_loss_reads_leave_the_rest_of_the_block_to_lossy_policie
     assert {labels[value] for value in hopeless} == {"sin", "exp", "tanh"}
 
 
+class Balanced(Scoring):
+    """Puts an auxiliary loss aside, which it does not return."""
+
+    def forward(self, x):
+        scores, output = super().forward(x)
+        self.auxiliary = scores.square().mean()
+        return output
+
+
+def test_what_only_a_loss_reads_that_the_block_has_put_aside_is_never_altered():
+    training = Training(Balanced, budget=0.35, max_gradient_error=0.5)
+    training.run(3)
+    (known,) = training.runtime.agreement.known_types.values()
+    assert known.errors_are_measured and training.is_lossy
+    hopeless = {value for value, (*_, error) in known.errors.coarsest.items() if error >= planner.HOPELESS}
+    labels = {value.index: value.label for value in known.recording.values}
+    assert {labels[value] for value in hopeless} == {"sin", "exp", "tanh"}
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
 @pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 40), (1, 100), (3, 0), (3, 10), (3, 40)])
