@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ds_adacc import planner
 from ds_adacc.cli.plan_computation import Planned
+from ds_adacc.plan.budget_error import as_key
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.choices import named_choices
 from ds_adacc.report.decision import decision_of
@@ -189,7 +190,8 @@ def _plan(planned: Planned) -> list[RenderableType]:
     solution = planned.solution
     if solution is None:
         assert planned.refusal is not None
-        return [Text(f"budget: {budget}\nNO PLAN FITS: {planned.refusal}")]
+        text = f"NO PLAN FITS: {planned.refusal}\nSet {as_key(planned.refusal.smallest, planned.without)}"
+        return [Text(f"budget: {budget}\n{text}")]
     parts: list[RenderableType] = []
     for block_type, chosen in zip(planned.problem.block_types, solution.policies, strict=True):
         recording = planned.recorded.known[block_type.name].recording

@@ -59,15 +59,19 @@ def explained(
     lines += [f"Why no more of {name} is recomputed: {'; '.join(each)}." for name, each in reasons.items() if each]
     words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
     lines.append(
-        f'The {words} is {planner.human_bytes(refusal.smallest)}: "memory_budget": {refusal.smallest} or, as a '
-        f'fraction of the peak without checkpointing, "memory_budget": {fraction(refusal.smallest, without)}'
-        f"{refusal.hint}."
+        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}."
     )
     lines.append(
         "Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them, but "
         "longer ones may need a larger fraction too."
     )
     return BudgetTooSmall(refusal, "\n  ".join(lines))
+
+
+def as_key(nbytes: int, without: int) -> str:
+    """How the section says so many bytes. `without`: the peak without checkpointing."""
+    of = fraction(nbytes, without)
+    return f'"memory_budget": {nbytes} or, as a fraction of the peak without checkpointing, "memory_budget": {of}'
 
 
 def fraction(nbytes: int, without: int) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -253,6 +254,14 @@ def test_a_budget_that_nothing_fits_is_exit_code_1_and_names_the_smallest(config
     assert all(block_type["policies"] == [] for block_type in told["block_types"])
     assert not any(costs["fits"] for costs in told["baselines"])
     assert set(told["largest_batch"]["estimates"].values()) == {0}
+
+
+def test_what_would_fit_is_said_as_the_section_wants_it(config, said):
+    arguments = config(codecs="none"), "factories:gpt", "--batch", "2"
+    _, out, _ = said("plan", *arguments, "--budget", "0.01")
+    *_, in_bytes, fraction = re.findall(r'"memory_budget": ([0-9.]+)', out)
+    for budget in (in_bytes, fraction):
+        assert said("plan", *arguments, "--budget", budget)[0] == 0
 
 
 def test_programs_that_differ_with_the_micro_batch_are_not_estimated_from(config, said):
