@@ -1,4 +1,4 @@
-"""Tells when backward reaches a block, and with which gradients."""
+"""Tells when backward reaches a block, and with which gradient."""
 
 from __future__ import annotations
 
@@ -10,46 +10,63 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
-Arrived = Sequence[tuple[GradientEdge, torch.Tensor | None]]
+OnArrival = Callable[[GradientEdge, torch.Tensor], None]
 
 
-def watch(output: Any, on_arrival: Callable[[Arrived], None]) -> Any:
-    """The block's output, whose tensors tell `on_arrival` when their gradients arrive.
+class Entrance:
+    """Through which output backward enters the blocks of one type.
 
-    It is told once, when backward reaches the block first: the edge of the autograd graph behind each tensor, and its
-    gradient; None for a tensor on which the loss of this backward does not depend. The loss may never depend on some:
-    many blocks return the weights of their attention, which few losses read.
-
-    The output is returned as it is if none of it can be watched.
+    That is the largest output, unless no loss reads that: many blocks return the weights of their attention. After a
+    pass that has watched an output in vain it is the next largest.
     """
-    watched = outputs_to_watch(output)
-    if not watched:
+
+    def __init__(self) -> None:
+        self._place = 0
+        self.is_reached = False
+
+    def choose(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The output to watch, of those that can be."""
+        return outputs[self._place % len(outputs)]
+
+    def end_pass(self) -> None:
+        """Note the end of a backward."""
+        self._place += not self.is_reached
+        self.is_reached = False
+
+
+def watch(output: Any, inputs: Sequence[torch.Tensor], entrance: Entrance, on_arrival: OnArrival) -> Any:
+    """The block's output, of which one tensor tells `on_arrival` when its gradient arrives.
+
+    It is told once, when backward reaches the block first: the edge of the autograd graph behind the tensor, and the
+    gradient. The other tensors stay as they are: a node that they shared would have backward run through all of them,
+    though the loss may read one only. The output is returned as it is if none of it can be watched.
+    """
+    outputs = outputs_to_watch(output, inputs)
+    if not outputs:
         return output
-    # All of them through one node: the gradients that arrive, arrive together.
-    known = dict(zip(map(id, watched), _Arrival.apply(on_arrival, *watched), strict=True))
-    return pytree.tree_map(lambda leaf: known.get(id(leaf), leaf), output)
+    watched = entrance.choose(outputs)
+    known = _Arrival.apply(on_arrival, watched)
+    return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
 
 
-def outputs_to_watch(output: Any) -> list[torch.Tensor]:
-    """The tensors of the output that backward may reach, and that can be replaced: those on the device of the largest.
+def outputs_to_watch(output: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of the output that backward may reach and that can be replaced, the largest first.
 
-    A tensor that shares memory with another one of the output stays as it is. Otherwise autograd would not notice that
-    the program changes one of them by writing to the other.
+    Of those that share memory with another tensor of the output, only the largest can be. Autograd would not notice
+    that the program changes one by writing to the other. What shares memory with an `input` is left out, since backward
+    enters nothing of the block there. What is in an object of an unknown class is not seen.
     """
-    owners = Counter(_storage(leaf) for leaf in _tensors(output))
-    alone = [leaf for leaf in outputs_reached(output) if owners[_storage(leaf)] == 1]
-    device = max(alone, key=torch.Tensor.numel).device if alone else None
-    return [leaf for leaf in alone if leaf.device == device]
-
-
-def outputs_reached(output: Any) -> list[torch.Tensor]:
-    """The tensors of the output that backward may reach. What is in an object of an unknown class is not seen."""
-    return [leaf for leaf in _tensors(output) if leaf.grad_fn is not None and leaf.is_floating_point()]
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    leaves = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
-    return list({id(leaf): leaf for leaf in leaves if leaf.layout is torch.strided}.values())
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    distinct = list({id(leaf): leaf for leaf in leaves if leaf.layout is torch.strided}.values())
+    given = {_storage(tensor) for tensor in inputs if tensor.layout is torch.strided}
+    owners = Counter(map(_storage, distinct))
+    reached = [
+        leaf
+        for leaf in distinct
+        if leaf.grad_fn is not None and leaf.is_floating_point() and _storage(leaf) not in given
+    ]
+    reached.sort(key=torch.Tensor.numel, reverse=True)
+    return [leaf for number, leaf in enumerate(reached) if number == 0 or owners[_storage(leaf)] == 1]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -60,15 +77,13 @@ class _Arrival(torch.autograd.Function):
     """The identity. Its backward tells who waits for it, who must not know the graph: the graph knows them."""
 
     @staticmethod
-    def forward(ctx: Any, on_arrival: Callable[[Arrived], None], *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, on_arrival: OnArrival, output: torch.Tensor) -> torch.Tensor:
         ctx.on_arrival = on_arrival
-        return tuple(output.detach() for output in outputs)
+        return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
         on_arrival, ctx.on_arrival = ctx.on_arrival, None
         if on_arrival is not None:  # in a second backward of the same graph there is nothing left to learn
-            edges = [GradientEdge(*following) for following in ctx.next_functions]
-            on_arrival(list(zip(edges, gradients, strict=True)))
-        return None, *gradients
+            on_arrival(GradientEdge(*ctx.next_functions[0]), gradient)
+        return None, gradient

@@ -1,7 +1,7 @@
 """Runs a block's backward several times, with other tensors in place of those it has saved, when its gradient arrives.
 
 A probed call can give back exactly all that it has saved, so its own gradient is exact. When backward reaches the
-block's outputs, the gradients that training really brings are at hand, and under ZeRO-3 the block's parameters are
+block's output, the gradient that training really brings is at hand, and under ZeRO-3 the block's parameters are
 gathered. There the probe runs the block's part of backward alone: once as it is, and once for each policy that is
 measured.
 """
@@ -21,7 +21,7 @@ from ds_adacc.execute.call import Call
 from ds_adacc.execute.course import states_at
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
-from ds_adacc.profile.arrival import Arrived, watch
+from ds_adacc.profile.arrival import Entrance, watch
 from ds_adacc.program import compiled_backward
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.nodes import nodes_behind
@@ -38,13 +38,13 @@ Gradients = Sequence[torch.Tensor | None]
 class Probe:
     """One probed call. `study` is given a function that measures the gradient error of a policy.
 
-    It is also told whether that measures under the gradients that training brought. Random ones take their place if
-    these are not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
-    gradients of zeros every policy would have an error of 0.
+    It is also told whether that measures under the gradient that training brought. A random one takes its place if that
+    gradient is not finite, as in a step that a loss scaler skips; or zero, as long as the loss has a weight of 0. Under
+    a gradient of zeros every policy would have an error of 0.
 
-    The block's backward may leave saved tensors unread: those of outputs on which the loss does not depend, or of an
-    auxiliary loss that the block has not returned but put elsewhere. What harm it does to alter them cannot be known.
-    So a policy that does is hopeless.
+    The gradient is that of one output, which `entrance` chooses. So the block's backward may leave saved tensors
+    unread, which serve other outputs, or an auxiliary loss that the block has put elsewhere. What harm it does to alter
+    them is not known. So a policy that does is hopeless.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly; those of tensors that the block discards hold an empty one. `inputs` are the tensors that
@@ -54,7 +54,10 @@ class Probe:
     Rule P3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
-    def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study) -> None:
+    def __init__(
+        self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study, entrance: Entrance | None = None
+    ) -> None:
+        self._entrance = entrance or Entrance()
         self.slots: Sequence[LateSlot] = []
         self._positions = recording.positions
         self.noted: dict[int, torch.Tensor] = recording.read_buffers()
@@ -98,11 +101,12 @@ class Probe:
             self.noted[index] = generator.get_state()
 
     def watch(self, output: Any) -> Any:
-        """The block's output, whose tensors tell this probe when their gradients arrive (`arrival.watch`)."""
-        return watch(output, self.arrive)
+        """The block's output, of which one tensor tells this probe when its gradient arrives (`arrival.watch`)."""
+        return watch(output, self._inputs, self._entrance, self.arrive)
 
-    def arrive(self, arrived: Arrived) -> None:
+    def arrive(self, edge: GradientEdge, gradient: torch.Tensor) -> None:
         """Run the study, and leave the call's own slots to backward."""
+        self._entrance.is_reached = True
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
         if not all(map(compiled_backward.has_run, self._graphs)):
@@ -111,7 +115,7 @@ class Probe:
         # No backward writes to a parameter, and a compiled one takes all parameters of its block at once.
         self._copied = [self._copies and not isinstance(slot, ParameterSlot) for slot in own]
         try:
-            self._learn(arrived, own)
+            self._learn(edge, gradient, own)
         except torch.OutOfMemoryError:
             get_logger().warning(
                 "block %s: memory ran out while its gradient error was measured. A new policy does not come into "
@@ -122,16 +126,15 @@ class Probe:
             for slot, held in zip(self.slots, own, strict=True):
                 slot.slot = held
 
-    def _learn(self, arrived: Arrived, own: Sequence[Slot]) -> None:
-        given = [(edge, gradient) for edge, gradient in arrived if gradient is not None]
+    def _learn(self, edge: GradientEdge, gradient: torch.Tensor, own: Sequence[Slot]) -> None:
         counting = [_Counting(slot) for slot in own]
         self._hold(counting)
-        gradients = self._backward(given)
+        gradients = self._backward(edge, gradient)
         times = [slot.times for slot in counting]
-        is_training = any(bool(gradient.any()) for _, gradient in given) and all(map(_is_finite, gradients))
+        is_training = bool(gradient.any()) and all(map(_is_finite, gradients))
         if not is_training:
-            given = [(edge, _random_like(gradient)) for edge, gradient in given]
-            gradients = self._backward(given)
+            gradient = _random_like(gradient)
+            gradients = self._backward(edge, gradient)
             if not all(map(_is_finite, gradients)):
                 return
         _even(counting)
@@ -150,7 +153,7 @@ class Probe:
                     return HOPELESS
                 call.release()
                 call.close()
-                return self._error(self._backward(given), gradients)
+                return self._error(self._backward(edge, gradient), gradients)
             finally:
                 self._hold(own)
 
@@ -175,12 +178,12 @@ class Probe:
         for slot, held, is_copied in zip(self.slots, slots, self._copied, strict=True):
             slot.slot = CopyingSlot(held) if is_copied else held
 
-    def _backward(self, given: Sequence[tuple[GradientEdge, torch.Tensor]]) -> Gradients:
-        edges, starts = tuple(edge for edge, _ in given), [*self._of_inputs, *self._of_parameters]
-        gradients = tuple(gradient.clone() if self._copies else gradient for _, gradient in given)
+    def _backward(self, edge: GradientEdge, gradient: torch.Tensor) -> Gradients:
+        starts = [*self._of_inputs, *self._of_parameters]
+        gradient = gradient.clone() if self._copies else gradient
         # Its own draws begin from one state in each run, and training's from the state that they would have had.
         with unmoved(self._generators), compiled_backward.given_copies() if self._graphs else nullcontext():
-            return torch.autograd.grad(edges, starts, gradients, retain_graph=True, allow_unused=True)
+            return torch.autograd.grad((edge,), starts, (gradient,), retain_graph=True, allow_unused=True)
 
     def _error(self, gradients: Gradients, exact: Gradients) -> float:
         inputs = len(self._of_inputs)

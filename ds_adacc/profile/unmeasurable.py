@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from ds_adacc.profile.arrival import outputs_reached, outputs_to_watch
+from ds_adacc.profile.arrival import outputs_to_watch
 from ds_adacc.program import compiled_backward
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.graphs import is_graph
@@ -25,11 +25,9 @@ _KNOWN = ("LinearFunctionForZeroStage3Backward",)
 def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
     """Why the block's backward must not be run ahead of training's own (Rule P4); None if it may."""
     starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
-    if not outputs_reached(output) or not starts:
+    watched = outputs_to_watch(output, inputs)
+    if not watched or not starts:
         return "no gradient flows through the tensors that it takes and returns"
-    watched = outputs_to_watch(output)
-    if not watched:
-        return "the tensors that it returns share memory with one another"
     for op in recording.ops:
         if op.refusal == COLLECTIVE:
             return f"it calls {op.name}, a collective"

@@ -15,7 +15,6 @@ from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import span
-from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.guards import Look, snapshot, token
 
 _HOOKS_OF_ALL_MODULES = (
@@ -40,15 +39,6 @@ def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | 
     if isinstance(tree, dict):
         return dict, tuple([(key, flatten(item, tensors, inner)) for key, item in tree.items()])
     return snapshot(tree, inner)
-
-
-def objects_in(tree: Any) -> list[Any]:
-    """What nested tuples, lists and dicts hold besides tensors and constants."""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    if isinstance(tree, tuple | list):
-        return [each for item in tree for each in objects_in(item)]
-    return [] if isinstance(tree, torch.Tensor) or type(tree) in SCALARS else [tree]
 
 
 def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:

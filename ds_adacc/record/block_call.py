@@ -14,11 +14,11 @@ class BlockCall(NamedTuple):
     """`run` runs the call, and returns what the block's own forward returns.
 
     `inputs`: the tensors that it is given, and after them those that its function reaches, without parameters. `inner`:
-    those in objects among its arguments. `objects`: these objects. `closure`: all that its function can reach.
+    those in objects among its arguments. `arguments`: all its arguments. `closure`: all that its function can reach.
     """
 
     inputs: Sequence[torch.Tensor]
     inner: Sequence[torch.Tensor]
     closure: Closure
     run: Callable[[], Any]
-    objects: Sequence[Any] = ()
+    arguments: Sequence[Any] = ()

@@ -143,7 +143,7 @@ def capture(name: str, call: BlockCall) -> Capture:
         slots, discarded = hook.close()
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
-        recording = _sound(recorder.recording(discarded, call.objects))
+        recording = _sound(recorder.recording(discarded, call.arguments))
         recording = without_inaccessible(_found_again(recording, output, began))
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))

@@ -188,11 +188,16 @@ class Draft:
             size = planner.human_bytes(sum(held.values()))
             self.remark(f"{running.cls.__name__}: keeps {size} in attributes of ctx until backward; no plan frees them")
 
-    def note_kept(self, objects: Iterable[Any]) -> None:
-        """Note what objects among the arguments keep of what the block has made, as a cache of keys and values does."""
-        for each in objects:
+    def note_kept(self, arguments: Iterable[Any]) -> None:
+        """Note what the arguments keep of what the block has made, as a cache of keys and values does."""
+        for each in arguments:
             tensors: list[torch.Tensor] = []
-            snapshot(each, tensors)
+            if isinstance(each, tuple | list | dict):
+                items = tuple(each.values()) if isinstance(each, dict) else each
+                self.note_kept(items)
+                tensors += (item for item in items if isinstance(item, torch.Tensor))
+            elif not isinstance(each, torch.Tensor):
+                snapshot(each, tensors)
             kept = {
                 storage_of(tensor): tensor.untyped_storage().nbytes()
                 for tensor in tensors

@@ -204,15 +204,15 @@ class Recorder(TorchDispatchMode):
         """How many operators have run."""
         return self.draft.count_operators()
 
-    def recording(self, discarded: Mapping[int, int], objects: Iterable[Any] = ()) -> Recording:
-        """The block's program. `discarded`: as of `LateSlots.close`. `objects`: as of `BlockCall`.
+    def recording(self, discarded: Mapping[int, int], arguments: Iterable[Any] = ()) -> Recording:
+        """The block's program. `discarded`: as of `LateSlots.close`. `arguments`: as of `BlockCall`.
 
         Raises `Unrecordable` with the reason if there is none.
         """
         if self.failure is not None:
             raise Unrecordable(self.failure)
         self.draft.discard(discarded)
-        self.draft.note_kept(objects)
+        self.draft.note_kept(arguments)
         kept = (index for index, cast in self._found.items() if not is_autocasts(cast))
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 

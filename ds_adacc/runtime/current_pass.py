@@ -7,6 +7,7 @@ from typing import Any
 
 from ds_adacc.execute.block import Block, Trial
 from ds_adacc.execute.call import Forward
+from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.given_inputs import GivenInputs
@@ -17,7 +18,8 @@ class CurrentPass:
 
     `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its
     calls hold. `probed`: the block types whose codecs a call of it measures. `trials`: the trials of policies that its
-    calls have begun. `has_backward`: whether the backward of a call has begun that no observer watches.
+    calls have begun. `entrances`: those of its calls that are probed. `has_backward`: whether the backward of a call
+    has begun that no observer watches.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class CurrentPass:
         self.given = GivenInputs()
         self.probed: set[str] = set()
         self.trials: list[Trial] = []
+        self.entrances: set[Entrance] = set()
         self.has_backward = False
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False

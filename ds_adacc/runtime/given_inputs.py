@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.geometry import Geometry
 
 
 @dataclass(frozen=True)
 class _Owner:
     """A call that holds an input: its block type, and the input's place there.
 
-    `start`, `stop`: the addresses of the input's first byte, and of the byte after its last.
+    `start`, `stop`: of a view with gaps, the addresses of its first byte and of the byte after its last; else 0.
     """
 
     digest: str
@@ -32,11 +32,10 @@ class _Owner:
     start: int
     stop: int
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether it keeps nearly all of the tensor's memory alive. What it lacks is not counted: at most an eighth."""
-        start, stop = span(tensor)
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether it keeps nearly all of this memory alive. What it lacks is not counted: at most an eighth."""
         shared = min(stop, self.stop) - max(start, self.start)
-        return not self.storage.expired() and 8 * shared >= 7 * (stop - start)
+        return 8 * shared >= 7 * (stop - start) and not self.storage.expired()
 
 
 class GivenInputs:
@@ -50,28 +49,38 @@ class GivenInputs:
 
     def held(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs that an earlier call holds."""
-        return tuple([n for n, each in enumerate(inputs) if each.requires_grad and self._owner(each)])
+        return tuple([n for n, each in enumerate(inputs) if each.requires_grad and self._owner(*_memory(each))])
 
     def add(self, digest: str, saved: Mapping[int, torch.Tensor]) -> list[tuple[str, int]]:
         """Note the inputs that a call of this block type saves, by place.
 
         Returns, for each that an earlier call holds, that call's block type and the input's place there.
         """
-        given = {place: tensor for place, tensor in saved.items() if tensor.requires_grad}
-        owners = [owner for tensor in given.values() if (owner := self._owner(tensor)) is not None]
-        for place, tensor in given.items():
-            if self._owner(tensor) is None:  # of one tensor at two places, the first counts
-                new = _Owner(digest, place, StorageWeakRef(tensor.untyped_storage()), *span(tensor))
-                known = self._owners.get(_key(tensor), [])
-                self._owners[_key(tensor)] = [*(each for each in known if not each.storage.expired()), new]
-        return [(owner.digest, owner.place) for owner in owners]
+        earlier, new = [], []
+        for place, tensor in saved.items():
+            if tensor.requires_grad:
+                key, *span = _memory(tensor)
+                owner = self._owner(key, *span)
+                if owner is not None:
+                    earlier.append((owner.digest, owner.place))
+                else:
+                    new.append((key, _Owner(digest, place, StorageWeakRef(tensor.untyped_storage()), *span)))
+        for key, owner in new:
+            if self._owner(key, owner.start, owner.stop) is None:  # of one tensor at two places, the first counts
+                self._owners.setdefault(key, []).append(owner)
+        return earlier
 
-    def _owner(self, tensor: torch.Tensor) -> _Owner | None:
-        return next((owner for owner in self._owners.get(_key(tensor), ()) if owner.holds(tensor)), None)
+    def _owner(self, key: Hashable, start: int, stop: int) -> _Owner | None:
+        return next((owner for owner in self._owners.get(key, ()) if owner.holds(start, stop)), None)
 
 
-def _key(tensor: torch.Tensor) -> Hashable:
-    """What no two tensors have in common that live at once, unless they may keep the same memory alive."""
-    if not Geometry.of(tensor).is_dense:
-        return tensor.untyped_storage()._cdata
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
+def _memory(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
+    """A key that no two tensors have in common that live at once, unless they may keep the same memory alive.
+
+    And for a view with gaps, the addresses of its first byte and of the byte after its last.
+    """
+    geometry = Geometry.of(tensor)
+    if geometry.is_dense:
+        return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version), 0, 0
+    start = tensor.data_ptr()
+    return tensor.untyped_storage()._cdata, start, start + geometry.span

@@ -29,7 +29,6 @@ from ds_adacc.program.signature import (
     ambient,
     describe,
     flatten,
-    objects_in,
     surroundings,
     why_unrecordable,
 )
@@ -140,7 +139,7 @@ class Runtime:
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             run = functools.partial(function, *args, **kwargs)
-            call = BlockCall(tensors, inner, closure, run, objects_in((args, kwargs)))
+            call = BlockCall(tensors, inner, closure, run, (*args, *kwargs.values()))
             return self._record_or_run(Incoming(block, signature, guards, call))
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))

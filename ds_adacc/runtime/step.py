@@ -90,6 +90,8 @@ class Step:
 
     def end_pass(self) -> Mapping[str, Collection[Block]]:
         """Note the end of a forward and its backward. Returns the blocks that it has called, by block type."""
+        for entrance in self.current_pass.entrances:
+            entrance.end_pass()
         called, self.current_pass = self.current_pass.called, CurrentPass()
         if self.observer is not None:
             live_set = frozenset(called)

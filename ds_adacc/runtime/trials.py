@@ -21,6 +21,7 @@ from ds_adacc.execute.registry import Registry
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.block_type import KnownType
+from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
 from ds_adacc.profile.probe import Measure, Probe
 from ds_adacc.profile.unmeasurable import why_unmeasurable
@@ -44,6 +45,7 @@ class Trials:
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
         self._late: set[str] = set()
+        self._entrances: dict[str, Entrance] = {}  # by block type
 
     @property
     def max_error(self) -> float | None:
@@ -101,7 +103,9 @@ class Trials:
             if trial is not None and is_training:
                 trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
 
-        return Probe(variant.recording, inputs, study)
+        entrance = self._entrances.setdefault(variant.digest, Entrance())
+        step.current_pass.entrances.add(entrance)
+        return Probe(variant.recording, inputs, study, entrance)
 
     def are_unknown(self, known: KnownType) -> bool:
         """Whether the type's codecs have errors that are bounded and not measured yet."""

@@ -1,9 +1,10 @@
-"""The outputs of a block tell when their gradients arrive, and are otherwise what they were."""
+"""One output of a block tells when its gradient arrives; all of them are otherwise what they were."""
 
 import pytest
 import torch
+from torch import nn
 
-from ds_adacc.profile.arrival import outputs_to_watch, watch
+from ds_adacc.profile.arrival import Entrance, outputs_to_watch, watch
 
 X = torch.randn(3, 4, requires_grad=True)
 
@@ -13,29 +14,46 @@ def same(output):
     return torch.utils._pytree.tree_map(lambda name: name if name is None else getattr(X, name)(), output)
 
 
-@pytest.mark.parametrize("form", ["exp", ("exp", None, "sin"), {"hidden": ["exp", ("tanh", "sin")]}])
-def test_gradients_arrive_once_and_together(form):
-    output, told = same(form), []
-    watched = watch(output, told.append)
-    leaves, before = (torch.utils._pytree.tree_leaves(each) for each in (watched, output))
-    assert [leaf is None for leaf in leaves] == [leaf is None for leaf in before]
-    pairs = [(leaf, old) for leaf, old in zip(leaves, before, strict=True) if leaf is not None]
-    assert all(leaf.data_ptr() == old.data_ptr() and leaf is not old for leaf, old in pairs)
-    loss = sum((leaf * number).sum() for number, (leaf, _) in enumerate(pairs, 2))
+@pytest.mark.parametrize("form", ["exp", ("exp", None, "sum"), {"hidden": ["sum", ("exp", "mean")]}])
+def test_the_largest_output_tells_once_when_its_gradient_arrives(form):
+    output, told, entrance = same(form), [], Entrance()
+    watched = watch(output, [X], entrance, lambda edge, gradient: told.append((edge.node, gradient)))
+    pairs = list(zip(*map(torch.utils._pytree.tree_leaves, (watched, output)), strict=True))
+    (new, old) = next((new, old) for new, old in pairs if new is not None and new.shape == X.shape)
+    assert all(one is two for one, two in pairs if one is not new)
+    assert new is not old and new.data_ptr() == old.data_ptr()
+    loss = sum((leaf * 3).sum() for leaf, _ in pairs if leaf is not None)
     loss.backward(retain_graph=True)
     loss.backward()
-    (arrived,) = told
-    assert [edge.node for edge, _ in arrived] == [old.grad_fn for _, old in pairs]
-    assert all(torch.equal(grad, torch.full_like(X, number)) for number, (_, grad) in enumerate(arrived, 2))
+    ((node, gradient),) = told
+    assert node is old.grad_fn and torch.equal(gradient, torch.full_like(X, 3))
 
 
-def test_what_the_loss_does_not_depend_on_has_no_gradient():
-    told = []
-    unused, read = watch((X.exp(), X.sin()), told.append)
+def test_after_a_pass_in_vain_the_next_largest_is_watched():
+    entrance, told = Entrance(), []
+
+    def train(read):
+        outputs = watch((X.sum(), X.exp(), X[0] * 2), [X], entrance, lambda edge, gradient: told.append(gradient.shape))
+        outputs[read].sum().backward()
+        entrance.is_reached = bool(told)  # as a probe notes it
+        entrance.end_pass()
+        return told.pop() if told else None
+
+    assert [train(2) for _ in range(3)] == [None, X[0].shape, X[0].shape]
+    assert [train(0) for _ in range(3)] == [None, X.sum().shape, X.sum().shape]
+    assert [train(1) for _ in range(2)] == [None, X.shape]
+
+
+def test_backward_runs_through_nothing_that_the_loss_does_not_read():
+    """A node that all outputs share would have it run through all of them."""
+    block, ran = nn.Linear(4, 4), []
+    for parameter in block.parameters():
+        parameter.register_post_accumulate_grad_hook(ran.append)
+    scores, read = watch((block(X).tanh(), X[0] * 2), [X], Entrance(), lambda edge, gradient: None)
     read.sum().backward()
-    assert unused.grad_fn is read.grad_fn
-    ((_, gradient), (_, other)) = told[0]
-    assert gradient is None and torch.equal(other, torch.ones_like(X))
+    assert not ran and block.weight.grad is None
+    scores.sum().backward()
+    assert len(ran) == 2
 
 
 def test_the_program_may_write_to_what_is_watched():
@@ -45,33 +63,34 @@ def test_the_program_may_write_to_what_is_watched():
         second *= 3
         return torch.autograd.grad((first * second).sum(), X)[0]
 
-    expected = gradient((X * 2, X + 1))
-    told = []
-    assert torch.equal(gradient(watch((X * 2, X + 1), told.append)), expected) and len(told) == 1
+    expected, told = gradient((X * 2, X + 1)), []
+    watched = watch((X * 2, X + 1), [X], Entrance(), lambda *arrived: told.append(arrived))
+    assert torch.equal(gradient(watched), expected) and len(told) == 1
 
 
 def test_autograd_notices_that_a_watched_output_was_written_to_which_the_block_has_saved():
-    (output,) = watch((X.exp(),), lambda arrived: None)
+    (output,) = watch((X.exp(),), [X], Entrance(), lambda *arrived: None)
     output *= 2
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
 
 
-def test_outputs_that_share_memory_stay_as_they_are():
-    whole = X * 2
+def test_of_outputs_that_share_memory_only_the_largest_of_all_can_be_watched():
+    whole, alone = X * 2, X[0].exp()
     key, value = whole.split(2, -1)
-    alone = X.exp()
-    assert outputs_to_watch((key, alone, value)) == [alone]
-    output = whole, whole.view(-1)
-    assert watch(output, lambda arrived: None) is output
+    assert outputs_to_watch((key, alone, value), [X]) == [key, alone]
+    assert outputs_to_watch((alone, whole, whole[:, -1], whole.detach()), [X]) == [whole, alone]
+
+
+def test_an_input_that_is_returned_is_not_watched():
+    given, made = X * 1.0, X[0].exp()
+    assert outputs_to_watch((given, made, given[:2]), [given]) == [made]
 
 
 def test_one_tensor_returned_twice_is_one():
-    told, one = [], X.exp()
-    first, second = watch((one, one), told.append)
-    assert first is second
-    first.sum().backward()
-    assert len(told[0]) == 1
+    one = X.exp()
+    first, second = watch((one, one), [X], Entrance(), lambda *arrived: None)
+    assert first is second is not one
 
 
 def test_what_backward_does_not_reach_is_not_watched():
@@ -80,9 +99,4 @@ def test_what_backward_does_not_reach_is_not_watched():
             self.hidden = hidden
 
     for output in (Output(X.exp()), torch.zeros(3), (None, "text", X.argmax()), X.exp().to_sparse()):
-        assert watch(output, lambda arrived: None) is output
-
-
-def test_tensors_on_other_devices_than_the_largest_are_not_watched():
-    elsewhere, here = torch.ones(2, device="meta", requires_grad=True) * 2, X.exp()
-    assert outputs_to_watch((elsewhere, here)) == [here]
+        assert watch(output, [X], Entrance(), lambda *arrived: None) is output

@@ -79,16 +79,3 @@ def test_a_function_that_is_not_known_is_refused():
     block = nn.Module()
     block.forward = Overwriting.apply
     assert "its backward runs OverwritingBackward" in refused(block, (torch.randn(4, 4, requires_grad=True),), {})
-
-
-class Transposing(nn.Linear):
-    """Returns one result in two shapes."""
-
-    def forward(self, x):
-        y = super().forward(x).tanh()
-        return y, y.T
-
-
-def test_outputs_that_share_memory_are_refused():
-    x = torch.randn(3, 4, requires_grad=True)
-    assert refused(Transposing(4, 4), (x,), {}) == "the tensors that it returns share memory with one another"

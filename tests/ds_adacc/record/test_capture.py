@@ -81,6 +81,8 @@ class Caching(nn.Module):
 
     def forward(self, x, caches):
         key, value = caches["of this layer"].keep(self.keys(x), self.values(x))
+        if "plain" in caches:
+            caches["plain"].append(key)
         return (key @ value.T).softmax(-1) @ value
 
 
@@ -93,6 +95,15 @@ def test_the_table_says_what_a_cache_among_the_arguments_keeps():
         "Cache: this argument keeps 256 B that a call has made. No plan frees them as long as it lives. If it is a "
         "cache of keys and values, set use_cache=False",
     )
+
+
+def test_a_list_may_be_a_cache_too():
+    block, x, caches = Caching(), torch.randn(4, 8, requires_grad=True), {"of this layer": Cache(), "plain": []}
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.9}}))
+    runtime.checkpoint(block, x, caches)
+    ((_, variant),) = runtime.blocks.variants()
+    names = [remark.partition(":")[0] for remark in variant.recording.remarks_on_replays]
+    assert names == ["Cache", "list"]
 
 
 def test_an_argument_that_keeps_what_it_has_been_given_is_not_named():

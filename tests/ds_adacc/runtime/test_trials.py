@@ -55,7 +55,7 @@ class Training:
         hidden = x * 1.0
         for block in self.blocks:
             output = call(block, hidden)
-            hidden = output[-1] if isinstance(output, tuple) else output
+            hidden = output[block.place] if isinstance(output, tuple) else output
         parameters = [p for p in self.blocks.parameters() if p.requires_grad]
         self.blocks.zero_grad(set_to_none=False)  # a gradient that is there before takes no memory
         (hidden * self.weight).sum().backward()
@@ -101,31 +101,46 @@ def test_a_lossy_plan_is_tried_before_it_runs_and_the_steps_until_then_are_exact
 
 
 class Scoring(zoo.GPTBlock):
-    """Returns scores as well, which are larger than its output, and which no loss reads."""
+    """Returns scores as well, which no loss reads."""
+
+    place = 0  # of the output that the next block gets
 
     def __init__(self):
         super().__init__(WIDTH, HEADS, 0.0)
-        self.scores = nn.Linear(WIDTH, 2 * WIDTH)
+        self.scores = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        return self.scores(x.sin()).exp().tanh(), super().forward(x)
+        output = super().forward(x)
+        return output, (self.scores(output).exp() * output).tanh()
 
 
-def test_outputs_that_no_loss_reads_leave_the_rest_of_the_block_to_lossy_policies():
-    training = Training(Scoring, **LOSSY)
-    assert max(training.run(6)) <= 2 * LOSSY["max_gradient_error"]
+class LargeScoring(Scoring):
+    """Its scores are larger than its output, as the weights of attention are."""
+
+    place = 1
+
+    def forward(self, x):
+        output, scores = super().forward(x)
+        return torch.cat([scores, scores]), output
+
+
+@pytest.mark.parametrize("make", [Scoring, LargeScoring])
+def test_outputs_that_no_loss_reads_leave_the_rest_of_the_block_to_lossy_policies(make):
+    training = Training(make, budget=0.35, max_gradient_error=0.5)
+    errors = training.run(8)
+    assert max(errors) <= 2 * 0.5
     (known,) = training.runtime.agreement.known_types.values()
-    assert known.errors_are_measured and training.is_lossy
+    assert known.errors_are_measured and training.is_lossy and max(errors) > 0
     hopeless = {value for value, (*_, error) in known.errors.coarsest.items() if error >= planner.HOPELESS}
     labels = {value.index: value.label for value in known.recording.values}
-    assert {labels[value] for value in hopeless} == {"sin", "exp", "tanh"}
+    assert {labels[value] for value in hopeless} >= {"exp", "tanh"}
 
 
 class Balanced(Scoring):
     """Puts an auxiliary loss aside, which it does not return."""
 
     def forward(self, x):
-        scores, output = super().forward(x)
+        output, scores = super().forward(x)
         self.auxiliary = scores.square().mean()
         return output
 
@@ -137,7 +152,7 @@ def test_what_only_a_loss_reads_that_the_block_has_put_aside_is_never_altered():
     assert known.errors_are_measured and training.is_lossy
     hopeless = {value for value, (*_, error) in known.errors.coarsest.items() if error >= planner.HOPELESS}
     labels = {value.index: value.label for value in known.recording.values}
-    assert {labels[value] for value in hopeless} == {"sin", "exp", "tanh"}
+    assert {labels[value] for value in hopeless} >= {"exp", "tanh"}
 
 
 @pytest.mark.matrix
