@@ -15,7 +15,7 @@ The files, in the order in which a captured call meets them:
 * `operator_costs`: the time of a replay and of a backward step, and the bytes that each takes besides its results.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.
-* `arrival`: tells when a block's gradients arrive; `probe`: then runs its backward several times.
+* `arrival`: tells when a block's gradient arrives; `probe`: then runs its backward several times.
 * `gradient_error`: what is measured so; `unmeasurable`: why it may not be measured.
 
 Rules of this room, cited by their letter and number where they are obeyed:

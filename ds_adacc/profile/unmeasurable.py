@@ -27,7 +27,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
     watched = outputs_to_watch(output, inputs)
     if not watched or not starts:
-        return "no gradient flows through the tensors that it takes and returns"
+        return "no gradient flows through the tensors that it takes, or through those that it makes and returns"
     for op in recording.ops:
         if op.refusal == COLLECTIVE:
             return f"it calls {op.name}, a collective"
