@@ -25,9 +25,11 @@ _KNOWN = ("LinearFunctionForZeroStage3Backward",)
 def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Recording) -> str | None:
     """Why the block's backward must not be run ahead of training's own (Rule P4); None if it may."""
     starts = [tensor for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
+    if not outputs_to_watch(output, ()) or not starts:
+        return "no gradient flows through the tensors that it takes and returns"
     watched = outputs_to_watch(output, inputs)
-    if not watched or not starts:
-        return "no gradient flows through the tensors that it takes, or through those that it makes and returns"
+    if not watched:
+        return "it returns its inputs, or writes its results into their memory"
     for op in recording.ops:
         if op.refusal == COLLECTIVE:
             return f"it calls {op.name}, a collective"

@@ -79,3 +79,21 @@ def test_a_function_that_is_not_known_is_refused():
     block = nn.Module()
     block.forward = Overwriting.apply
     assert "its backward runs OverwritingBackward" in refused(block, (torch.randn(4, 4, requires_grad=True),), {})
+
+
+class InPlace(nn.Linear):
+    """Adds to what it is given, and returns that."""
+
+    def forward(self, x):
+        x += super().forward(x.clone()).tanh()
+        return x
+
+
+def test_a_block_that_returns_its_inputs_memory_is_refused():
+    x = torch.randn(3, 4, requires_grad=True) * 1.0
+    assert refused(InPlace(4, 4), (x,), {}) == "it returns its inputs, or writes its results into their memory"
+
+
+def test_a_block_without_gradients_is_refused():
+    block = nn.Linear(4, 4).requires_grad_(False)
+    assert refused(block, (torch.randn(3, 4),), {}) == "no gradient flows through the tensors that it takes and returns"
