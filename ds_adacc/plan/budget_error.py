@@ -63,7 +63,7 @@ def explained(
     )
     lines.append(
         "Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them, but "
-        "longer ones may need a larger fraction too."
+        "longer inputs may need a larger fraction too."
     )
     return BudgetTooSmall(refusal, "\n  ".join(lines))
 

@@ -10,6 +10,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
+from ds_adacc.program.geometry import storage_of
+
 OnArrival = Callable[[GradientEdge, torch.Tensor], None]
 
 
@@ -58,19 +60,15 @@ def outputs_to_watch(output: Any, inputs: Sequence[torch.Tensor]) -> list[torch.
     """
     leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     distinct = list({id(leaf): leaf for leaf in leaves if leaf.layout is torch.strided}.values())
-    given = {_storage(tensor) for tensor in inputs if tensor.layout is torch.strided}
-    owners = Counter(map(_storage, distinct))
+    given = {storage_of(tensor) for tensor in inputs if tensor.layout is torch.strided}
+    owners = Counter(map(storage_of, distinct))
     reached = [
         leaf
         for leaf in distinct
-        if leaf.grad_fn is not None and leaf.is_floating_point() and _storage(leaf) not in given
+        if leaf.grad_fn is not None and leaf.is_floating_point() and storage_of(leaf) not in given
     ]
     reached.sort(key=torch.Tensor.numel, reverse=True)
-    return [leaf for number, leaf in enumerate(reached) if number == 0 or owners[_storage(leaf)] == 1]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return [leaf for number, leaf in enumerate(reached) if number == 0 or owners[storage_of(leaf)] == 1]
 
 
 class _Arrival(torch.autograd.Function):

@@ -54,10 +54,8 @@ class Probe:
     Rule P3: the graph stays usable, no `.grad` is written, and the generators are put back.
     """
 
-    def __init__(
-        self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study, entrance: Entrance | None = None
-    ) -> None:
-        self._entrance = entrance or Entrance()
+    def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], study: Study, entrance: Entrance) -> None:
+        self._entrance = entrance
         self.slots: Sequence[LateSlot] = []
         self._positions = recording.positions
         self.noted: dict[int, torch.Tensor] = recording.read_buffers()

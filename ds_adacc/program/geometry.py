@@ -84,3 +84,8 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of `tensor` and of the byte after its last."""
     start = tensor.data_ptr()
     return start, start + Geometry.of(tensor).span
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of the tensor's storage, while that is alive."""
+    return tensor.untyped_storage()._cdata

@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.geometry import span
+from ds_adacc.program.geometry import span, storage_of
 from ds_adacc.python_state.guards import Look, snapshot, token
 
 _HOOKS_OF_ALL_MODULES = (
@@ -88,7 +88,7 @@ def aliases(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
         return ()
     groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for number, tensor in enumerate((*tensors, *others)):
-        groups.setdefault(tensor.untyped_storage()._cdata, []).append((number, tensor))
+        groups.setdefault(storage_of(tensor), []).append((number, tensor))
     found = []
     for group in groups.values():
         if len(group) > 1 and group[-1][0] >= len(tensors):
@@ -243,7 +243,7 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:
     first: dict[int, tuple[int, int]] = {}
     shared = []
     for number, tensor in enumerate(tensors):
-        storage = tensor.untyped_storage()._cdata
+        storage = storage_of(tensor)
         if storage in first:
             earlier, address = first[storage]
             shared.append((number, earlier, tensor.data_ptr() - address))

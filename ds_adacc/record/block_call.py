@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +15,15 @@ class BlockCall(NamedTuple):
     """`run` runs the call, and returns what the block's own forward returns.
 
     `inputs`: the tensors that it is given, and after them those that its function reaches, without parameters. `inner`:
-    those in objects among its arguments. `arguments`: all its arguments. `closure`: all that its function can reach.
+    those in objects among its arguments. `closure`: all that its function can reach.
     """
 
     inputs: Sequence[torch.Tensor]
     inner: Sequence[torch.Tensor]
     closure: Closure
-    run: Callable[[], Any]
-    arguments: Sequence[Any] = ()
+    run: functools.partial[Any]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """All its arguments."""
+        return (*self.run.args, *self.run.keywords.values())

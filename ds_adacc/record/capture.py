@@ -11,6 +11,7 @@ import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 from torch.nn.parameter import is_lazy
 
+from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
@@ -18,7 +19,7 @@ from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.record.known import Unrecordable, storage_of
+from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles
@@ -91,7 +92,7 @@ class _RecordingHook:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
-        self._slots: LateSlots | None = LateSlots(recorder.count_operators)
+        self._slots: LateSlots | None = LateSlots(recorder.draft.count_operators)
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.function_operator import autocast_now
+from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
-from ds_adacc.record.known import Known, storage_of
+from ds_adacc.record.known import Known
 
 CAST = torch.ops.aten._to_copy.default
 

@@ -11,7 +11,7 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
-from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recording import Position, RecordedOp, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
@@ -22,7 +22,7 @@ from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.known import Known, admit, storage_of
+from ds_adacc.record.known import Known, admit
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import unsure

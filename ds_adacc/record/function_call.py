@@ -11,14 +11,14 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.compiled_backward import OF_INDUCTOR, fingerprint
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
-from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
-from ds_adacc.record.known import admit, storage_of
+from ds_adacc.record.known import admit
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.roles_inside import RolesInside
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.geometry import Geometry, span, storage_of
 from ds_adacc.program.recording import RecordedOp, RecordedValue
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.tensors import RecordedTensors
@@ -155,8 +155,3 @@ def admit(tensor: torch.Tensor) -> None:
         raise Unrecordable(f"it handles a {kind}")
     if tensor._is_zerotensor():  # it has no memory that could be read
         raise Unrecordable("it handles a tensor of zeros without memory, as torch.func.jvp makes them")
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The identity of the tensor's storage, while that is alive."""
-    return tensor.untyped_storage()._cdata

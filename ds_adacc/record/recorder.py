@@ -200,11 +200,7 @@ class Recorder(TorchDispatchMode):
 
     # -- the result
 
-    def count_operators(self) -> int:
-        """How many operators have run."""
-        return self.draft.count_operators()
-
-    def recording(self, discarded: Mapping[int, int], arguments: Iterable[Any] = ()) -> Recording:
+    def recording(self, discarded: Mapping[int, int], arguments: Iterable[Any]) -> Recording:
         """The block's program. `discarded`: as of `LateSlots.close`. `arguments`: as of `BlockCall`.
 
         Raises `Unrecordable` with the reason if there is none.

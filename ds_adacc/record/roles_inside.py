@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.known_functions import ATTENTION
-from ds_adacc.record.known import storage_of
 from ds_adacc.record.roles import ACTIVATION, MATMUL, NORM, PROJECTION, SOFTMAX
 
 _STRONGEST_FIRST = ("query", "key", "value", "softmax", "statistic", "attention", "layernorm", "gelu", "linear")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.geometry import Geometry, storage_of
 
 
 @dataclass(frozen=True)
@@ -83,4 +83,4 @@ def _memory(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
     if geometry.is_dense:
         return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version), 0, 0
     start = tensor.data_ptr()
-    return tensor.untyped_storage()._cdata, start, start + geometry.span
+    return storage_of(tensor), start, start + geometry.span

@@ -138,8 +138,7 @@ class Runtime:
             shared = aliases(tensors, [*inner, *held])
             training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
-            run = functools.partial(function, *args, **kwargs)
-            call = BlockCall(tensors, inner, closure, run, (*args, *kwargs.values()))
+            call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
             return self._record_or_run(Incoming(block, signature, guards, call))
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))

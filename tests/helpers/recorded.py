@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import torch
@@ -25,7 +26,7 @@ def tensors_of(args, kwargs):
 
 def call_of(block, *args, **kwargs):
     """A call of the block, before it runs."""
-    return BlockCall(tensors_of(args, kwargs), (), closure_of(block), lambda: block(*args, **kwargs))
+    return BlockCall(tensors_of(args, kwargs), (), closure_of(block), functools.partial(block, *args, **kwargs))
 
 
 def captured(block, *args, **kwargs):

@@ -31,7 +31,7 @@ def probed(block, args, kwargs, recording, study, entrance=None):
     """Call the block under full recomputation with a probe; its output."""
     bound = bind(recording, planner.recompute_policy(profile_of(recording)), {})
     inputs = tensors_of(args, kwargs)
-    call, probe = Call(bound, inputs), Probe(recording, inputs, study, entrance)
+    call, probe = Call(bound, inputs), Probe(recording, inputs, study, entrance or Entrance())
     with torch.autograd.graph.saved_tensors_hooks(probe.pack(call.pack), unpack):
         output = block(*args, **kwargs)
     call.close()

@@ -11,6 +11,7 @@ from storages import Storages
 from torch import nn
 
 from ds_adacc.planner import HOPELESS
+from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.probe import Probe
 from ds_adacc.program.slots import keep, unpack
@@ -133,7 +134,7 @@ def test_a_call_that_is_recorded_or_probed_holds_nothing_of_what_is_discarded():
     recording = record(Scoring(), (torch.randn(2, 40, zoo.WIDTH, requires_grad=True),), {})
 
     def probed(block, x):
-        probe = Probe(recording, [x], lambda *_: None)
+        probe = Probe(recording, [x], lambda *_: None, Entrance())
         with torch.autograd.graph.saved_tensors_hooks(probe.pack(keep), unpack):
             return probe.watch(block(x))
 
