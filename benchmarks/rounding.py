@@ -17,6 +17,7 @@ n draws, and beside the root mean square of ‖g₀‖:
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -117,7 +118,7 @@ def draws(training: Training, index: int, count: int) -> list[Draw]:
 def captured(block: nn.Module, draw: Draw) -> Capture:
     """The recording of one call, with its tensors."""
     x = draw.input.clone().requires_grad_()
-    found = capture("block", BlockCall([x], (), closure_of(block), lambda: block(x)))
+    found = capture("block", BlockCall([x], (), closure_of(block), functools.partial(block, x)))
     if found.recording is None:
         raise RuntimeError(f"the block cannot be recorded: {found.reason}")
     return found
