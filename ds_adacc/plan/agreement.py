@@ -197,13 +197,13 @@ class Agreement:
         problem = PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
         return planner.peak_bytes(problem, [by_origin[each.name].policies for each in problem.block_types])
 
-    def partners(self, digests: Sequence[str], must_fit: bool = True) -> list[LiveSet]:
+    def partners(self, digests: Sequence[str], include_unfit: bool = False) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.
 
         These are the sets that share a block type, directly or through other sets. Sets without a fitting plan, and
-        block types that are only in these, are left out where the plan `must_fit`.
+        block types that are only in these, are left out unless `include_unfit`.
         """
-        known = self.live_sets if must_fit else (*self.live_sets, *self.unfit)
+        known = (*self.live_sets, *self.unfit) if include_unfit else self.live_sets
         lost = frozenset().union(*self.unfit) - frozenset().union(*known)
         digests = [digest for digest in digests if digest not in lost]
         sets = (*known, *(frozenset((digest,)) for digest in digests))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
+from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, MemoryBudget
 from ds_adacc.plan.step_peak import StepPeak
 
@@ -46,6 +47,14 @@ class Budget:
         if self._forces_compression and self._asked.kind == "auto":
             return _UNLIMITED
         return budget_bytes(self._asked, without, available) if self.limit is None else self.grown(without)
+
+    def asked(self, nbytes: int) -> str:
+        """The key as the section gives it, with the bytes that follow from it."""
+        amount = planner.human_bytes(nbytes)
+        if self._asked.kind == "bytes":
+            return f"adacc.memory_budget = {nbytes} ({amount})"
+        value = '"auto"' if self._asked.kind == "auto" else f"{self._asked.amount:g}"
+        return f"adacc.memory_budget = {value}, which is {amount} here"
 
     def grown(self, without: int) -> int:
         """The budget once there is a limit. A fraction is of the largest peak without checkpointing so far."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from ds_adacc import planner
+from ds_adacc.config import MemoryBudget
+from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.program.recording import RecordedValue, Recording
 
@@ -27,15 +28,23 @@ class BudgetTooSmall(planner.InfeasibleBudget):
 
 
 def explained(
-    refusal: planner.InfeasibleBudget, request: PlanRequest, without: int, recordings: Mapping[str, Recording]
+    refusal: planner.InfeasibleBudget,
+    asked: str,
+    request: PlanRequest,
+    without: int,
+    recordings: Mapping[str, Recording],
 ) -> BudgetTooSmall:
-    """The refusal with all that the user needs. `without`: peak bytes without checkpointing.
+    """The refusal with all that the user needs. `asked`: as of `Budget`. `without`: peak bytes without checkpointing.
 
     `recordings` are by block type; those of other ranks' block types are not known here.
     """
+    words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
     lines = [
-        f"adacc.memory_budget: no plan fits {refusal.budget} bytes ({planner.human_bytes(refusal.budget)}), which is "
-        "too small for the blocks' activations. A smaller micro-batch needs less."
+        f"{asked}: this is too small for the blocks' activations, which take {planner.human_bytes(without)} without "
+        "checkpointing.",
+        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}.",
+        "Both budgets are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
+        "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]
     problems = [request.problem(names) for names in request.live_sets]
     solutions = [planner.leanest(problem, "") for problem in problems]
@@ -57,14 +66,6 @@ def explained(
     met = (recordings[each.name] for each in problem.block_types if each.name in recordings)
     reasons = {recording.name: recording.remarks_on_replays for recording in met}
     lines += [f"Why no more of {name} is recomputed: {'; '.join(each)}." for name, each in reasons.items() if each]
-    words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
-    lines.append(
-        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}."
-    )
-    lines.append(
-        "Both budgets are for the batches of this step. Larger batches need more. A fraction grows with them, but "
-        "longer inputs may need a larger fraction too."
-    )
     return BudgetTooSmall(refusal, "\n  ".join(lines))
 
 
@@ -76,7 +77,11 @@ def as_key(nbytes: int, without: int) -> str:
 
 def fraction(nbytes: int, without: int) -> str:
     """The `memory_budget` that allows so many bytes, as a fraction of `without`, the peak without checkpointing."""
-    return f"{math.ceil(nbytes / without * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS:g}"
+    parts = -(-nbytes * 10**_FRACTION_DIGITS // without)
+    of = MemoryBudget("fraction", parts / 10**_FRACTION_DIGITS)
+    if budget_bytes(of, without, 0) < nbytes:  # by one byte, for what a floating-point number loses
+        of = MemoryBudget("fraction", (parts + 1) / 10**_FRACTION_DIGITS)
+    return f"{of.amount:g}"
 
 
 def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recording]) -> bool:

@@ -27,7 +27,7 @@ from ds_adacc.plan.rank_reports import (
     merge_profiles,
 )
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.plan.solve import solve
+from ds_adacc.plan.solve import Forgiven, solve
 
 
 class Coordinator:
@@ -46,7 +46,7 @@ class Coordinator:
         live_sets: Collection[LiveSet],
         device: torch.device | None,
         reason: str,
-        must_fit: bool = True,
+        forgiven: Forgiven = Forgiven.NONE,
         capacity: Mapping[str, Mapping[int, int]] | None = None,
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
@@ -57,10 +57,9 @@ class Coordinator:
         converts a budget that is a fraction or "auto" into bytes; later plans use that number. `device` is None on a
         rank that has run no block yet; the memory of the other ranks then sets the budget.
 
-        Raises on every rank what the first rank raises: planner.InfeasibleBudget, and from the second plan on
+        Raises on every rank what the first rank raises and what is not `forgiven`: planner.InfeasibleBudget and
         planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
-        index is forgotten. With `must_fit` false neither is raised: policies in force stay, block types without a
-        policy are recomputed where possible, and a warning says so.
+        index is forgotten. If it is forgiven, policies take the solver's place as `solve` says, with a warning.
         """
         requests = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
         asked, moved, reasons = zip(*requests, strict=True)
@@ -81,7 +80,7 @@ class Coordinator:
         agreed_orders = merge_orders(orders)
         room = min(nbytes for nbytes in free if nbytes is not None)
         plan, agreed = self._ranks.on_first(
-            lambda: self._attempt(everyone, sets, agreed_orders, room, reason, must_fit)
+            lambda: self._attempt(everyone, sets, agreed_orders, room, reason, forgiven)
         )
         self.agreement.forward_order.orders = agreed_orders
         self._warn(plan)
@@ -153,7 +152,7 @@ class Coordinator:
         orders: Orders,
         available: int,
         reason: str,
-        must_fit: bool,
+        forgiven: Forgiven,
     ) -> tuple[Plan, tuple[AgreedType, ...]]:
         """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
         agreement, merged = self.agreement, self._merge(everyone)
@@ -161,9 +160,6 @@ class Coordinator:
         request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim)
         without = request.peak_without()
         budget = agreement.budget.bytes(without, available)
-        forgiven: tuple[type[Exception], ...] = (planner.InfeasibleBudget, planner.NoSolutionInTime)
-        if must_fit:
-            forgiven = (planner.NoSolutionInTime,) if agreement.budget.limit is None else ()
         in_force = {  # () for a block type whose policies were rejected, or not measured yet
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()
@@ -173,7 +169,8 @@ class Coordinator:
             groups = solve(request, budget, agreement.config, in_force, forgiven)
         except planner.InfeasibleBudget as error:
             recordings = {digest: known.recording for digest, known in agreement.known_types.items()}
-            raise explained(error, request, without, recordings) from None
+            asked = agreement.budget.asked(error.budget)
+            raise explained(error, asked, request, without, recordings) from None
         seconds = time.perf_counter() - began
         plan = Plan(groups, budget, without, reason, compare(groups, budget), seconds)
         chosen = plan.policies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from enum import Enum
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -11,12 +12,20 @@ from ds_adacc.plan.live_sets import Component, TypePolicies, components
 from ds_adacc.plan.plan import Group, PlanRequest
 
 
+class Forgiven(Enum):
+    """Which errors of the solver end in other policies than it would have found, instead of an exception."""
+
+    NONE = ()
+    OUT_OF_TIME = (planner.NoSolutionInTime,)
+    ALL = (planner.NoSolutionInTime, planner.InfeasibleBudget)
+
+
 def solve(
     request: PlanRequest,
     budget: int,
     config: AdaccConfig,
     in_force: Mapping[str, TypePolicies],
-    forgiven: tuple[type[Exception], ...],
+    forgiven: Forgiven,
 ) -> tuple[Group, ...]:
     """Choose policies for all block types, group by group. The budget is in bytes.
 
@@ -24,12 +33,11 @@ def solve(
     policies that may not run any more. Raises planner.InfeasibleBudget with a budget that all groups would fit, and
     planner.NoSolutionInTime.
 
-    An error among the `forgiven` is not raised. The group then keeps its policies in force; a block type without any,
-    or whose policies need a codec that is no longer on offer, is recomputed. If that keeps the budget, nothing is
-    amiss. If it breaks the budget, the group takes the policies of the smallest peak, unless these break the budget for
-    more live sets. Of a group in which some block types are new, only the new ones change: the others also run in live
-    sets that fit, and would be slower there. The new ones take the leanest policies that simple rules find; so do new
-    ones if the solver was out of time.
+    If an error is forgiven, the group keeps its policies in force. A block type without any, or whose policies need a
+    codec that is no longer on offer, is recomputed. If that breaks the budget, the group takes the policies of the
+    smallest peak, unless more live sets would then break it. If only some block types of the group are new, only these
+    change: the others also run in live sets that fit, and would be slower there. The new ones take the leanest policies
+    that simple rules find; so do new ones if the solver was out of time.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -47,18 +55,18 @@ def solve(
             shortfall, smallest = str(error), error.smallest
             refusals.append(error)
         except planner.NoSolutionInTime as error:
-            if planner.NoSolutionInTime not in forgiven:
+            if forgiven is Forgiven.NONE:
                 raise
             shortfall = f"adacc.solver.max_seconds: {error}"
         if shortfall:
             solution = _keep_or_recompute(component, kept)
         group = Group(component.problem, component.live_sets, solution, shortfall)
-        if shortfall and (smallest is None or planner.InfeasibleBudget in forgiven):
+        if shortfall and (smallest is None or forgiven is Forgiven.ALL):
             group = _lean(request, group, new, budget, config, smallest)
         if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
             group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
         groups.append(group)
-    if refusals and planner.InfeasibleBudget not in forgiven:
+    if refusals and forgiven is not Forgiven.ALL:
         worst = max(refusals, key=lambda error: error.smallest)
         hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
         raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)

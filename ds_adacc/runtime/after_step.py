@@ -19,6 +19,7 @@ from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
+from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.runtime.step_schedule import Purpose
 
@@ -103,11 +104,16 @@ def _repeat_trials(controller: StepController) -> None:
 
 
 def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], max_error: float) -> str:
-    """The block with the largest error, for the log."""
+    """How many blocks are above the bound, and the one with the largest error, for the log."""
     key, found = max(rejected.items(), key=lambda item: item[1].error)
     shown = (f"{found.error:.{digits}g}" for digits in (3, 6, 17))
     error = next(text for text in shown if not float(text) <= max_error)  # it may be above the bound by little; or NaN
-    return f"gradient error of {names[key]} measured {error}; adacc.max_gradient_error = {max_error:g}"
+    if len(rejected) == 1:
+        return f"the gradient error of {names[key]} is {error}, above adacc.max_gradient_error = {max_error:g}"
+    return (
+        f"the gradient errors of {len(rejected)} blocks are above adacc.max_gradient_error = {max_error:g} "
+        f"(the largest: {error}, of {names[key]})"
+    )
 
 
 def _measured(controller: StepController) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
@@ -138,36 +144,38 @@ def _replan(
     capacity: Mapping[str, Mapping[int, int]],
     rejected: Collection[BlockKey],
 ) -> Review:
-    """Plan again for these block types. If no plan is found, the old one stays.
+    """Plan again for these block types. If no plan is found, the old one stays, unless policies of it are `rejected`.
 
     The bound comes before the budget: a wrong gradient does harm without a word, a lack of memory says so. So blocks
-    with `rejected` policies get the plan that takes the least, if none that keeps the bound fits the budget.
+    with rejected policies get the plan that takes the least, if the solver finds none that keeps the bound and fits the
+    budget. A budget that no plan of the run has fitted yet is an error.
     """
     agreement, step = controller.agreement, controller.schedule.ended
-    must_fit = not (rejected and controller.has_run_a_plan)
-    live_sets = agreement.partners(sorted(digests), must_fit)
+    forgiven = Forgiven.NONE
+    if rejected:
+        forgiven = Forgiven.ALL if controller.has_run_a_plan else Forgiven.OUT_OF_TIME
+    live_sets = agreement.partners(sorted(digests), include_unfit=bool(rejected))
     if not live_sets:
-        return _stay(step, reason, "nothing fits adacc.memory_budget with these blocks", rejected)
+        return _stay(step, reason, "nothing fits adacc.memory_budget with these blocks")
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
-        plan = controller.decide(live_sets, f"step {step}: {reason}", must_fit, capacity=capacity)
+        plan = controller.decide(live_sets, f"step {step}: {reason}", forgiven, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
-        if rejected and isinstance(error, planner.InfeasibleBudget):
+        if rejected:
             raise
         controller.choose_policies(agreement.known_types)  # blocks that have got another index await a trial there
-        return _stay(step, reason, error, rejected)
+        return _stay(step, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"
     get_logger().info("step %d: the solver has run again: %s; %s", step, reason, outcome)
     return Review(True, changed)
 
 
-def _stay(step: int, reason: str, why: object, rejected: Collection[BlockKey]) -> Review:
+def _stay(step: int, reason: str, why: object) -> Review:
     """Log the text of the exception `why`: a handler that keeps log records would keep the exception's frames alive."""
-    exact = " Blocks above the bound hold everything exactly." if rejected else ""
-    text = "step %d: %s. A new plan was due, but none was found, so the old one stays in force: %s.%s"
-    get_logger().warning(text, step, reason, str(why).rstrip("."), exact)
+    text = "step %d: %s. A new plan was due, but none was found, so the old one stays in force: %s"
+    get_logger().warning(text, step, reason, str(why).rstrip("."))
     return Review()
 
 

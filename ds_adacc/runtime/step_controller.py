@@ -36,6 +36,7 @@ from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
+from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
 from ds_adacc.report.journal import Journal
@@ -251,7 +252,9 @@ class StepController:
             reason = "new shapes recorded"
         self._count(waiting)
         largest, others = self.new_sizes.largest(waiting)
-        self.decide(largest, "first step recorded" if is_first else reason, is_first, corrections=corrections)
+        if is_first:
+            reason = "first step recorded"
+        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         self.waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
         self.choose_policies({name for names in others for name in names})
 
@@ -259,16 +262,19 @@ class StepController:
         self,
         live_sets: Collection[LiveSet],
         reason: str,
-        must_fit: bool = True,
+        forgiven: Forgiven = Forgiven.NONE,
         capacity: Mapping[str, Mapping[int, int]] | None = None,
         corrections: Mapping[str, Correction] | None = None,
     ) -> Plan:
-        """Agree with the other ranks on policies for these live sets, and put them in force on this rank."""
+        """Agree with the other ranks on policies for these live sets, and put them in force on this rank.
+
+        Raises errors of the solver that are not `forgiven`.
+        """
         self._count(live_sets)
         for forward_pass in self.step.passes.values():
             self.agreement.arrange(forward_pass)
         self.step.passes = {}
-        plan = self._coordinator.decide(live_sets, self.device, reason, must_fit, capacity, corrections)
+        plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
         self.plan, self.observation = plan, None
         self.waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))

@@ -12,7 +12,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.plan.budget_error import BudgetTooSmall
+from ds_adacc.plan.budget_error import BudgetTooSmall, fraction
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -28,9 +28,11 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
         refused("1KiB").end_step()
     error = caught.value
     text = str(error)
-    assert text.startswith("adacc.memory_budget: no plan fits 1024 bytes (1.00 KiB), which is too small")
-    *_, told, last = text.splitlines()
-    assert "for the batches of this step" in last
+    first, told, batches, *_ = text.splitlines()
+    assert first.startswith(
+        "adacc.memory_budget = 1024 (1.00 KiB): this is too small for the blocks' activations, which"
+    )
+    assert "for the batches of this step" in batches
     least = planner.human_bytes(error.smallest)
     start = rf'  The smallest budget (that fits|found to fit) is {least}: "memory_budget": {error.smallest} or, as a '
     assert re.fullmatch(start + r'fraction of the peak without checkpointing, "memory_budget": 0\.\d+\.', told)
@@ -84,6 +86,13 @@ def test_what_it_says_to_set_does():
         adacc.end_step()
         plan = adacc.runtime.controller.plan
         assert plan.peak <= plan.budget
+
+
+def test_the_fraction_that_it_names_is_large_enough():
+    """0.6315 * 3_000_000 is 1894499.9999999998 as a floating-point number."""
+    assert fraction(1_894_500, 3_000_000) == "0.6316"
+    assert fraction(1_894_499, 3_000_000) == "0.6315"
+    assert fraction(3_000_000, 3_000_000) == "1"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

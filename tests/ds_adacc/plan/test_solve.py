@@ -7,7 +7,7 @@ import pytest
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.plan import PlanRequest
-from ds_adacc.plan.solve import smallest_bound, solve
+from ds_adacc.plan.solve import Forgiven, smallest_bound, solve
 
 CONFIG = load({"adacc": {"codecs": "none"}})
 
@@ -62,13 +62,13 @@ def test_a_new_block_type_takes_the_leanest_policies_known_while_others_are_in_f
     in_force = {"old": (planner.retain_policy(old.profile),) * old.blocks}
     request = PlanRequest({"old": old, "new": new}, [frozenset(("old",)), frozenset(("new",))])
     solved = partial(solve, request, 1, CONFIG, in_force)
-    group, _ = solved((planner.InfeasibleBudget, planner.NoSolutionInTime))
+    group, _ = solved(Forgiven.ALL)
     assert [each.name for each in group.block_types] == ["new"] and group.shortfall
     assert (
         group.solution.peak == planner.leanest(group.problem, "").peak < peak(new, planner.retain_policy(new.profile))
     )
     with pytest.raises(planner.NoSolutionInTime):
-        solved(())
+        solved(Forgiven.NONE)
 
 
 @pytest.mark.usefixtures("no_solver")
@@ -78,12 +78,9 @@ def test_policies_in_force_that_keep_the_budget_are_no_shortfall():
     budget = peak(block_type, lean)
     in_force = {"a": (lean,) * block_type.blocks}
     request = PlanRequest({"a": block_type}, [frozenset("a")])
-    (group,) = solve(request, budget, CONFIG, in_force, (planner.NoSolutionInTime,))
+    (group,) = solve(request, budget, CONFIG, in_force, Forgiven.OUT_OF_TIME)
     assert group.solution.peak == budget and group.solution.fallback.endswith("the machine is busy")
     assert not group.shortfall
-
-
-FORGIVEN = (planner.InfeasibleBudget, planner.NoSolutionInTime)
 
 
 def test_where_no_plan_fits_new_block_types_take_the_smallest_peak_found():
@@ -91,8 +88,8 @@ def test_where_no_plan_fits_new_block_types_take_the_smallest_peak_found():
     new = chain("new", 1000)
     request = PlanRequest({"new": new}, [frozenset(("new",))])
     with pytest.raises(planner.InfeasibleBudget) as refusal:
-        solve(request, 1, CONFIG, {}, ())
-    (group,) = solve(request, 1, CONFIG, {}, FORGIVEN)
+        solve(request, 1, CONFIG, {}, Forgiven.NONE)
+    (group,) = solve(request, 1, CONFIG, {}, Forgiven.ALL)
     assert group.solution.peak == refusal.value.smallest < peak(new, planner.recompute_policy(new.profile))
     assert group.shortfall == str(planner.InfeasibleBudget(1, refusal.value.smallest, refusal.value.proven))
 
@@ -105,7 +102,7 @@ def test_where_no_plan_fits_beside_a_new_block_type_the_others_keep_their_polici
     old, new = chain("old", 8), chain("new", 1000)
     kept = (planner.retain_policy(old.profile),) * old.blocks
     together = PlanRequest({"old": old, "new": new}, [frozenset(("old", "new"))])
-    (group,) = solve(together, 1, CONFIG, {"old": kept}, FORGIVEN)
+    (group,) = solve(together, 1, CONFIG, {"old": kept}, Forgiven.ALL)
     chosen = dict(zip((each.name for each in group.block_types), group.solution.policies, strict=True))
     assert chosen["old"] == kept
     assert set(chosen["new"]) == {planner.leanest(planner.Problem((new,)), "").policies[0][0]}

@@ -9,6 +9,7 @@ from two_programs import TwoPrograms
 
 from ds_adacc import planner
 from ds_adacc.plan import coordinator
+from ds_adacc.plan.solve import Forgiven
 
 pytestmark = pytest.mark.usefixtures("equal_times")
 
@@ -96,7 +97,7 @@ def test_a_longer_batch_of_fewer_texts_is_planned_for(training, planned):
 def test_sizes_that_a_later_plan_fits_are_not_too_large_any_more(training, planned):
     (unfit,) = training.agreement.unfit
     training.agreement.budget.limit = 4 << 20  # in place of inputs that are held elsewhere from now on
-    training.runtime.controller.decide([unfit], "block inputs are held in another way", must_fit=False)
+    training.runtime.controller.decide([unfit], "block inputs are held in another way", Forgiven.ALL)
     assert not training.agreement.unfit
 
 
