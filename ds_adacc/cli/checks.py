@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ def findings() -> list[Finding]:
         finding_of("CuPy", _cupy, cuda),
         finding_of("NVRTC", _nvrtc, cuda),
         finding_of("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[plots]'"),
+        finding_of("C++ compiler", _compiler, "apt install g++"),
         finding_of("CUDA devices", _cuda_devices),
         finding_of("backend reference", partial(_backend, "reference"), required=True),
         finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
@@ -169,6 +172,14 @@ def _cbc() -> str:
     if solution.fallback:
         raise Absent(solution.fallback)
     return f"solves a model in {seconds:.3f} s"
+
+
+def _compiler() -> str:
+    """The compiler that torch takes for DeepSpeed's operators, which are built when they are first used."""
+    name = os.environ.get("CXX", "c++")
+    if (path := shutil.which(name)) is None:
+        raise Absent(f"{name} is not on the PATH: DeepSpeed cannot build its operators")
+    return path
 
 
 def _has_cuda_device() -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ds_adacc.cli.answer import Answer, BadInput
@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> Answer:
     Raises BadInput for a file that is not there.
     """
     of_the_program = _of_the_program(arguments)
-    here = findings()
+    with Console(stderr=True).status("importing and trying out what is installed, up to half a minute"):
+        here = findings()
     found = [*here, *of_the_program]
     missing, unused = _wanting(here), _wanting(of_the_program)
     verdict = f"ds_adacc cannot run here: {missing} is missing or does not work" if missing else "ds_adacc can run here"

@@ -18,7 +18,7 @@ from ds_adacc import checkpointing, planner
 from ds_adacc.cli.answer import BadInput
 from ds_adacc.compact.compact import convert
 from ds_adacc.compact.optimized import groups_of
-from ds_adacc.config import AdaccConfig, MemoryBudget
+from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.program.signature import flatten
@@ -27,7 +27,7 @@ from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
-_UNLIMITED = MemoryBudget("bytes", 1 << 62)
+_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Factory:
 def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     """Run one forward and backward at this micro-batch size, and measure each block type. Raises BadInput."""
     model, args, kwargs = factory.make(batch)
-    runtime = Runtime(section.model_copy(update={"memory_budget": _UNLIMITED}), stepped=True)
+    runtime = Runtime(section, stepped=True)
     try:
         blocks = find_blocks(model, section.blocks)
         refuse(model, blocks, zero_stage=0)
@@ -156,6 +156,7 @@ def _loss(output: Any) -> torch.Tensor:
 
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
     """The runtime's problem, its block types named after their first blocks, in the order met."""
+    runtime.agreement.budget.limit = _UNLIMITED  # this plan is not the answer: it gathers the problem
     runtime.controller.plan_waiting()
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together

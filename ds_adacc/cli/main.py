@@ -30,7 +30,11 @@ class _Console(Console):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, or the process's own. Returns the exit code."""
-    chosen = _parser().parse_args(argv)
+    commands = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        commands.print_help(sys.stderr)
+        commands.exit(BAD_INPUT)
+    chosen = commands.parse_args(argv)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print as they are imported is no part of the answer
         # the chosen one alone: `doctor` must run where the others cannot be imported
         subcommand = importlib.import_module(f"ds_adacc.cli.{chosen.subcommand}")

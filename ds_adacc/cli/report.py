@@ -140,7 +140,7 @@ def _observed(found: Sequence[events.Observed]) -> RenderableType:
     ]
     shown = table("Planned and observed", header, rows, {*header} - {"what"})
     return Group(
-        shown, Text("held is that of the step, peak that of the planned sizes. Torch's profiler adds to seconds.")
+        shown, Text("held: of the observed step. peak: of the planned calls. Torch's profiler adds to seconds.")
     )
 
 

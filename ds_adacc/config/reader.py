@@ -1,7 +1,6 @@
 """Read ds_config as DeepSpeed reads it, and check its "adacc" section."""
 
 import base64
-import binascii
 import difflib
 import json
 import os
@@ -126,7 +125,7 @@ def _text(name: str) -> str:
             return file.read()
     try:
         decoded = base64.urlsafe_b64decode(name).decode("utf-8")
-    except (binascii.Error, UnicodeError):
+    except ValueError:  # not base64, not ASCII, or not UTF-8
         decoded = ""
     if not decoded.lstrip().startswith("{"):
         raise ValueError("no such file, and not base64-encoded JSON either")
@@ -154,7 +153,8 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     elif location == (SECTION,):
         problems = [((), value, f"the section lies within itself; remove one of the two {SECTION!r}")]
     elif detail["type"] in ("extra_forbidden", "invalid_key"):
-        problems = [((), value, f"unknown key{nearest(location[-1], _keys(location[:-1]))}")]
+        keys = _keys(location[:-1])
+        problems = [((), value, f"unknown key{_nested(location[-1], value, keys) or nearest(location[-1], keys)}")]
     elif detail["type"] == "model_type":
         example = _EXAMPLES.get(location[-1], "{}")
         problems = [((), value, f"must be an object, such as {example}")]
@@ -173,6 +173,14 @@ def _shown(value: Any) -> str:
 def _unquoted(value: Any) -> str:
     is_quoted = isinstance(value, str) and _NUMBER_OR_BOOLEAN.fullmatch(value)
     return f"; did you mean {value}, without quotes?" if is_quoted else ""
+
+
+def _nested(key: str | int, value: Any, keys: Iterable[str]) -> str:
+    """How to write a key that was given with a dot, as the documentation names it; "" for any other key."""
+    outer, dot, inner = str(key).partition(".")
+    if not dot or outer not in keys:
+        return ""
+    return f'; write it as "{outer}": {{"{inner}": {json.dumps(value, default=repr)}}}'
 
 
 def _types(location: Location) -> tuple[Any, ...]:

@@ -53,6 +53,9 @@ class MemoryBudget:
     kind: Literal["auto", "bytes", "fraction"]
     amount: int | float = 0
 
+    def __str__(self) -> str:
+        return '"auto"' if self.kind == "auto" else f"{self.amount:g}" if self.kind == "fraction" else str(self.amount)
+
 
 def _invalid(*problems: Problem) -> PydanticCustomError:
     """The error that a validator raises. The location of each problem is relative to the validated key."""
@@ -149,7 +152,8 @@ def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
         return
     for where, name in named.items():
         if name not in CODECS:
-            yield where, name, f"unknown codec{nearest(name, CODECS)}"
+            of_role = CODECS if role == "dropout_mask" else [codec for codec in CODECS if codec != "bits"]
+            yield where, name, f"unknown codec{nearest(name, of_role)}"
         elif name == "bits" and role != "dropout_mask":
             yield where, name, "codec 'bits' is valid for role 'dropout_mask' only"
     if len(set(map(str, named.values()))) < len(named):

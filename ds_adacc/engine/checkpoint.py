@@ -18,6 +18,8 @@ from ds_adacc.engine import checkpoint_file
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
+from ds_adacc.runtime.saved_state import ControllerState, RuntimeState
+from ds_adacc.runtime.step_schedule import StepSchedule
 
 _OTHERWISE_PLANNED = ("rectifier", "solver")  # a saved plan stays valid if these keys of the section change
 
@@ -104,7 +106,7 @@ def _load(engine: Any, folder: Path) -> None:
     ranks = engine.adacc.runtime.controller.ranks
     state, reason = _read(engine, folder / _name(engine))
     reasons = [told for told in ranks.gather(reason) if told]
-    engine.adacc.restore(State() if reasons else state)
+    engine.adacc.restore(_new_state(engine) if reasons else state)
     if not ranks.is_first:
         return
     if reasons:
@@ -113,6 +115,11 @@ def _load(engine: Any, folder: Path) -> None:
         get_logger().info(
             "the plan of the checkpoint %s is restored; it takes effect at the input sizes that it is for", folder
         )
+
+
+def _new_state(engine: Any) -> State:
+    """The state of a run without a plan, which counts its steps as the engine does."""
+    return State(RuntimeState(ControllerState(schedule=StepSchedule(ended=engine.global_steps))))
 
 
 def _name(engine: Any) -> str:
@@ -135,6 +142,7 @@ def _facts(engine: Any) -> dict[str, Any]:
     """The facts that must be the same for a saved plan to be valid. The keys are the names used in log messages."""
     adacc = engine.adacc
     section = adacc.config.model_dump(mode="json", exclude=set(_OTHERWISE_PLANNED), warnings=False)
+    section["memory_budget"] = str(adacc.config.memory_budget)
     return {
         "world size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         "number of ranks that plan together": adacc.runtime.controller.ranks.size,

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from ds_adacc.execute.block import Block
 from ds_adacc.runtime.saved_state import RuntimeState
 
-FORMAT = 9
+FORMAT = 10
 
 
 @dataclass(frozen=True)

@@ -245,12 +245,16 @@ class Block:
         """The last used variant for this signature, whatever its guards."""
         return next((variant for known, variant in self._variants if known == signature), None)
 
-    def relative(self, signature: Signature, guards: Guards) -> tuple[Variant | None, Sizes | None]:
-        """The last used variant whose signature differs from this one, but only in sizes and strides; and its sizes."""
-        for known, variant in self._variants:
-            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature):
-                return variant, known.sizes
-        return None, None
+    def relatives(self, signature: Signature, guards: Guards) -> list[tuple[Variant, Sizes]]:
+        """The variants whose signatures differ from this one, but only in sizes and strides; each with its sizes.
+
+        The last used one is the first.
+        """
+        return [
+            (variant, known.sizes)
+            for known, variant in self._variants
+            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature)
+        ]
 
     def changing_numbers(self, signature: Signature) -> dict[str, int]:
         """How many values each number among the arguments has had, with that of a new call; by the argument's name."""

@@ -94,8 +94,8 @@ class Rectifier:
                 if drift > worst:
                     worst = drift
                     reason = (
-                        f"with its outliers of now, {value.label} ({value.role}) of {known.recording.name} compresses "
-                        f"to {now:.3f} of its bytes; the plan counts on {before:.3f}"
+                        f"the outliers of {value.label} ({value.role}) in {known.recording.name} have changed: it "
+                        f"compresses to {now:.3f} of its bytes, where the plan counts on {before:.3f}"
                     )
         return Verdict(counts, tuple(drifted), reason)
 

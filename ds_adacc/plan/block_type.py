@@ -110,6 +110,11 @@ class KnownType:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
+    def take_over(self, relative: KnownType) -> None:
+        """Take over what was measured of the same program at another size of its inputs."""
+        self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
+        self.outlier_channels = dict(relative.capacity)
+
     @property
     def outlier_values(self) -> list[int]:
         """The indices of the values that a codec with separate outliers may hold or does hold."""

@@ -50,11 +50,8 @@ class Budget:
 
     def asked(self, nbytes: int) -> str:
         """The key as the section gives it, with the bytes that follow from it."""
-        amount = planner.human_bytes(nbytes)
-        if self._asked.kind == "bytes":
-            return f"adacc.memory_budget = {nbytes} ({amount})"
-        value = '"auto"' if self._asked.kind == "auto" else f"{self._asked.amount:g}"
-        return f"adacc.memory_budget = {value}, which is {amount} here"
+        are = "" if self._asked.kind == "bytes" else "here "
+        return f"adacc.memory_budget = {self._asked} ({are}{planner.human_bytes(nbytes)})"
 
     def grown(self, without: int) -> int:
         """The budget once there is a limit. A fraction is of the largest peak without checkpointing so far."""

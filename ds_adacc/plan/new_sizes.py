@@ -44,7 +44,10 @@ class NewSizes:
         `example` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
         program, recording = self.symbolic_types.of(like), example.recording
-        if program is None or self._agreement.budget.limit is None or recording.constants not in program.constants:
+        relative = self._agreement.known_types.get(like)
+        if program is None or relative is None or self._agreement.budget.limit is None:
+            return None
+        if recording.constants not in program.constants:
             return None
         if not program.program.tells(sizes.numbers, example):
             return None
@@ -59,6 +62,7 @@ class NewSizes:
         if profile is None:
             return None
         known = self._agreement.add(predicted.digest, predicted, profile)
+        known.take_over(relative)
         self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopt(known, like)
         self._tell(predicted, inputs, example)
@@ -217,8 +221,7 @@ class NewSizes:
         The block type takes over what was measured of the other, and its counts. A policy that awaits its trial is
         permitted too: its blocks hold everything exactly until then.
         """
-        known.errors, known.errors_are_measured = relative.errors, relative.errors_are_measured
-        known.outlier_channels = dict(relative.outlier_channels)
+        known.take_over(relative)
         agreed, agreement = relative.agreed, self._agreement
         if agreed is None:
             return None

@@ -58,11 +58,26 @@ class SymbolicTypes:
         """The program of which this block type is a size; None if it is not known."""
         return None if digest is None else self._types.get(digest)
 
+    def apart(self, digests: Iterable[str]) -> list[str]:
+        """Of each known program, the first of these block types. A program in which fewer sizes vary comes first.
+
+        Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
+        further one runs, and that of all other batches may seem to.
+        """
+        first: dict[int, tuple[SymbolicType, str]] = {}
+        for digest in digests:
+            if (known := self._types.get(digest)) is not None:
+                first.setdefault(id(known), (known, digest))
+        return [digest for known, digest in sorted(first.values(), key=lambda each: each[0].program.varying)]
+
+    def like(self, digests: Iterable[str], example: Example) -> str | None:
+        """The first of these block types whose program the recording is at other sizes; None if it is of none."""
+        return next((each for each in self.apart(digests) if self._types[each].program.is_of(example)), None)
+
     def profile(self, like: str | None, sizes: Sizes, recording: Recording) -> planner.Profile | None:
-        """The profile of a recording if it is the program of `like` at other sizes, and two of them were measured."""
+        """The profile of a recording, which is the program of `like` at other sizes, if two of them were measured."""
         known = self.of(like)
-        is_of = known is not None and known.program.is_of(Example(sizes, recording))
-        return known.profile.at(sizes, recording) if is_of else None
+        return None if known is None else known.profile.at(sizes, recording)
 
     def learn(
         self, digest: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile

@@ -60,6 +60,11 @@ class SymbolicProgram:
         """Whether the recording is this program, at whatever sizes."""
         return _skeleton(_opened(example)) == self._skeleton
 
+    @property
+    def varying(self) -> int:
+        """How many sizes differ between the examples; those that always agree are one."""
+        return len(Variables([known.lengths for known in self._sizes]).seen)
+
     def tells(self, numbers: Sequence[int], like: Example) -> bool:
         """Whether the program is known with these numbers among a block's arguments. `like` is the block's recording.
 

@@ -61,12 +61,12 @@ def _peaks(plan: Plan, observation: Observation) -> str:
     peak = f"planned {human_bytes(plan.peak)}"
     if observation.peak is None:
         return peak
-    how = "with what was observed at other sizes" if _has_other_sizes(plan, observation) else "observed"
+    how = "with what that step took beyond its plan" if _had_other_calls(plan, observation) else "observed"
     return f"{peak}, {how} {human_bytes(round(observation.peak.observed))}"
 
 
-def _has_other_sizes(plan: Plan, observation: Observation) -> bool:
-    """Whether the calls of the observed step were not those that the plan is for, as where lengths vary."""
+def _had_other_calls(plan: Plan, observation: Observation) -> bool:
+    """Whether the calls of the observed step were not those that the plan is for, by their sizes or their number."""
     return observation.held.planned != plan.held
 
 
@@ -158,9 +158,9 @@ def _summary(plan: Plan, budget: Budget, observation: Observation | None) -> lis
     held = f"  held between forward and backward: planned {human_bytes(plan.held)}"
     if observation is None:
         lines = [f"{held}, observed nothing yet"]
-    elif _has_other_sizes(plan, observation):
+    elif _had_other_calls(plan, observation):
         planned, observed = human_bytes(observation.held.planned), human_bytes(observation.held.observed)
-        lines = [held, f"    the observed step had other sizes: planned for it {planned}, observed {observed}"]
+        lines = [held, f"    the observed step had other sizes or calls: planned for it {planned}, observed {observed}"]
     else:
         lines = [f"{held}, observed {human_bytes(observation.held.observed)}"]
     peaks = f"planned {human_bytes(plan.peak)}" if observation is None else _peaks(plan, observation)

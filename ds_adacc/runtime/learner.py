@@ -9,6 +9,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.signature import Signature
+from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import marks_of
@@ -141,10 +142,13 @@ class Learner:
         block, signature, recording = incoming.block, incoming.signature, variant.recording
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
-        relative, _ = block.relative(signature, variant.guards)  # at other input sizes
         # Constants that are computed from the sizes make it another program at each size.
-        is_like = relative is not None and relative.recording.constants == recording.constants
-        like = relative.digest if is_like else None
+        relatives = [
+            relative.digest
+            for relative, _ in block.relatives(signature, variant.guards)
+            if relative.recording.constants == recording.constants
+        ]
+        like = symbolic_types.like(relatives, Example(sizes, recording))
         if digest not in agreement.known_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own
             profile = symbolic_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
@@ -156,7 +160,7 @@ class Learner:
             if reason is not None:
                 self._warnings.unmeasurable(known.recording.name, reason)
         symbolic_types.note(digest, sizes)
-        if is_like:
+        if relatives:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.known_types[digest]
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
@@ -168,7 +172,7 @@ class Learner:
         for index in known.outlier_values:
             if index in variant.outliers and not anew:
                 variant.outliers[index] = tuple(each.to(tensors[index].device) for each in variant.outliers[index])
-                continue
-            variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
+            else:
+                variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:
                 known.note_outliers(index, int(variant.outliers[index][1]))

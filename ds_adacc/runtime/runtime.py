@@ -183,19 +183,20 @@ class Runtime:
     def _predict(self, incoming: Incoming) -> Variant | None:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
-        like, its_sizes = block.relative(signature, guards)
-        if like is None:
-            return None
-        self.controller.bindings.limit_adopted(self.controller.step)
-        example = Example(its_sizes, like.recording)
-        predicted = self.controller.new_sizes.at_sizes(like.digest, example, signature.sizes, incoming.call.inputs)
-        if predicted is None:
-            return None
-        known, recording = predicted
-        variant = like.at_other_sizes(guards, known.recording.digest, recording)
-        self.controller.choose_policy(block, variant)
-        block.add(signature, variant)
-        return variant
+        relatives = {like.digest: (like, sizes) for like, sizes in reversed(block.relatives(signature, guards))}
+        new_sizes = self.controller.new_sizes
+        for digest in new_sizes.symbolic_types.apart(reversed(relatives)):
+            like, its_sizes = relatives[digest]
+            self.controller.bindings.limit_adopted(self.controller.step)
+            example = Example(its_sizes, like.recording)
+            predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
+            if predicted is not None:
+                known, recording = predicted
+                variant = like.at_other_sizes(guards, known.recording.digest, recording)
+                self.controller.choose_policy(block, variant)
+                block.add(signature, variant)
+                return variant
+        return None
 
     def _record(self, incoming: Incoming) -> Any:
         """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import ds_adacc
 from ds_adacc import planner
+from ds_adacc.cli import factory as cli_factory
 from ds_adacc.cli.batch_size import BatchLine
 from ds_adacc.cli.factory import Factory, record
 from ds_adacc.cli.main import main
@@ -22,6 +23,7 @@ from ds_adacc.cli.plan_computation import plan
 from ds_adacc.cli.plan_view import document as document_of
 from ds_adacc.cli.plan_view import view
 from ds_adacc.config import load
+from ds_adacc.plan.step_peak import StepPeak
 from ds_adacc.profile import measure
 
 SECTION = {"memory_budget": 0.5, "codecs": {"gelu": "group"}, "backend": "reference", "solver": {"max_seconds": 2.0}}
@@ -94,6 +96,15 @@ def test_the_problem_is_that_of_the_model_s_blocks(recorded):
 def test_the_log_tells_of_no_plan_for_training(caplog):
     record(Factory("factories:gpt"), load({"adacc": SECTION}), 2)
     assert "a plan is made" not in caplog.text
+
+
+def test_what_recording_takes_is_not_taken_for_training_s(monkeypatch):
+    """A budget of "auto" is what training leaves. On a CUDA device, recording may take more."""
+    aside = []
+    monkeypatch.setattr(StepPeak, "aside", lambda peak: aside.append(peak) or contextlib.nullcontext())
+    monkeypatch.setattr(cli_factory, "available_bytes", lambda device, recomputed, peak: aside.index(peak))
+    auto = record(Factory("factories:gpt"), load({"adacc": {**SECTION, "memory_budget": "auto"}}), 2)
+    assert auto.available == 0 and len(aside) > 1
 
 
 def test_compact_is_planned_with():

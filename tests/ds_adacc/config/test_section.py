@@ -20,6 +20,7 @@ from ds_adacc.config.presets import ROLES, UNBOUNDED
 from ds_adacc.kernels import CODECS
 
 ALL_CODECS = ", ".join(map(repr, CODECS))
+INT4_CODECS = ", ".join(repr(name) for name in CODECS if name != "bits")
 ALL_ROLES = (
     "'block_input', 'linear', 'layernorm', 'gelu', 'query', 'key', 'value', 'attention', 'softmax', 'score', "
     "'dropout_mask', 'statistic', 'other'"
@@ -276,6 +277,11 @@ def test_presets_name_codecs_that_exist():
     ("section", "message"),
     [
         ({"rectifer": {}}, f"adacc.rectifer = {{}}: unknown key; did you mean 'rectifier'? (valid: {ALL_KEYS})"),
+        (
+            {"rectifier.enabled": False},
+            'adacc.rectifier.enabled = false: unknown key; write it as "rectifier": {"enabled": false}',
+        ),
+        ({"x.yz": 1}, f"adacc.x.yz = 1: unknown key (valid: {ALL_KEYS})"),
         ({"xyz": 1}, f"adacc.xyz = 1: unknown key (valid: {ALL_KEYS})"),
         (
             {"rectifier": {"max_intervall": 8}},
@@ -351,11 +357,11 @@ def test_presets_name_codecs_that_exist():
         ),
         (
             {"codecs": {"softmax": "asymetric"}},
-            f"adacc.codecs.softmax = 'asymetric': unknown codec; did you mean 'asymmetric'? (valid: {ALL_CODECS})",
+            f"adacc.codecs.softmax = 'asymetric': unknown codec; did you mean 'asymmetric'? (valid: {INT4_CODECS})",
         ),
         (
             {"codecs": {"linear": ["outlier", "int4"]}},
-            f"adacc.codecs.linear[1] = 'int4': unknown codec (valid: {ALL_CODECS})",
+            f"adacc.codecs.linear[1] = 'int4': unknown codec (valid: {INT4_CODECS})",
         ),
         ({"codecs": {"linear": None}}, "adacc.codecs.linear = null: must be the name of a codec, or a list of names"),
         (
@@ -476,7 +482,7 @@ def test_read_of_nothing_and_of_a_mapping():
     assert read(document) is document
 
 
-@pytest.mark.parametrize("name", ["ds_confg.json", "missing", "configs/deep speed.json", "abcd"])
+@pytest.mark.parametrize("name", ["ds_confg.json", "naïve.json", "missing", "configs/deep speed.json", "abcd"])
 def test_a_missing_file_is_named(name):
     with pytest.raises(ConfigError) as error:
         load(name)

@@ -177,7 +177,7 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({"memory_budget": 0.7}, "adacc.memory_budget was {'kind': 'fraction', 'amount': 0.8} and is"),
+        ({"memory_budget": 0.7}, "adacc.memory_budget was 0.8 and is 0.7"),
         ({"layers": 3}, "model was ModuleList "),
         ({"micro_batch": 4}, "micro-batch size was 2 and is 4"),
     ],
@@ -186,8 +186,11 @@ def test_another_run_plans_anew_and_says_why(saved, caplog, other, difference):
     (said,) = resumed(saved, caplog, engine := Engine(**other))
     assert said.startswith(f"a new plan is made: the checkpoint's {difference}")
     assert engine.adacc.runtime.controller.plan is None
-    engine.step()
+    caplog.clear()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        engine.step()
     assert engine.adacc.runtime.controller.plan.reason == "first step recorded"
+    assert f"step {engine.global_steps}: a plan is made" in caplog.text
 
 
 def test_block_inputs_held_otherwise_are_planned_for_anew(saved, caplog):

@@ -280,7 +280,7 @@ def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     step(runs, [Numbered()])
     assert (
         "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. The reason: "
-        "late. More time (adacc.solver.max_seconds, now 5.0) may help" in caplog.text
+        "late. If the solver is out of time often, raise adacc.solver.max_seconds (now 5.0)" in caplog.text
     )
 
 

@@ -58,8 +58,8 @@ def test_a_step_of_other_sizes_than_the_planned_ones_is_called_so(log):
     table = log()[-1]
     assert re.search(
         r"\n  held between forward and backward: planned \S+ KiB\n"
-        r"    the observed step had other sizes: planned for it 100 B, observed 100 B\n"
-        r"  peak: planned \S+ KiB, with what was observed at other sizes 1.00 KiB; budget ",
+        r"    the observed step had other sizes or calls: planned for it 100 B, observed 100 B\n"
+        r"  peak: planned \S+ KiB, with what that step took beyond its plan 1.00 KiB; budget ",
         table,
     )
 

@@ -15,6 +15,7 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
+from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime import binder
 from ds_adacc.runtime.step_schedule import Purpose
 
@@ -181,6 +182,28 @@ def test_two_sizes_alive_at_once_share_the_budget():
     assert plan.budget > 1.5 * budget
 
 
+class OtherAlone(zoo.GPTBlock):
+    """It runs another program for a batch of one, as kernels of torch may."""
+
+    def forward(self, x):
+        return super().forward(torch.tanh(x) if len(x) == 1 else x)
+
+
+@pytest.mark.parametrize("batches", [(3,), (3, 4)])
+def test_a_batch_of_one_now_and_then_is_a_program_of_its_own_and_the_others_stay_known(batches):
+    """Four batches of one are recorded or found out: their program is known then."""
+    training = Training(OtherAlone, rectifier={"enabled": False})
+    lot = random.Random(0)
+    times = [(64, max(batches)), *((lot.randrange(8, 60), lot.choice(batches)) for _ in range(11))]
+    for step in range(60):
+        time, batch = times[step] if step < len(times) else (lot.randrange(8, 60), lot.choice(batches))
+        training.compare(time, 1 if step >= len(times) and step % 6 == 0 else batch)
+        if step == 40:
+            recorded, plans = training.runtime.recordings, len(training.agreement.live_sets)
+    assert training.runtime.recordings == recorded < 20
+    assert len(training.agreement.live_sets) == plans <= 3
+
+
 class Windowed(nn.Module):
     """A block whose slice stops following the length where it is long."""
 
@@ -300,6 +323,22 @@ def test_lossy_policies_are_tried_once_and_run_at_every_length():
         errors.append((difference / sum(float(g.square().sum()) for g in exact.values())) ** 0.5)
     assert 0 < max(errors) <= 1.0
     assert sum(error > 0 for error in errors[4:]) >= 3
+
+
+def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_others(monkeypatch):
+    """As where the origin of its program was forgotten. A plan without their number could bind no outlier codec."""
+    training = Training(zoo.GPTBlock, codecs="paper", memory_budget=0.3, max_gradient_error=0.9)
+    for time in (64, 48, 56, 64, 60, 64):
+        training.step(time)
+    types = training.agreement.known_types
+    before = set(types)
+    for adoption in ("_adopt", "adopt_all"):
+        monkeypatch.setattr(NewSizes, adoption, lambda *_: False)
+    training.micro_batch(66)
+    (new,) = types.keys() - before
+    assert types[new].agreed is None and types[new].outlier_values
+    assert set(types[new].outlier_values) <= types[new].capacity.keys()
+    assert types[new].errors_are_measured
 
 
 def test_quantization_compresses_everything_at_every_length():
