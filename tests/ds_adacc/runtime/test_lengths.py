@@ -327,7 +327,9 @@ def test_lossy_policies_are_tried_once_and_run_at_every_length():
 
 def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_others(monkeypatch):
     """As where the origin of its program was forgotten. A plan without their number could bind no outlier codec."""
-    training = Training(zoo.GPTBlock, codecs="paper", memory_budget=0.3, max_gradient_error=0.9)
+    training = Training(
+        zoo.GPTBlock, codecs="paper", memory_budget=0.3, max_gradient_error=0.9, rectifier={"enabled": False}
+    )
     for time in (64, 48, 56, 64, 60, 64):
         training.step(time)
     types = training.agreement.known_types
