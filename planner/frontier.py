@@ -60,11 +60,11 @@ def frontier(
 ) -> tuple[Point, ...]:
     """Points of the exact frontier that so many blocks need, from the fastest to the one that holds the least.
 
-    For up to four blocks, each point is the optimum of a mixed-integer program that may hold one byte less than the
-    point before (one granule, see `milp`). If that could give more than about 64 points, it must hold less by a 64th of
-    the whole range. For more blocks, the points are the corners, and between them others a 16th apart. What backward
-    needs beyond the bytes held is not bounded. When `max_seconds` run out, the points found by then are returned, which
-    are spread over the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
+    For up to four blocks, each point is the optimum among policies that hold at least one granule (see `milp`) less
+    than the point before. If that could give more than about 64 points, it must hold less by a 64th of the whole range.
+    For more blocks, the points are the corners, and between them others a 16th apart. What backward needs beyond the
+    bytes held is not bounded. When `max_seconds` run out, the points found by then are returned, which are spread over
+    the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds

@@ -1,8 +1,8 @@
 """The least bytes that a budget must allow, found without the solver: a bound that no policies can go below.
 
 What backward needs must be held, or be rebuilt from values that are held. The cheapest choice of values to hold is a
-minimum cut: the edge of a value is cut (the value is held, for its fewest bytes), or leads on to the inputs of the op
-that rebuilds it.
+minimum cut: to cut a value's edge is to hold the value, at its fewest bytes. A value that is not cut needs the inputs
+of the op that rebuilds it.
 """
 
 from __future__ import annotations

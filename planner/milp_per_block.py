@@ -1,9 +1,9 @@
 """The integer program of a policy for each block: how many blocks in a row take which point of the frontier.
 
-If backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones.
-The peak then falls at the last block in forward order, so the program chooses for each of this block's values, not only
-among points. Among blocks of one block type in a row, those with the larger transients come first in forward order:
-swapping two neighbours that do not never raises the peak.
+If backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones. The
+peak then falls at the last block in forward order, so the program chooses for each of this block's values, not only
+among points. Among blocks of one block type in a row, those with the larger transients come first in forward order: if
+two neighbours are in the other order, to swap them does not raise the peak.
 """
 
 from __future__ import annotations

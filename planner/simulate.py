@@ -9,9 +9,9 @@ In backward, each event requests its values. A retained value is there. A compre
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
 passes through a replay (`segments.py`). What is retained or compressed is held until no event is left that may need it.
-Replays and codecs run before the event's own step, which then allocates. Some of that comes when the step has let the
-copies of its values go. What is offloaded comes back before the call's backward begins. Such a payload is counted as
-long as one that was on the device all along, though it goes with its decompression.
+Replays and codecs run before the event's own step, which then allocates. Part of that (`late_bytes`) is allocated after
+the step has freed the copies of its values. What is offloaded comes back before the call's backward begins. Such a
+payload is counted as long as one that was on the device all along, though it goes with its decompression.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class _Backward:
         """The largest workspace at each event, beside its gradients.
 
         A codec's counts as long as the value it decompressed is alive. `late_bytes` take the place of the copies that
-        are let go before. Of a replay's, that of `made_bytes` does not count: it is over when the step takes them.
+        are freed before. The workspace of a replay does not count while the step allocates `made_bytes`: the replay has
+        ended by then.
         """
         most = [0] * len(self.profile.graph.events)
         for value, offer in chosen_codecs(self.profile, self.policy).items():

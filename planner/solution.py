@@ -20,7 +20,7 @@ class Solution:
 
     `peak` is in bytes, over all calls; `held` in bytes, over all calls of each block type. `added_seconds` is over one
     run of all calls. `error` is the sum over all compressed values of relative error times bytes. `proven_optimal`: no
-    policies that this planner may choose add less time within the budget, by more than the solver's gap (`milp.GAP`).
+    other policies within the budget that this planner may choose are faster by more than the solver's gap (`milp.GAP`).
     `fallback`: why the solver found no policies, if these are of simple rules (`without_solver`); "" if they are the
     solver's.
     """

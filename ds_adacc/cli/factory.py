@@ -21,7 +21,7 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.program.signature import flatten
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
@@ -146,9 +146,8 @@ def _loss(output: Any) -> torch.Tensor:
     """The output's `loss` if it has one, else the sum of all that is floating-point in it and needs a gradient."""
     if isinstance(loss := getattr(output, "loss", None), torch.Tensor):
         return loss.sum()
-    tensors: list[torch.Tensor] = []
-    flatten(output, tensors)
-    sums = [tensor.float().sum() for tensor in tensors if tensor.is_floating_point() and tensor.requires_grad]
+    found = (each for each in tensors_in(output) if each.is_floating_point() and each.requires_grad)
+    sums = [tensor.float().sum() for tensor in found]
     if not sums:
         raise TypeError(f"the output, {type(output).__name__}, has no floating-point tensor that needs a gradient")
     return torch.stack(sums).sum()

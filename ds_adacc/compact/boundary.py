@@ -64,7 +64,7 @@ def _add(part: Tensor, start: int, update: Tensor, layer: CompactLinear, by: tup
     scale, decay, key = by
     outputs, features = update.shape[0], len(layer.rows)
     end = min(start + part.numel(), outputs * features)
-    first, last = start // features, -(-end // features)  # the rows of the weight that lie in the part, if only partly
+    first, last = start // features, -(-end // features)  # the rows of the weight in the part, whole or cut
     for rows in tiles(last - first, features):
         low, high = first + rows.start, first + rows.stop
         change = lifted(update[low:high], layer.rows, layer.columns).view(-1)

@@ -49,7 +49,7 @@ class Variant:
     `guards`: the marks of what it depends on when it was recorded; None: any will do.
     `digest`: that of its recording, which names its block type.
     `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
-    `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while that is on trial.
+    `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while the plan's is on trial.
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.

@@ -141,8 +141,8 @@ class Call:
         """Let go of what is kept until the forward has ended, if it has run the recorded compiled graphs (Rule R17).
 
         If it has run others, or given them other numbers, or has not saved all tensors, then all stays, and the call
-        diverges. Returns None, or, if it has run others, the recorded ones that it has not run: none of them, if it has
-        given them other numbers.
+        diverges. Returns None if the recorded graphs ran. If not, returns those of them that did not run: none, if only
+        the numbers differed.
         """
         recording = self.bound.recording
         if not recording.runs_compiled:

@@ -13,7 +13,7 @@ from ds_adacc.program.recording import Position, RecordedOp, Recording
 
 
 def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:
-    """The positions of the pack hook of which backward gets a copy, if it replays these operators, sorted.
+    """The positions of the pack hook whose tensors are copied for backward, which replays these operators, sorted.
 
     Backward visits the operators in reverse. So these are the tensors from which something is rebuilt for an operator
     that comes before the one that saves them. In a block of norms, attention and an MLP there are none.

@@ -163,8 +163,8 @@ class _Maker:
     def _find_ready(self) -> dict[int, int]:
         """For each rebuilt value, the position after which everything that it is rebuilt from is saved (Rule E4).
 
-        The end of the forward for each of these that is saved after code of torch.compile has run, and for each such
-        value that is to be compressed, or that is and the block is given (its caller holds that anyway).
+        Once compiled code has run, two kinds of values wait until the forward ends: rebuilt ones that are saved from
+        then on, and compressed ones that are saved from then on or given to the block (its caller holds these anyway).
         """
         ready: dict[int, int] = {}
         noted = {index: number for number, indices in self._states.items() for index in indices}

@@ -74,7 +74,7 @@ class InputPlacement:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must be the same for a saved plan to be used again, by the words that name a difference to the user."""
+        """What a saved plan depends on. The keys are the words of the message if one of these differs."""
         sharing = 1 if self.group is None else dist.get_world_size(self.group)
         return {"number of ranks that share block inputs": sharing, "cpu_checkpointing": self.on_host}
 

@@ -1,8 +1,8 @@
 """Pinned host memory that one copy after another uses: getting it from the system takes milliseconds.
 
-Torch has a cache of pinned memory too, but a block comes back to it only after the host has seen the last copy from it
-end. The host runs far ahead of the device, so that cache would grow. Here a buffer comes back at once, with the event
-after which it may be written to: the next copy into it waits for that event on the device.
+Torch has a cache of pinned memory too, but it reuses a block only after the host has seen its last copy end. The host
+runs far ahead of the device, so that cache would grow. Here a buffer comes back at once, with the event after which it
+may be written to: the next copy into it waits for that event on the device.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Findings:
 class Calibration:
     """Compares each plan with the first step under it.
 
-    `corrected` counts the corrections of the memory model since a plan was left as it was, with one more if there were
-    any before.
+    `corrected` counts the corrections of the memory model in a row. When a plan needs none, the count falls to 1, or
+    stays 0 if there was none.
     """
 
     def __init__(self, corrected: int = 0) -> None:
@@ -218,7 +218,8 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
 
 
 def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
-    """Whether the call ran a policy of the plan. While that is on trial, the block recomputes all that it can."""
+    """Whether the call ran a policy of the plan. While such a policy is on trial, the block recomputes all that it
+    can."""
     known = known_types.get(call.digest)
     return known is not None and call.policy in (known.policies or ())
 

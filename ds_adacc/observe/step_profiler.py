@@ -64,8 +64,8 @@ class Measured:
 class StepProfiler:
     """Measures memory and time from the first call's forward to the end of backward.
 
-    A trace must be stopped on the thread that has begun it, and neither inside a backward. So it begins only on the
-    thread that made this object, which is the one that ends the step.
+    A trace must begin and stop on one thread, and both outside of any backward. So it begins only on the thread that
+    made this object, which is the one that ends the step.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -49,10 +49,10 @@ class Agreement:
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
     planned for; `unfit`: those for which no plan is known that fits. `inputs` says how the block inputs that a policy
     retains are held. `origins`: of each block type whose policies were adopted from another size of its program, that
-    other block type; the one used last comes last. `unpriced`: those of them whose peak was not computed together with
-    the largest sizes of other programs; it is computed for each live set that has one. `moved`: the types in which a
-    block's index has changed on this rank since the last plan. Errors are stored by index, so this block would get
-    another one's. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types on its rank.
+    other block type; the one used last comes last. `unpriced`: those of them whose peak beside the largest sizes of
+    other programs is not known; it is computed for each live set that has one. `moved`: the types in which a block's
+    index has changed on this rank since the last plan. Errors are stored by index, so this block would get another
+    one's. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:

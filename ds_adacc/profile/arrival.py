@@ -72,7 +72,7 @@ def outputs_to_watch(output: Any, inputs: Sequence[torch.Tensor]) -> list[torch.
 
 
 class _Arrival(torch.autograd.Function):
-    """The identity. Its backward tells who waits for it, who must not know the graph: the graph knows them."""
+    """The identity. Its backward calls `on_arrival`, which must not refer to the graph: the graph refers to it."""
 
     @staticmethod
     def forward(ctx: Any, on_arrival: OnArrival, output: torch.Tensor) -> torch.Tensor:

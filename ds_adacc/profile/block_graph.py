@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
 
 _SUMS = ("add", "add_", "sub", "sub_")
@@ -229,7 +228,7 @@ def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
 
 def _returned(op: RecordedOp) -> tuple[int | None, ...]:
     """The outputs that may have a gradient: not what an `autograd.Function` has saved."""
-    if not isinstance(op.func, FunctionOperator):
+    if not op.is_function:
         return op.outputs
     saved = op.func.place_of_saved
     return (*op.outputs[: saved.start], *op.outputs[saved.stop :])

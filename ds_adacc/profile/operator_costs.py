@@ -14,7 +14,6 @@ from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of
@@ -116,8 +115,8 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
 def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> Backward:
     """What the backward of a compiled graph is taken to take. It is not run before training's own first one.
 
-    It makes a gradient of the largest tensor that it has saved while it has all others, and takes twice as long as its
-    forward, which takes `seconds`. An observed step corrects the bytes.
+    It is taken to allocate one gradient as large as its largest saved tensor, with all others alive, and to take twice
+    the `seconds` of its forward. An observed step corrects the bytes.
     """
     saved = op.outputs[op.func.place_of_saved]
     return Backward(max((recording.values[i].nbytes for i in saved if i is not None), default=0), 2 * seconds)
@@ -150,7 +149,7 @@ def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
 def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Runs backward from `ends` to `starts`, as often as it is called. It keeps the last gradients."""
     gradients_of_ends, given = [end.detach() for end in ends], []
-    if isinstance(op.func, FunctionOperator):  # its backward may write to them
+    if op.is_function:  # its backward may write to them
         gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
 
     def step() -> None:
@@ -166,7 +165,7 @@ def _beyond(trace: MemoryTrace, expected: int) -> int:
 
 
 def _may_run(op: RecordedOp) -> bool:
-    is_known = not isinstance(op.func, FunctionOperator) or computes_only(op.func.cls)
+    is_known = not op.is_function or computes_only(op.func.cls)
     return op.replayable and not op.bases and is_known
 
 
@@ -183,7 +182,7 @@ def _apart(
             required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
             tensor = view_of(ref, inputs.__getitem__, parameters).detach()
             # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
-            tensor = tensor.clone() if isinstance(op.func, FunctionOperator) else tensor
+            tensor = tensor.clone() if op.is_function else tensor
             leaves[ref] = tensor.requires_grad_(required)
         return leaves[ref]
 

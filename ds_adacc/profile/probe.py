@@ -43,8 +43,8 @@ class Probe:
     a gradient of zeros every policy would have an error of 0.
 
     The gradient is that of one output, which `entrance` chooses. So the block's backward may leave saved tensors
-    unread, which serve other outputs, or an auxiliary loss that the block has put elsewhere. What harm it does to alter
-    them is not known. So a policy that does is hopeless.
+    unread, which serve other outputs, or an auxiliary loss that the block has put elsewhere. To alter such tensors may
+    do harm that is not measured here. So a policy that alters one counts as above every bound.
 
     `slots` are what autograd holds in place of the call's saved tensors, in the order of the pack hook. Each must give
     back its tensor exactly; those of tensors that the block discards hold an empty one. `inputs` are the tensors that

@@ -77,7 +77,7 @@ class SymbolicProfile:
 
 @dataclass(frozen=True)
 class _Line:
-    """How numbers follow some bytes, which are known at the two `measured` sizes, and `wanted` at another one.
+    """Interpolates a number by the bytes that it follows: `measured` at the two sizes, `wanted` at another one.
 
     `variables`: the input sizes that differ between the measured ones; `values`: these sizes at the other one. None:
     the measured ones do not tell of it.

@@ -16,7 +16,6 @@ from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import COLLECTIVE
 from ds_adacc.program.registration import computes_only
-from ds_adacc.program.signature import flatten
 
 # Functions of DeepSpeed whose backward holds no collective: its Linear under ZeRO-3.
 _KNOWN = ("LinearFunctionForZeroStage3Backward",)
@@ -38,9 +37,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     if recording.loses_graphs:
         return "no call tells which of its compiled graphs it runs"
     has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
-    ends: list[torch.Tensor] = []
-    flatten(output, ends)
-    for node in _nodes([tensor for tensor in ends if tensor.grad_fn is not None], starts):
+    for node in _nodes([tensor for tensor in tensors_in(output) if tensor.grad_fn is not None], starts):
         is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
         if node.name() == "BackwardHookFunctionBackward":
             return "a module in it has a backward hook, which would run more than once"

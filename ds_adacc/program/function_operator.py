@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ds_adacc.program.graphs import Extent, extended, is_graph
-from ds_adacc.program.recording import FUNCTION
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_watch import has_setup_context
 from ds_adacc.python_state.guards import refers_to_more
@@ -29,6 +28,7 @@ Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: wheth
 
 _PLAIN = (*SCALARS, enum.Enum, torch.Generator, torch.memory_format, torch.layout)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+FUNCTION = "function"  # how the names of such operators begin
 _OF_CUSTOM_OPERATORS = "torch._library.autograd"  # makes a Function for each; the operator inside is recorded
 
 
@@ -105,7 +105,7 @@ def why_not_one(
 ) -> str | None:
     """Why this call is no operator of its own, but its operators are recorded one by one; None if it is one.
 
-    "": nobody need be told, as for the Functions of custom operators.
+    "": no remark for the user, as for the Functions of custom operators.
     An object among its arguments may hold anything, and may be another one at the next call. So may a class that is
     made inside a function, unless it is one that the block's guards know: `is_guarded` tells.
     """

@@ -62,7 +62,7 @@ def numbers_in(args: Iterable[Any]) -> tuple[float, ...]:
 
 
 def keep_numbers(cls: type[torch.autograd.Function], node: Any, args: Sequence[Any]) -> None:
-    """Have autograd's `node` of a call of this graph keep the numbers among `args`, and the nodes of all calls to come.
+    """Store the numbers among `args` on autograd's `node` of this call, and have every later call of the graph do so.
 
     Dynamo chooses them: they may be lengths, or numbers that the Python function reads, which does not run. AOTAutograd
     has made the class for this graph alone.

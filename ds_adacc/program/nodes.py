@@ -17,8 +17,8 @@ def graphs_behind(output: Any, since: int) -> tuple[GraphRun, ...]:
     """The calls of graphs that have made the tensors in `output`, in the order in which they ran.
 
     Autograd's nodes tell, which it numbers as it makes them. `since`: the number of the next one when the block began
-    (`torch.autograd._get_sequence_nr`). Where the block was given a tensor, or has read one that it was not given,
-    older nodes follow.
+    (`torch.autograd._get_sequence_nr`). Older nodes, behind the tensors that the block was given or has read, are not
+    visited.
     """
     tensors: list[torch.Tensor] = []
     flatten(output, tensors, tensors)

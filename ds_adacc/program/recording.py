@@ -22,12 +22,11 @@ from ds_adacc.program.arguments import (
     take,
     without_data,
 )
+from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, is_graph, numbers_in
 from ds_adacc.program.refusals import COMPILED
 from ds_adacc.python_state.python_reads import PythonReads
-
-FUNCTION = "function"  # how the name of an operator begins that is an `autograd.Function`
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class RecordedOp:
     @property
     def is_function(self) -> bool:
         """Whether it is a call of an `autograd.Function` (Rule R15)."""
-        return self.name.startswith(f"{FUNCTION}.")
+        return isinstance(self.func, FunctionOperator)
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:

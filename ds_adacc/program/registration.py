@@ -10,7 +10,7 @@ import torch
 
 from ds_adacc.config.presets import ROLES
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionOperator, arguments_of
+from ds_adacc.program.function_operator import arguments_of
 from ds_adacc.program.known_functions import aten_counterpart, roles_by_name
 from ds_adacc.program.recording import RecordedOp
 
@@ -66,7 +66,7 @@ def computes_only(cls: type[torch.autograd.Function]) -> bool:
 
 def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
     """By value, the roles of what a Function reads and of what it makes, as its arguments' names or its user tell."""
-    if not isinstance(op.func, FunctionOperator):
+    if not op.is_function:
         return {}, {}
     roles = {**roles_by_name(op.func.cls), **registration_of(op.func.cls).roles}
     read: dict[int, str] = {}

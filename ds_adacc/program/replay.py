@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.generators import drawing_again
 from ds_adacc.program.recording import RecordedOp
 
@@ -49,7 +48,7 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
     if op.python_reads is not None:
         op.python_reads.check(op.short_name)
     args, kwargs = op.template.filled(tensor_of)
-    casts_itself = isinstance(op.func, FunctionOperator)  # as in forward
+    casts_itself = op.is_function  # as in forward
     is_cast = torch._C._is_any_autocast_enabled() and not casts_itself
     if op.draw is None and not is_cast:
         result = op.func(*args, **kwargs)

@@ -132,7 +132,7 @@ def unreadable(marks: Any, name: str = "") -> str | None:
 
 
 class Walk:
-    """Collects marks. An object met a second time gets the name of the first meeting as its mark: so cycles end.
+    """Collects marks. An object that is met again is marked by its first name, so the walk ends on cycles.
 
     `tensors`: those that it has met, parameters left out. Their marks do not tell which of them are one.
     `met`: by identity, the names of objects, also of those whose marks are collected elsewhere. They must be alive.

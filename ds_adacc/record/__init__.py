@@ -89,7 +89,8 @@ R17. A graph of torch.compile is an `autograd.Function` that AOTAutograd makes, 
     has run, or with other numbers, it stays, and the next call is recorded. Beside its graphs, code of Dynamo's runs
     other code as Python does. What it passes on, Dynamo may have computed from what nobody sees it read. But it makes
     one graph for one such code. So if a graph has run in the code that calls an operator, then the graph tells of the
-    operator too, which is replayed as in other blocks. Without such a graph it is not, and nor is what follows.
+    operator too, which is replayed as in other blocks. If no graph has run there, neither this operator nor any later
+    one is replayed.
 R18. A block may discard an output: the logits of a router that no loss reads, the scores of an indexer of which it uses
     the places alone. What autograd has saved for it dies with it, and backward never asks for it. So no plan compresses
     or rebuilds it: every call retains it until the block discards it, as under plain autograd. The recording says after

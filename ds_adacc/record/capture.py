@@ -11,10 +11,10 @@ import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 from torch.nn.parameter import is_lazy
 
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
@@ -71,9 +71,7 @@ class Capture:
         program may write to it, which the tensors saved of it must notice.
         """
         assert self.recording is not None
-        returned: list[torch.Tensor] = []
-        flatten(self.output, returned)
-        storages = {storage_of(tensor) for tensor in returned}
+        storages = {storage_of(tensor) for tensor in tensors_in(self.output)}
         alive = {index: self.tensors.at_hand(index) for index in indices}
         gone = [index for index, tensor in alive.items() if tensor is None or storage_of(tensor) not in storages]
         del alive

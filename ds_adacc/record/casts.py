@@ -46,7 +46,7 @@ class Casts:
         return func is CAST and kwargs.keys() == {"dtype"} and self._is_kept(args[0], kwargs["dtype"])
 
     def add(self, parameter: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
-        """Have `read` tell of a cast that was made. Returns it."""
+        """Remember a cast that was just made, so that `read` tells of its first use. Returns the cast."""
         self._unread[storage_of(cast)] = Cast(parameter, parameter._version, cast, False)
         return cast
 

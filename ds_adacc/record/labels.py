@@ -100,7 +100,7 @@ class Labels:
 
 
 def _paths(modules: Sequence[nn.Module]) -> dict[int, str]:
-    """Each module's path within the block, by the module's id; one that has two goes by the first."""
+    """Each module's path within the block, by the module's id; a module with two paths has the first."""
     paths: dict[int, str] = {}
     for number, root in enumerate(modules):
         for name, module in root.named_modules():

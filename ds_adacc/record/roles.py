@@ -12,7 +12,6 @@ import torch
 
 from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
@@ -88,7 +87,7 @@ def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedO
 
 def _like(op: RecordedOp) -> str:
     """The name of the operator of ATen whose values have the same roles."""
-    return (isinstance(op.func, FunctionOperator) and aten_counterpart(op.func.cls)) or op.short_name
+    return (op.is_function and aten_counterpart(op.func.cls)) or op.short_name
 
 
 def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: Recording) -> str | None:
@@ -134,7 +133,7 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
 
 
 def _is_compiled(op: RecordedOp) -> bool:
-    return op.func is KERNEL or (isinstance(op.func, FunctionOperator) and is_graph(op.func.cls))
+    return op.func is KERNEL or (op.is_function and is_graph(op.func.cls))
 
 
 def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:

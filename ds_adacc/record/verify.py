@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.recording import RecordedOp, Recording
 from ds_adacc.program.replay import replay
 from ds_adacc.program.same_bits import same_bits
@@ -27,7 +26,7 @@ def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[to
         return replay(op, tensors.__getitem__, parameters)
 
     try:
-        if not isinstance(op.func, FunctionOperator):
+        if not op.is_function:
             agrees = all(map(_same, made, replays()))
         else:  # Rule R15
             with Filled(PATTERNS[0]):

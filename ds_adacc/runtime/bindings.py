@@ -1,4 +1,4 @@
-"""Which policy each variant of a block runs now: the planned one, or full recomputation while that is on trial."""
+"""Which policy each variant of a block runs now: the planned one, or full recomputation while that one is on trial."""
 
 from __future__ import annotations
 

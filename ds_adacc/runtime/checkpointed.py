@@ -1,5 +1,5 @@
-"""Another checkpoint recomputes what runs in it, whatever the plan says. Around a block it is refused; inside of one it
-is found, so that the user can be told."""
+"""Other checkpoints: one around a block is an error, and one inside a block is reported to the user. It recomputes what
+runs in it, whatever the plan says."""
 
 from __future__ import annotations
 

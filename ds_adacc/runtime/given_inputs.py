@@ -75,7 +75,7 @@ class GivenInputs:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
-    """A key that no two tensors have in common that live at once, unless they may keep the same memory alive.
+    """A key that two living tensors share only if they may keep the same memory alive.
 
     And for a view with gaps, the addresses of its first byte and of the byte after its last.
     """

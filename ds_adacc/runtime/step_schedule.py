@@ -63,7 +63,7 @@ class StepSchedule:
         )
 
     def with_trials_again(self) -> StepSchedule:
-        """The schedule where policies still await their trial: the next step repeats it, then one 2, 4 ... 1024 later.
+        """The schedule where policies still await their trial: once more in the next step, then after 2, 4 ... steps.
 
         A block may be called in few steps, or the gradients of many may overflow. A step of trials takes long.
         """

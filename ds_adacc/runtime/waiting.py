@@ -91,7 +91,7 @@ class Waiting:
         return taken.keys(), next(iter(taken.values()), "")
 
     def ask_again(self) -> None:
-        """Whether a live set has a plan is asked again when it runs, since there is a new one."""
+        """There is a new plan: forget which live sets have one."""
         for name in self.most_blocks.keys() - self._agreement.agreed_types.keys():
             del self.most_blocks[name]
         self._planned, self.wants_observation = set(), False
