@@ -11,8 +11,10 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -74,20 +76,12 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
     """
     question = functools.partial(search, *given, max_seconds=max_seconds, **more)
     # Two searches of max_seconds each are the most that an infeasible budget takes; the rest is to start Python.
-    limit = 2 * max_seconds + _START_SECONDS
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", _CHILD, *sys.path],
-            input=pickle.dumps(question),
-            capture_output=True,
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NoAnswer(f"the solver's process gave no answer in {limit:g} seconds") from error
-    except OSError as error:  # such as no memory for a process
-        raise NoAnswer(f"the solver's process did not start: {error}") from error
+    limit, began = 2 * max_seconds + _START_SECONDS, time.perf_counter()
+    child = _run(question, limit, limit)
+    if child.returncode == -signal.SIGABRT:  # CBC does so now and then, where a check of its own fails, and not again
+        child = _run(question, limit - (time.perf_counter() - began), limit)
     _, marked, answer = child.stdout.partition(_MARK)
-    if child.returncode < 0:  # CBC aborts now and then, where its own check of a cut fails
+    if child.returncode < 0:
         raise NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
     if child.returncode != 0 or not marked:
         said = child.stderr.decode(errors="replace").strip()[-2000:]
@@ -96,6 +90,21 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def _run(question: Callable[[], Any], seconds: float, limit: float) -> subprocess.CompletedProcess[bytes]:
+    """One process that is asked, for at most so many seconds; `limit`: the most that may be told of."""
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", _CHILD, *sys.path],
+            input=pickle.dumps(question),
+            capture_output=True,
+            timeout=max(seconds, 0.0),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"the solver's process gave no answer in {limit:g} seconds") from error
+    except OSError as error:  # such as no memory for a process
+        raise NoAnswer(f"the solver's process did not start: {error}") from error
 
 
 def _serve() -> None:

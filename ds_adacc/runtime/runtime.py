@@ -183,11 +183,11 @@ class Runtime:
     def _predict(self, incoming: Incoming) -> Variant | None:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
-        relatives = {like.digest: (like, sizes) for like, sizes in reversed(block.relatives(signature, guards))}
         new_sizes = self.controller.new_sizes
+        self.controller.bindings.limit_adopted(self.controller.step)
+        relatives = {like.digest: (like, sizes) for like, sizes in reversed(block.relatives(signature, guards))}
         for digest in new_sizes.symbolic_types.apart(reversed(relatives)):
             like, its_sizes = relatives[digest]
-            self.controller.bindings.limit_adopted(self.controller.step)
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
             if predicted is not None:

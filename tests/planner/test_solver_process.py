@@ -116,6 +116,26 @@ def check_gradient_error(problem, solution):
             assert all(gradient_error(block_type.profile, policy) <= problem.max_gradient_error for policy in chosen)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_search_that_aborts_is_begun_once_more(times, tmp_path, monkeypatch):
+    """CBC aborts now and then, and the same search then finds what it should."""
+    stand_in, log = tmp_path / "python", tmp_path / "log"
+    stand_in.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        f"with open({os.fspath(log)!r}, 'a') as log: print('began', file=log)\n"
+        f"if len(open({os.fspath(log)!r}).readlines()) <= {times}: os.abort()\n"
+        f"os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])\n"
+    )
+    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
+    exact = solve_in_process(ISOLATED[0], 40, max_seconds=60)
+    monkeypatch.setattr(sys, "executable", os.fspath(stand_in))
+    found = solve_in_process(ISOLATED[0], 40, max_seconds=60)
+    assert log.read_text() == "began\n" * 2
+    assert (found == exact) == (times == 1)
+    assert ("was ended by signal 6" in found.fallback) == (times == 2)
+
+
 @pytest.mark.parametrize("problem", ISOLATED)
 def test_an_infeasible_budget_is_infeasible_without_an_answer(problem, broken):
     with pytest.raises(InfeasibleBudget) as caught:
