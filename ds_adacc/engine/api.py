@@ -29,7 +29,7 @@ from ds_adacc.kernels import why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
-from ds_adacc.program.graphs import class_name
+from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks

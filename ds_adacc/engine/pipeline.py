@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_adacc.log import get_logger
-from ds_adacc.program.graphs import class_of
+from ds_adacc.program.module_class import class_of
 
 
 def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleCon
 from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from torch import nn
 
-from ds_adacc.program.graphs import class_name, class_of
+from ds_adacc.program.module_class import class_name, class_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by keyword
 

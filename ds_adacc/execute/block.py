@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.program.graphs import class_of
+from ds_adacc.program.module_class import class_of
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
 from ds_adacc.python_state.changes import differing, is_number, moved

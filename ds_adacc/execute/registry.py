@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ds_adacc.execute.block import Block, Variant
-from ds_adacc.program.graphs import class_name
+from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back

@@ -15,5 +15,5 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `new_sizes`: the same program at other input sizes, without a plan; `symbolic_types`: such programs; `adoption`: the
   search for their policies;
 * `approvals`: which policies each block may run, by the gradient errors measured on it;
-* `correction`, `held_inputs`, `outlier_prices`: bytes that a profile does not tell, counted in.
+* `correction`, `placed_inputs`, `outlier_prices`: bytes that a profile does not tell, counted in.
 """

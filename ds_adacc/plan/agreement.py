@@ -14,9 +14,9 @@ from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
-from ds_adacc.plan.held_inputs import with_held_inputs
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
+from ds_adacc.plan.placed_inputs import with_placed_inputs
 from ds_adacc.plan.plan import Plan, PlanRequest
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.recording import Recording
@@ -222,7 +222,7 @@ class Agreement:
     def counted(self, known: KnownType) -> planner.Profile:
         """The profile to plan with: its codecs have the errors measured so far, its inputs are held as they will be."""
         profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
-        return with_held_inputs(profile, known.recording, self.inputs)
+        return with_placed_inputs(profile, known.recording, self.inputs)
 
     def may_all_run(self, agreed: AgreedType) -> bool:
         """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""

@@ -11,9 +11,9 @@ those of `record/`.
 * `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must
   not be replayed.
 * `function_operator`: a call of an `autograd.Function` as an operator; `registration`: what the user tells of one;
-  `known_functions`: which operator of ATen one is like, by its name; `graphs`: those that torch.compile has made;
-  `nodes`: autograd's nodes behind a tensor, which tell the graphs that have run; `compiled_backward`: may the backward
-  of a graph be run ahead of training's own.
+  `known_functions`: which operator of ATen one is like, by its name; `module_class`: the class of a module, compiled or
+  not; `graphs`: those that torch.compile has made; `nodes`: autograd's nodes behind a tensor, which tell the graphs
+  that have run; `compiled_backward`: may the backward of a graph be run ahead of training's own.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.

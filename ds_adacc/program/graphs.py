@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ds_adacc.program.geometry import span
 
@@ -27,16 +26,6 @@ class GraphRun(NamedTuple):
 
     cls: type
     numbers: tuple[float, ...]
-
-
-def class_of(module: nn.Module) -> type:
-    """The module's class. For the result of `torch.compile(module)`, the class of `module`."""
-    return type(getattr(module, "_orig_mod", module))
-
-
-def class_name(module: nn.Module) -> str:
-    """The name of the module's class (`class_of`)."""
-    return class_of(module).__name__
 
 
 def is_graph(cls: type) -> bool:

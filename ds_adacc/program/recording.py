@@ -344,7 +344,7 @@ class Recording:
         )
         return replace(self, parameters=tuple(looks), buffers=())
 
-    def with_held(self, places: Collection[int]) -> Recording:
+    def with_held_before(self, places: Collection[int]) -> Recording:
         """This recording, whose inputs at these places an earlier call of the same forward holds: they count there."""
         held = {v.index for v in self.values if v.origin == "input" and v.source in places and not v.pinned}
         if not held:

@@ -119,7 +119,7 @@ class Signature(NamedTuple):
 
     `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
     `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
-    `held`: the places of the inputs that an earlier call of the same forward holds.
+    `held_before`: the places of the inputs that an earlier call of the same forward holds.
     """
 
     arguments: Hashable
@@ -127,7 +127,7 @@ class Signature(NamedTuple):
     shared: Hashable = ()
     ambient: Hashable = None
     training: bool | None = None
-    held: tuple[int, ...] = ()
+    held_before: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> Sizes:

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 
 from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.watch import COMPILED_CODE
-from ds_adacc.record.frames import frames_of_block, place_of
+from ds_adacc.record.frames import frames_of_block, module_and_function
 
 _GRAPH = "__compiled_fn"  # how Dynamo names the global by which its code calls a graph
 _GRAPHS = ("torch._functorch._aot_autograd", "torch.fx.", "torch._inductor.")  # what runs a graph; or generated code
@@ -40,13 +40,13 @@ def in_guards() -> bool:
 
 def in_compiled_code() -> bool:
     """Whether compiled code is running, called by the block that is being recorded: a graph, or what is around it."""
-    return any(place_of(frame) == COMPILED_CODE for frame in frames_of_block())
+    return any(module_and_function(frame) == COMPILED_CODE for frame in frames_of_block())
 
 
 def code_of_graph() -> CodeType | None:
     """The code that Dynamo has made which runs the graph that begins now; None if Dynamo has not made the graph."""
     for frame in frames_of_block():
-        if place_of(frame) == COMPILED_CODE:
+        if module_and_function(frame) == COMPILED_CODE:
             break
         if _runs_graphs(frame):
             return frame.f_code
@@ -60,7 +60,7 @@ def code_beside_graphs() -> CodeType | None:
     """
     is_unknown = False  # whether a function of the user's runs that Dynamo may have compiled by itself
     for frame in frames_of_block():
-        module, _ = place = place_of(frame)
+        module, _ = place = module_and_function(frame)
         if place == COMPILED_CODE or module is None or module.startswith(_GRAPHS):
             return None
         if _runs_graphs(frame):

@@ -12,7 +12,7 @@ _NOT_THE_USERS = ("torch", "ds_adacc")  # packages in which no read of data is t
 _RECORDERS = (("ds_adacc.record.capture", "capture"), ("ds_adacc.record.follower", "follow"))
 
 
-def place_of(frame: FrameType) -> tuple[str | None, str]:
+def module_and_function(frame: FrameType) -> tuple[str | None, str]:
     """The Python module and the function that the frame is of."""
     return frame.f_globals.get("__name__"), frame.f_code.co_name
 
@@ -20,7 +20,7 @@ def place_of(frame: FrameType) -> tuple[str | None, str]:
 def frames_of_block() -> Iterator[FrameType]:
     """The calls under way within the block that is being recorded, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and place_of(frame) not in _RECORDERS:
+    while frame is not None and module_and_function(frame) not in _RECORDERS:
         yield frame
         frame = frame.f_back
 
@@ -28,6 +28,6 @@ def frames_of_block() -> Iterator[FrameType]:
 def line_of_block() -> str:
     """The line that runs now, as `file.py:12 (function)`: the innermost that is not in torch."""
     for frame in frames_of_block():
-        if (place_of(frame)[0] or "").split(".")[0] not in _NOT_THE_USERS:
+        if (module_and_function(frame)[0] or "").split(".")[0] not in _NOT_THE_USERS:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_name})"
     return "a line that is not known"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.program.graphs import class_name
+from ds_adacc.program.module_class import class_name
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from ds_adacc.config import ConfigError
-from ds_adacc.program.graphs import class_name, class_of
+from ds_adacc.program.module_class import class_name, class_of
 
 
 def find_blocks(

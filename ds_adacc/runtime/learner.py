@@ -61,7 +61,7 @@ class Learner:
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, earlier))
             return Learned(captured)
-        captured.recording = captured.recording.with_held(signature.held)
+        captured.recording = captured.recording.with_held_before(signature.held_before)
         recalled = block.recall(captured.recording) if earlier is None else None
         variant = recalled or Variant()
         variant.guards = guards

@@ -136,7 +136,7 @@ class Runtime:
             block.last_reading, held = closure.read(marks_of(block.places), block.last_reading)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
-            training, given = getattr(owner, "training", None), self.controller.held_inputs(tensors)
+            training, given = getattr(owner, "training", None), self.controller.held_before(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
             return self._record_or_run(Incoming(block, signature, guards, call))

@@ -151,7 +151,7 @@ class StepController:
             if known is not None:  # a size that was forgotten in this forward
                 known.keep_whole(place)
 
-    def held_inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
 
         No places if block inputs are partitioned or held on the host: then each call makes a copy of its own.

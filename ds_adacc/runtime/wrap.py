@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.program.graphs import class_name
+from ds_adacc.program.module_class import class_name
 from ds_adacc.runtime.compiled_blocks import is_compiled
 from ds_adacc.runtime.runtime import Runtime
 

@@ -20,7 +20,7 @@ from ds_adacc import checkpointing
 from ds_adacc.config import ConfigError, load
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
-from ds_adacc.plan.held_inputs import with_held_inputs
+from ds_adacc.plan.placed_inputs import with_placed_inputs
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -409,7 +409,8 @@ def test_inputs_are_placed_by_what_they_are(monkeypatch):
     assert {alone.store(value) for value in block_type.recording.values} == {
         "retain"
     }  # on the CPU they are in host memory
-    whole, counted = block_type.profile.graph, with_held_inputs(block_type.profile, block_type.recording, shared).graph
+    whole = block_type.profile.graph
+    counted = with_placed_inputs(block_type.profile, block_type.recording, shared).graph
     size = whole.values[0].nbytes
     assert counted.values[0].nbytes == size // 2 and counted.values[1:] == whole.values[1:]
     assert counted.forward_overhead == whole.forward_overhead + size // 2

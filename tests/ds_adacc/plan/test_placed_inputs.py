@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ds_adacc import planner
-from ds_adacc.plan.held_inputs import with_held_inputs
+from ds_adacc.plan.placed_inputs import with_placed_inputs
 
 
 @dataclass
@@ -28,7 +28,7 @@ def test_a_copy_to_the_host_is_one_of_the_whole_input(held):
     costs = planner.CodecCost("int4", 100, 0.0, 0.0, 0.1, 0), planner.CodecCost.offload(400, 2.0, 4.0)
     profile = planner.Profile(graph, (), (costs,), (1.0, 1.0))
     recording = SimpleNamespace(values=[SimpleNamespace(index=0, nbytes=400)])
-    counted = with_held_inputs(profile, recording, Placement(held))
+    counted = with_placed_inputs(profile, recording, Placement(held))
     assert counted.graph.values[0].nbytes == held
     assert counted.offers == profile.offers
     whole, payload = (counted.codec(0, store) for store in ("offload", "offload int4"))

@@ -10,7 +10,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.program.recording import Recording
 
 
-def with_held_inputs(profile: planner.Profile, recording: Recording, placement: InputPlacement) -> planner.Profile:
+def with_placed_inputs(profile: planner.Profile, recording: Recording, placement: InputPlacement) -> planner.Profile:
     """The profile in which a retained block input counts with the bytes that `placement` holds of it.
 
     In forward the whole input still counts, because it is an argument. It also counts during the whole backward of the
