@@ -227,6 +227,11 @@ class Block:
         self._modules = [weakref.ref(module, forget) for module in modules]
 
     @property
+    def class_name(self) -> str:
+        """The last word of its name, as "(Block)" of "blocks.0 (Block)": blocks of one class have it in common."""
+        return self.name.split(" ")[-1]
+
+    @property
     def kind(self) -> tuple[str, tuple[type, ...]]:
         """The classes of its modules; of a function, its name too."""
         classes = tuple(class_of(reference()) for reference in self._modules)

@@ -23,7 +23,7 @@ class Warnings:
 
     def fallen_back(self, block: Block, reason: str) -> None:
         """A call ran as if there were no ds_adacc (Rule T2)."""
-        key = block.name.split(" ")[-1], reason
+        key = block.class_name, reason
         self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
 
     def of_no_engine(self, name: str) -> None:
@@ -38,12 +38,12 @@ class Warnings:
     def holds_nothing(self, block: Block) -> None:
         """Backward does not reach the block, as in a frozen backbone."""
         text = "block %s is no part of backward, so it holds nothing: no input or parameter of it requires a gradient"
-        self._tell((block.name.split(" ")[-1], "holds nothing"), text, block.name, level=logging.INFO)
+        self._tell((block.class_name, "holds nothing"), text, block.name, level=logging.INFO)
 
     def doubtful(self, block: Block, unwatched: str, remedy: str | None = None) -> None:
         """The block depends on what no guard watches."""
         self._tell(
-            (block.name.split(" ")[-1], unwatched),
+            (block.class_name, unwatched),
             "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained, "
             "compressed or offloaded, never recomputed. To have it recomputed, %s",
             block.name,
@@ -54,7 +54,7 @@ class Warnings:
     def compiled(self, block: Block) -> None:
         """The block runs operators under torch.compile that no graph tells of."""
         self._tell(
-            (block.name.split(" ")[-1], "compiled"),
+            (block.class_name, "compiled"),
             "block %s runs operators under torch.compile that no graph tells of, so that the next call may run others. "
             "What they and those after them save is retained, compressed or offloaded, never recomputed. torch.compile "
             "has made no graph there: because it has given up (torch._dynamo.config.recompile_limit), or the code is a "
@@ -68,7 +68,7 @@ class Warnings:
     def never_recomputed(self, block: Block, what: str, reason: str) -> None:
         """Most of what the block saves can only be kept in one way or another."""
         self._tell(
-            (block.name.split(" ")[-1], reason),
+            (block.class_name, reason),
             "block %s runs a %s that is never recomputed: %s. What it saves is retained, compressed or offloaded",
             block.name,
             what,
@@ -78,7 +78,7 @@ class Warnings:
     def compiled_anew(self, block: Block) -> None:
         """A call has run another graph than the recorded one, or with other numbers."""
         self._tell(
-            (block.name.split(" ")[-1], "compiled anew"),
+            (block.class_name, "compiled anew"),
             "block %s: torch.compile ran another graph than in the recorded call, or with other numbers. So all that "
             "this call saved is retained, also if that takes more than the budget. The next calls of the blocks with "
             "this graph are recorded. Gradients are right. TORCH_LOGS=recompiles tells why it compiles again",
@@ -89,7 +89,7 @@ class Warnings:
     def checkpoints_inside(self, block: Block, checkpoint: str) -> None:
         """The forward of the block calls another checkpoint."""
         self._tell(
-            (block.name.split(" ")[-1], checkpoint),
+            (block.class_name, checkpoint),
             "block %s calls %s in its forward. That recomputes what runs in it, whatever the plan says, and what it "
             "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself "
             "there",
@@ -112,7 +112,7 @@ class Warnings:
         for name, count in numbers.items():
             if count >= _MANY_VALUES:
                 self._tell(
-                    (block.name.split(" ")[-1], name),
+                    (block.class_name, name),
                     "block %s: its %s has had %d values. The number is part of the recorded program, and how the "
                     "program follows it cannot be told. So the block is recorded anew for each value, and such a call "
                     "takes several times as long. If the exact number does not matter, pass one that stays the same; "
@@ -127,7 +127,7 @@ class Warnings:
         for name, count in variant.changes.items():
             if count >= _MANY_VALUES and name not in variant.ignored:
                 self._tell(
-                    (block.name.split(" ")[-1], name),
+                    (block.class_name, name),
                     "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes "
                     "several times as long. If the block computes nothing with it, keep it outside of the block; if it "
                     "does, make it a tensor",
