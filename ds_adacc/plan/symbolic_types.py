@@ -23,8 +23,9 @@ class SymbolicType:
 
     `recorded`: the block types that were recorded of it, by their sizes; `predicted`: those that were predicted.
     `constants`: those of the blocks that were recorded at two sizes, and had the same ones there. Another block may
-    compute its constants from the sizes. `origin`: the block type whose policies the other sizes adopt; None before one
-    was planned for. `origin_bytes`: the peak without checkpointing of the live set that it was planned in.
+    compute its constants from the sizes. `was_mistaken`: a call saved something else than was predicted once.
+    `origin`: the block type whose policies the other sizes adopt; None before one was planned for. `origin_bytes`: the
+    peak without checkpointing of the live set that it was planned in.
     """
 
     program: SymbolicProgram
@@ -32,6 +33,7 @@ class SymbolicType:
     recorded: dict[Sizes, str] = field(default_factory=dict)
     predicted: dict[Sizes, str] = field(default_factory=dict)
     constants: set[tuple[float, ...]] = field(default_factory=set)
+    was_mistaken: bool = False
     origin: str | None = None
     origin_bytes: int = 0
 
@@ -111,6 +113,21 @@ class SymbolicTypes:
                 known.constants.clear()
             known.constants.add(constants)
 
+    def computes_constants(self, digests: Iterable[str], example: Example) -> bool:
+        """Whether a block seems to compute constants from its sizes: these block types of it have others.
+
+        One of them is the program of the example, and was predicted wrongly once. Where nothing was, the constants may
+        be those of a few branches, each for a range of sizes.
+        """
+        known = {id(each): each for each in map(self.of, digests) if each is not None and each.was_mistaken}
+        return any(each.program.is_of(example) for each in known.values())
+
+    def refute(self, digests: Iterable[str], constants: Iterable[tuple[float, ...]]) -> None:
+        """Note that a block computes these constants from its sizes: the programs are not predicted with them."""
+        for digest in digests:
+            if (known := self._types.get(digest)) is not None:
+                known.constants.difference_update(constants)
+
     def follow(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
         self._types[digest] = known = self._types[like]
@@ -121,7 +138,7 @@ class SymbolicTypes:
         known = self._types.get(digest)
         if known is not None:
             known.program.is_confirmed = False
-            known.predicted = {}
+            known.predicted, known.was_mistaken = {}, True
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget these predicted block types. Those that were recorded stay."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import CONSTANTS, put, take
+from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, put, take
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import length_bounds
@@ -27,6 +28,18 @@ class Example:
 
     sizes: Sizes
     recording: Recording
+
+    @cached_property
+    def opened(self) -> Recording:
+        """The recording with a `LengthBound` in place of each that is a number among the block's arguments."""
+        given, recording = self.sizes.numbers, self.recording
+        pairs = [(_with_bounds(op, given), op.kwargs) for op in recording.ops]
+        return replace(recording, ops=_with_arguments(recording.ops, pairs)) if given else recording
+
+    @cached_property
+    def skeleton(self) -> Hashable:
+        """All that must be the same for two recordings to be of one program; None if no other one is of it."""
+        return _skeleton(self.opened)
 
 
 @dataclass(frozen=True)
@@ -45,11 +58,10 @@ class SymbolicProgram:
     """
 
     def __init__(self, example: Example) -> None:
-        opened = _opened(example)
         self.is_confirmed = False
         self._sizes = [example.sizes]
-        self._numbers = [_numbers(opened)]
-        self._skeleton = _skeleton(opened)
+        self._numbers = [_numbers(example.opened)]
+        self._skeleton = example.skeleton
         self._ranges = [(number, number) for number in example.sizes.numbers]
         self._lengths_with: dict[tuple[int, ...], set[Hashable]] = {}
         self.note(example.sizes)
@@ -58,7 +70,7 @@ class SymbolicProgram:
 
     def is_of(self, example: Example) -> bool:
         """Whether the recording is this program, at whatever sizes."""
-        return _skeleton(_opened(example)) == self._skeleton
+        return example.skeleton is not None and example.skeleton == self._skeleton
 
     @property
     def varying(self) -> int:
@@ -72,16 +84,14 @@ class SymbolicProgram:
         """
         if not numbers:
             return True
-        opened = _opened(like)
-        is_like = _skeleton(opened) == self._skeleton and _numbers(opened) == self._predict(like.sizes)
+        is_like = self.is_of(like) and _numbers(like.opened) == self._predict(like.sizes)
         return is_like and self._may_have(numbers)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
-        opened = _opened(example)
-        if _skeleton(opened) != self._skeleton:
+        if not self.is_of(example):
             return False
-        numbers = _numbers(opened)
+        numbers = _numbers(example.opened)
         self.note(example.sizes)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
@@ -101,10 +111,14 @@ class SymbolicProgram:
     def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
 
-        None if the examples do not tell.
+        None if the examples do not tell. They do not where a tensor would have a negative size, as the last of a fixed
+        number of chunks: the program is another one there.
         """
         numbers = self._predict(sizes) if self.is_confirmed or sizes in self._sizes else None
-        return None if numbers is None else _closed(_with_numbers(_opened(like), iter(numbers)), sizes.numbers)
+        if numbers is None:
+            return None
+        found = _with_numbers(like.opened, iter(numbers))
+        return _closed(found, sizes.numbers) if _is_possible(found) else None
 
     def _predict(self, sizes: Sizes) -> list[int] | None:
         if sizes in self._sizes:
@@ -164,16 +178,18 @@ def are_of_one_prediction(one: Recording, other: Recording) -> bool:
     return one.digest == other.digest and one.values is other.values and one.positions is other.positions
 
 
-def _opened(example: Example) -> Recording:
-    """The recording with a `LengthBound` in place of each that is a number among the block's arguments."""
-    given, recording = example.sizes.numbers, example.recording
+def _with_bounds(op: RecordedOp, given: Sequence[int]) -> tuple[Any, ...]:
+    """The operator's arguments; those that bound lengths and are among the `given` numbers become `LengthBound`s."""
+    bounds = {i for i in length_bounds(op) if op.args[i] in given}
+    return tuple(LengthBound(given.index(arg)) if i in bounds else arg for i, arg in enumerate(op.args))
 
-    def arguments(op: RecordedOp) -> tuple[Any, ...]:
-        bounds = {i for i in length_bounds(op) if op.args[i] in given}
-        return tuple(LengthBound(given.index(arg)) if i in bounds else arg for i, arg in enumerate(op.args))
 
-    pairs = [(arguments(op), op.kwargs) for op in recording.ops]
-    return replace(recording, ops=_with_arguments(recording.ops, pairs)) if given else recording
+def _is_possible(recording: Recording) -> bool:
+    """Whether all its tensors may exist: no size, stride or distance is negative."""
+    refs = (position.ref for position in recording.positions)
+    geometries = [value.geometry for value in recording.values]
+    geometries += [ref.geometry for ref in refs if isinstance(ref, ValueRef | ParameterRef)]
+    return all(min((*each.size, *each.stride, each.start)) >= 0 for each in geometries)
 
 
 def _closed(recording: Recording, given: Sequence[int]) -> Recording:
@@ -195,18 +211,19 @@ def _numbers(recording: Recording) -> list[int]:
 def _skeleton(recording: Recording) -> Hashable:
     """All that must be the same for two recordings to be of one program: all but the sizes and the block's own.
 
-    The block's own are its parameters and constants. Of a program that cannot be predicted, no two are the same.
+    The block's own are its parameters and constants. None for a program that cannot be predicted: no two are the same.
     """
+    # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
+    if any(value.dynamic for value in recording.values) or recording.generators:
+        return None
     values = tuple(
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
         for v in recording.values
     )
     ops = tuple((op.name, op.outputs, op.refusal, op.draw and op.draw.position) for op in recording.ops)
     places = tuple((position.ops_done, position.fresh, position.discarded) for position in recording.positions)
-    # A value whose shape follows from data has no formula. A generator of its own belongs to one block.
-    is_alone = any(value.dynamic for value in recording.values) or recording.generators
     without_constants = take((int, *CONSTANTS), _tree(recording), [])
-    return values, ops, places, without_constants, object() if is_alone else None
+    return values, ops, places, without_constants
 
 
 def _tree(recording: Recording) -> Any:

@@ -143,12 +143,10 @@ class Learner:
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
         # Constants that are computed from the sizes make it another program at each size.
-        relatives = [
-            relative.digest
-            for relative, _ in block.relatives(signature, variant.guards)
-            if relative.recording.constants == recording.constants
-        ]
-        like = symbolic_types.like(relatives, Example(sizes, recording))
+        constants = {like.digest: like.recording.constants for like, _ in block.relatives(signature, variant.guards)}
+        alike = [name for name, of_it in constants.items() if of_it == recording.constants]
+        example = Example(sizes, recording)
+        like = symbolic_types.like(alike, example)
         if digest not in agreement.known_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own
             profile = symbolic_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
@@ -160,7 +158,9 @@ class Learner:
             if reason is not None:
                 self._warnings.unmeasurable(known.recording.name, reason)
         symbolic_types.note(digest, sizes)
-        if relatives:
+        if symbolic_types.computes_constants(constants.keys() - alike, example):
+            symbolic_types.refute((*constants, digest), {*constants.values(), recording.constants})
+        elif alike:
             symbolic_types.confirm(digest, recording.constants)
         known = agreement.known_types[digest]
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run

@@ -155,8 +155,8 @@ class Warnings:
         self._tell(
             (name, "mispredicted"),
             "block %s: from saved tensor %d on, a call differs from what was predicted for the sizes of its inputs, "
-            "which is %d saved tensors. The rest is retained. Gradients are right. Blocks like this one are recorded "
-            "at each new size",
+            "which is %d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than "
+            "planned. The next call of this size is recorded",
             name,
             position,
             len(bound.course.instructions),

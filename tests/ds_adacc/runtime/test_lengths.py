@@ -18,6 +18,7 @@ from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime import binder
 from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.runtime.warnings import Warnings
 
 
 def lengths(count, steps, seed=0):
@@ -202,6 +203,39 @@ def test_a_batch_of_one_now_and_then_is_a_program_of_its_own_and_the_others_stay
             recorded, plans = training.runtime.recordings, len(training.agreement.live_sets)
     assert training.runtime.recordings == recorded < 20
     assert len(training.agreement.live_sets) == plans <= 3
+
+
+class Chunked(zoo.GPTBlock):
+    """It runs its text in chunks of 16: the last has what is left, and there are fewer in a shorter text."""
+
+    def forward(self, x):
+        return torch.cat([super(Chunked, self).forward(part) for part in x.split(16, 1)], 1)
+
+
+def test_a_program_is_not_predicted_where_a_tensor_of_it_would_have_a_negative_size():
+    training = Training(Chunked, layers=2, rectifier={"enabled": False})
+    for time in (60, 56, 58, 62, 20, 40, 34, 18):
+        training.compare(time)
+
+
+class Bucketed(zoo.GPTBlock):
+    """It scales by a factor that several lengths have in common."""
+
+    def forward(self, x):
+        return super().forward(x * (1 / (1 + x.shape[1] // 8)))
+
+
+def test_a_constant_that_several_sizes_have_in_common_is_not_taken_for_that_of_all(monkeypatch):
+    """Once this was found out, the blocks are recorded at each size: a call that differs takes more than planned."""
+    mistaken = []
+    monkeypatch.setattr(Warnings, "mispredicted", lambda _, bound, position: mistaken.append(bound))
+    training = Training(Bucketed, rectifier={"enabled": False})
+    lot = random.Random(0)
+    for step, time in enumerate((64, *(lot.randrange(8, 60) for _ in range(40)))):
+        training.compare(time)
+        if step == 20:
+            early = len(mistaken)
+    assert len(mistaken) == early <= 2 * LAYERS
 
 
 class Windowed(nn.Module):

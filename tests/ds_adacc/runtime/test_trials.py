@@ -245,6 +245,21 @@ def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_ta
 
 
 @pytest.mark.usefixtures("slow_replays")
+def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
+    training = Training(**LOSSY, rectifier={"enabled": False})
+    training.step()
+    controller = training.runtime.controller
+    assert controller.step.purpose is Purpose.TRY
+    every, training.blocks = training.blocks, training.blocks[:2]  # LayerDrop: the last block is not called
+    training.step()
+    assert controller.schedule.try_from is not None
+    training.blocks = every
+    training.run(4)
+    assert controller.schedule.try_from is None
+    assert not controller.trials.waiting(controller.blocks)
+
+
+@pytest.mark.usefixtures("slow_replays")
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     """A block may run another policy at this size, whose profile does not have all the codecs of the trial's."""
     training = Training(**LOSSY, rectifier={"enabled": False})
