@@ -250,16 +250,16 @@ class Block:
         """The last used variant for this signature, whatever its guards."""
         return next((variant for known, variant in self._variants if known == signature), None)
 
-    def relatives(self, signature: Signature, guards: Guards) -> list[tuple[Variant, Sizes]]:
+    def relatives(self, signature: Signature, guards: Guards) -> dict[str, tuple[Variant, Sizes]]:
         """The variants whose signatures differ from this one, but only in sizes and strides; each with its sizes.
 
-        The last used one is the first.
+        By block type; the last used one is the first.
         """
-        return [
-            (variant, known.sizes)
-            for known, variant in self._variants
-            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature)
-        ]
+        found: dict[str, tuple[Variant, Sizes]] = {}
+        for known, variant in self._variants:
+            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature):
+                found.setdefault(variant.digest, (variant, known.sizes))
+        return found
 
     def changing_numbers(self, signature: Signature) -> dict[str, int]:
         """How many values each number among the arguments has had, with that of a new call; by the argument's name."""

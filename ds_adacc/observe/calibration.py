@@ -218,8 +218,7 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
 
 
 def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
-    """Whether the call ran a policy of the plan. While such a policy is on trial, the block recomputes all that it
-    can."""
+    """Whether the call ran a policy of the plan. A block whose policy is on trial recomputes all that it can."""
     known = known_types.get(call.digest)
     return known is not None and call.policy in (known.policies or ())
 

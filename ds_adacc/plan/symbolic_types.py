@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from ds_adacc import planner
 from ds_adacc.profile.symbolic_profile import SymbolicProfile
-from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, SymbolicProgram
 
@@ -76,25 +75,23 @@ class SymbolicTypes:
         """The first of these block types whose program the recording is at other sizes; None if it is of none."""
         return next((each for each in self.apart(digests) if self._types[each].program.is_of(example)), None)
 
-    def profile(self, like: str | None, sizes: Sizes, recording: Recording) -> planner.Profile | None:
+    def profile(self, like: str | None, example: Example) -> planner.Profile | None:
         """The profile of a recording, which is the program of `like` at other sizes, if two of them were measured."""
         known = self.of(like)
-        return None if known is None else known.profile.at(sizes, recording)
+        return None if known is None else known.profile.at(example.sizes, example.recording)
 
-    def learn(
-        self, digest: str, like: str | None, sizes: Sizes, recording: Recording, profile: planner.Profile
-    ) -> None:
-        """Note that this block type was recorded at these sizes.
+    def learn(self, digest: str, like: str | None, example: Example, profile: planner.Profile) -> None:
+        """Note that this block type was recorded at the sizes of the example.
 
         `like` is the type that a block of it has at other sizes; None if there is none yet.
         """
         if digest in self._types:
             return
-        known, example = self.of(like), Example(sizes, recording)
+        known = self.of(like)
         if known is None or not known.program.learn(example):
             known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
-        known.profile.learn(sizes, recording, profile)
-        known.recorded[sizes] = digest
+        known.profile.learn(example.sizes, example.recording, profile)
+        known.recorded[example.sizes] = digest
         self._types[digest] = known
         while len({id(each) for each in self._types.values()}) > _MOST:
             self._types.popitem(last=False)
@@ -119,8 +116,8 @@ class SymbolicTypes:
         One of them is the program of the example, and was predicted wrongly once. Where nothing was, the constants may
         be those of a few branches, each for a range of sizes.
         """
-        known = {id(each): each for each in map(self.of, digests) if each is not None and each.was_mistaken}
-        return any(each.program.is_of(example) for each in known.values())
+        known = (self._types[digest] for digest in self.apart(digests))
+        return any(each.was_mistaken and each.program.is_of(example) for each in known)
 
     def refute(self, digests: Iterable[str], constants: Iterable[tuple[float, ...]]) -> None:
         """Note that a block computes these constants from its sizes: the programs are not predicted with them."""

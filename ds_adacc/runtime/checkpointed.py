@@ -1,5 +1,5 @@
-"""Other checkpoints: one around a block is an error, and one inside a block is reported to the user. It recomputes what
-runs in it, whatever the plan says."""
+"""Other checkpoints. One around a block is an error. One inside a block recomputes what runs in it, whatever the plan
+says, and is reported to the user."""
 
 from __future__ import annotations
 

@@ -143,15 +143,16 @@ class Learner:
         agreement, digest = self._controller.agreement, recording.digest
         symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
         # Constants that are computed from the sizes make it another program at each size.
-        constants = {like.digest: like.recording.constants for like, _ in block.relatives(signature, variant.guards)}
-        alike = [name for name, of_it in constants.items() if of_it == recording.constants]
+        relatives = block.relatives(signature, variant.guards)
+        constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
+        alike = [name for name, its in constants.items() if its == recording.constants]
         example = Example(sizes, recording)
         like = symbolic_types.like(alike, example)
         if digest not in agreement.known_types:
             self._controller.step.close()  # measuring operators would be counted as the step's own
-            profile = symbolic_types.profile(like, sizes, recording) or self._profiler.profile(recording, captured)
+            profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
             known = agreement.add(digest, recording, profile)
-            symbolic_types.learn(digest, like, sizes, recording, profile)
+            symbolic_types.learn(digest, like, example, profile)
             if like is not None and symbolic_types.of(like) is symbolic_types.of(digest):
                 self._controller.new_sizes.adopt(known, like)
             reason = self._controller.trials.admit(known, recording, captured)

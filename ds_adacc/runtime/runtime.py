@@ -185,8 +185,8 @@ class Runtime:
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
         new_sizes = self.controller.new_sizes
         self.controller.bindings.limit_adopted(self.controller.step)
-        relatives = {like.digest: (like, sizes) for like, sizes in reversed(block.relatives(signature, guards))}
-        for digest in new_sizes.symbolic_types.apart(reversed(relatives)):
+        relatives = block.relatives(signature, guards)
+        for digest in new_sizes.symbolic_types.apart(relatives):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
