@@ -95,6 +95,9 @@ def quantization_error(profile: Profile, policy: Policy) -> float:
 
 def human_bytes(nbytes: int) -> str:
     """1536 -> '1.50 KiB'."""
-    exponent = min(max(nbytes.bit_length() - 1, 0) // 10, 4)
-    digits = 2 if exponent else 0
-    return f"{nbytes / 1024**exponent:.{digits}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"
+    exponent, units = 0, ("B", "KiB", "MiB", "GiB", "TiB")
+    while abs(round(nbytes / 1024**exponent, 2)) >= 1024 and exponent + 1 < len(
+        units
+    ):  # a byte less than 1 MiB is that
+        exponent += 1
+    return f"{nbytes / 1024**exponent:.{2 if exponent else 0}f} {units[exponent]}"

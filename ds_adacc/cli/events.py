@@ -111,13 +111,12 @@ class Rectified(_Timed):
 
 
 class GradientErrors(_Timed):
-    """The gradient errors of policies were measured in a step, of each block (numbered from 1)."""
+    """The gradient errors of policies were measured in a step, of each block, which is told by its name."""
 
     event: Literal["gradient_errors"]
     step: Count
-    block_type: str
     bound: float
-    errors: list[tuple[Count, float]]
+    errors: list[tuple[str, float]]
 
 
 class Refused(_Timed):

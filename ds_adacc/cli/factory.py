@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,12 +34,14 @@ _UNLIMITED = 1 << 62
 class Recorded:
     """The planner's problem, recorded in one forward and backward. Block types are named after their first blocks.
 
-    `known` are the block types by these names. `available` bytes are what the device has for activations.
+    `known` are the block types by these names, and `blocks` the names of their blocks in forward order. `available`
+    bytes are what the device has for activations.
     """
 
     batch: int
     problem: planner.Problem
     known: Mapping[str, KnownType]
+    blocks: Mapping[str, Sequence[str]]
     device: torch.device
     available: int
 
@@ -125,11 +127,14 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         checkpointing.use(None)
     if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
-    problem, known = _problem(runtime)
+    problem, names = _problem(runtime)
+    agreement = runtime.agreement
+    known = {name: agreement.known_types[digest] for digest, name in names.items()}
+    blocks_of = {name: agreement.forward_order.names(digest) for digest, name in names.items()}
     model.zero_grad(set_to_none=True)  # as at the end of a step
     recomputed = planner.everywhere(planner.recompute_policy, problem).peak
-    available = available_bytes(loss.device, recomputed, runtime.agreement.budget.peak)
-    return Recorded(batch, problem, known, loss.device, available)
+    available = available_bytes(loss.device, recomputed, agreement.budget.peak)
+    return Recorded(batch, problem, known, blocks_of, loss.device, available)
 
 
 def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
@@ -153,8 +158,8 @@ def _loss(output: Any) -> torch.Tensor:
     return torch.stack(sums).sum()
 
 
-def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
-    """The runtime's problem, its block types named after their first blocks, in the order met."""
+def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
+    """The problem, and the names of its block types in the order met: those of their first blocks."""
     runtime.agreement.budget.limit = _UNLIMITED  # this plan is not the answer: it gathers the problem
     runtime.controller.plan_waiting()
     assert runtime.controller.plan is not None
@@ -166,8 +171,7 @@ def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, KnownType]]:
     given = {block_type.name: block_type for block_type in group.problem.block_types}
     block_types = tuple(replace(given[digest], name=name) for digest, name in names.items())
     order = tuple(names[digest] for digest in group.problem.order)
-    problem = planner.Problem(block_types, order, group.problem.max_gradient_error)
-    return problem, {name: runtime.agreement.known_types[digest] for digest, name in names.items()}
+    return planner.Problem(block_types, order, group.problem.max_gradient_error), names
 
 
 def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> str:

@@ -194,8 +194,8 @@ def _plan(planned: Planned) -> list[RenderableType]:
         return [Text(f"budget: {budget}\n{text}")]
     parts: list[RenderableType] = []
     for block_type, chosen in zip(planned.problem.block_types, solution.policies, strict=True):
-        recording = planned.recorded.known[block_type.name].recording
-        decision = decision_of(block_type.name, block_type, chosen, recording)
+        name, recorded = block_type.name, planned.recorded
+        decision = decision_of(name, recorded.blocks[name], block_type, chosen, recorded.known[name].recording)
         parts += [Text(f"The plan for {block_type.name}"), decision_tables(decision), Text()]
     optimal = "optimal" if solution.proven_optimal else "not proven optimal"
     lines = (

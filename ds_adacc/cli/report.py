@@ -14,6 +14,7 @@ from ds_adacc.cli import events
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
+from ds_adacc.report.decision import span
 from ds_adacc.report.screen import brief_tables, heading
 from ds_adacc.report.tables import baselines_grid, decision_tables, table
 
@@ -164,11 +165,11 @@ def _gradient_errors(found: Sequence[events.GradientErrors]) -> RenderableType:
     rows = [
         (
             str(event.step),
-            event.block_type,
+            span(name for name, _ in event.errors),
             str(len(event.errors)),
             f"{max(error for _, error in event.errors):.3g}" if event.errors else "-",
             f"{event.bound:g}",
-            ", ".join(str(number) for number, error in event.errors if error > event.bound) or "none",
+            span(name for name, error in event.errors if error > event.bound) or "none",
         )
         for event in found
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ds_adacc import planner
@@ -32,7 +33,7 @@ class DecidedValue:
 
 @dataclass(frozen=True)
 class UsedPolicy:
-    """The blocks that run a policy ("all blocks", "block 1", "blocks 2-5, 9"), and what a call of one takes."""
+    """The blocks that run a policy ("all blocks", "layers.0", "layers.2-5, 9"), and what a call of one takes."""
 
     blocks: str
     held_bytes: int
@@ -56,9 +57,13 @@ class Decision:
 
 
 def decision_of(
-    name: str, block_type: planner.BlockType, chosen: Sequence[planner.Policy], recording: Recording
+    name: str,
+    blocks: Sequence[str],
+    block_type: planner.BlockType,
+    chosen: Sequence[planner.Policy],
+    recording: Recording,
 ) -> Decision:
-    """`chosen` are the policies of the blocks in forward order."""
+    """`blocks` and `chosen` are the names and the policies of the blocks, both in forward order."""
     profile, policies = block_type.profile, list(dict.fromkeys(chosen))
     made = [choices(profile, policy) for policy in policies]
     values = []
@@ -69,7 +74,9 @@ def decision_of(
             shown = tuple(choice or "-" for choice in of_value)
             values.append(DecidedValue(value.label, value.name, value.role, shape, dtype, value.nbytes, shown))
     used = tuple(
-        UsedPolicy(_blocks(policy, chosen), policy.held_bytes(profile), planner.simulate(profile, policy).seconds)
+        UsedPolicy(
+            _running(policy, chosen, blocks), policy.held_bytes(profile), planner.simulate(profile, policy).seconds
+        )
         for policy in policies
     )
     return Decision(name, block_type.count, len(profile.graph.ops), tuple(values), used, recording.remarks_on_replays)
@@ -101,9 +108,23 @@ def _runs(numbers: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _blocks(policy: planner.Policy, chosen: Sequence[planner.Policy]) -> str:
-    """The blocks that run this policy, counted from 1."""
+def _running(policy: planner.Policy, chosen: Sequence[planner.Policy], blocks: Sequence[str]) -> str:
+    """The blocks that run this policy.
+
+    By number, from 0, where the blocks have no names of their own, as functions have none, or this rank has not met all
+    of them.
+    """
     if len(set(chosen)) == 1:
         return "all blocks"
-    running = [number for number, each in enumerate(chosen, start=1) if each == policy]
-    return f"block{'s' if len(running) > 1 else ''} {_runs(running)}"
+    running = [number for number, each in enumerate(chosen) if each == policy]
+    if not len(set(blocks)) == len(blocks) == len(chosen):
+        return f"block{'s' if len(running) > 1 else ''} {_runs(running)}"
+    short = _without_parents([name.partition(" ")[0] for name in blocks])
+    return span(short[number] for number in running)
+
+
+def _without_parents(paths: Sequence[str]) -> list[str]:
+    """Paths of modules from the innermost module on that they share: "layers.0" of "model.layers.0"."""
+    modules = [path.split(".") for path in paths]
+    shared = len([*takewhile(lambda each: len(set(each)) == 1, zip(*modules, strict=False))])
+    return [".".join(each[max(shared - 1, 0) :]) for each in modules]

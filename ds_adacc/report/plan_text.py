@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
@@ -87,28 +87,46 @@ def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, obje
     }
 
 
-def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, tuple[Decision, str]]:
-    """The decisions for the block types that this rank has met, by block type, each with the size of its input."""
+@dataclass(frozen=True)
+class MetType:
+    """A block type that a rank has met: what is decided for it, and at what input size.
+
+    `varies`: the rank has met the same blocks at other sizes too.
+    """
+
+    decision: Decision
+    size: str
+    varies: bool
+
+
+def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, MetType]:
+    """Those of the plan's block types that this rank has met."""
     found, policies = {}, plan.policies
+    names = {digest: _blocks(digest, agreement) for digest in agreement.known_types}
+    count = Counter(names.values())
     for block_type in plan.block_types:
-        if block_type.name in agreement.known_types:
-            recording = agreement.known_types[block_type.name].recording
-            name = _blocks(block_type.name, agreement)
-            decision = decision_of(name, block_type, policies[block_type.name], recording)
-            found[block_type.name] = decision, _size(recording)
+        if (digest := block_type.name) in names:
+            name, blocks = names[digest], agreement.forward_order.names(digest)
+            recording = agreement.known_types[digest].recording
+            decision = decision_of(name, blocks, block_type, policies[digest], recording)
+            found[digest] = MetType(decision, _size(recording), varies=count[name] > 1)
     return found
 
 
-def merge_decisions(plan: Plan, everyone: Iterable[Mapping[str, tuple[Decision, str]]]) -> list[Decision]:
-    """The decisions of `decisions_here` of several ranks, one for each block type that a rank has met."""
-    merged: dict[str, tuple[Decision, str]] = {}
+def merge_decisions(plan: Plan, everyone: Iterable[Mapping[str, MetType]]) -> list[Decision]:
+    """What several ranks have returned from `decisions_here`, once for each block type that any rank has met.
+
+    Where the same blocks have several types, most often by their sizes, a name ends with the size.
+    """
+    merged: dict[str, MetType] = {}
     for here in everyone:
         merged = {**here, **merged}
     found = [merged[block_type.name] for block_type in plan.block_types if block_type.name in merged]
-    count = Counter(decision.name for decision, _ in found)
-    return [  # the same blocks have several types, most often by their sizes
-        replace(decision, name=f"{decision.name} at {size}") if count[decision.name] > 1 else decision
-        for decision, size in found
+    count = Counter(met.decision.name for met in found)
+    vary = {met.decision.name for met in found if met.varies or count[met.decision.name] > 1}
+    return [
+        replace(met.decision, name=f"{met.decision.name} at {met.size}") if met.decision.name in vary else met.decision
+        for met in found
     ]
 
 
@@ -125,15 +143,14 @@ def _size(recording: Recording) -> str:
 
 def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     """The largest gradient error that was measured of a policy in force, beside the bound."""
-    names = {block_type.name for block_type in plan.block_types}
-    errors = {key: error for key, error in agreement.errors_in_force().items() if key[0] in names}
+    digests = {block_type.name for block_type in plan.block_types}
+    errors = {key: error for key, error in agreement.errors_in_force().items() if key[0] in digests}
     if not errors:
         return []
     (digest, index), error = max(errors.items(), key=lambda item: item[1])
-    which = "a block" if index is None else f"block {index + 1}"
-    if len(names) > 1 and digest in agreement.known_types:
-        which += f" of {_blocks(digest, agreement)}"
-    return [f"  gradient error of a block: {error:.3g} at most ({which}), bound {agreement.approvals.max_error:g}"]
+    names = dict(enumerate(agreement.forward_order.names(digest)))
+    which = f" ({names[index]})" if index in names else ""  # it may be a block of another rank
+    return [f"  gradient error of a block: {error:.3g} at most{which}, bound {agreement.approvals.max_error:g}"]
 
 
 def _shown(budget: int) -> str:

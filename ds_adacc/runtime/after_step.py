@@ -123,16 +123,13 @@ def _measured(controller: StepController) -> tuple[Sequence[PolicyErrors], Mappi
     # On ranks whose blocks have other indices, a key may name several: the one with the largest error counts.
     every = sorted((each for of_rank in results for each in of_rank), key=lambda each: each[2].error)
     names = {key: name for key, name, _ in every}
-    known = controller.agreement.known_types
     largest = {key: found.error for key, found in worst(everyone)}
-    for digest in sorted({digest for digest, _ in largest} & known.keys()):
-        errors = {index: error for (of, index), error in largest.items() if of == digest and index is not None}
+    for digest in sorted({digest for digest, _ in largest}):
         controller.journal.write(
             "gradient_errors",
             step=controller.schedule.ended,
-            block_type=known[digest].recording.name,
             bound=controller.agreement.approvals.max_error,
-            errors=[[index + 1, error] for index, error in sorted(errors.items())],
+            errors=[[names[key], largest[key]] for key in sorted(largest) if key[0] == digest],
         )
     return everyone, names
 

@@ -70,7 +70,7 @@ OBSERVED = {
     "seconds": {"planned": 0.08, "observed": 0.06},
     "device": {"allocated": 700 * MIB, "reserved": 900 * MIB, "expandable": False},
 }
-ERRORS = {"step": 3, "block_type": "Block", "bound": 0.1, "errors": [[1, 0.05], [2, 0.2]]}
+ERRORS = {"step": 3, "bound": 0.1, "errors": [["blocks.0 (Block)", 0.05], ["blocks.1 (Block)", 0.2]]}
 RECTIFIER = {"step": 4, "reason": "compression rate of [gelu] drifted", "replanned": True, "changed": 3}
 
 
@@ -145,7 +145,7 @@ def test_gradient_errors_stand_beside_their_bound(path, said):
     _, out, _ = said("report", str(path))
     assert cells(out, "Gradient errors") == [
         ["step", "blocks", "measured", "largest error", "bound", "above it"],
-        ["3", "Block", "2", "0.2", "0.1", "2"],
+        ["3", "blocks.0-1 (Block)", "2", "0.2", "0.1", "blocks.1 (Block)"],
     ]
 
 

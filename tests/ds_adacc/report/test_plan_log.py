@@ -142,10 +142,19 @@ def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp
     told.observed(plan, SEEN, 2, is_corrected=False)
     line, table = log()[before:]
     assert line.startswith("step 1: a plan is made: its peak is ")
-    names = [f"{decision.name} at {size}" for decision, size in (here, there)]
+    names = [f"{met.decision.name} at {met.size}" for met in (here, there)]
     assert all(f"  {name}: 3 calls held at once" in table for name in names)
     assert [each["name"] for each in read(journal)[0]["block_types"]] == names
     assert mine in training.agreement.known_types
+
+
+def test_a_plan_for_one_of_several_lengths_tells_which():
+    training = steps(9, 15)
+    longer = list(training.agreement.known_types)[1]
+    training.runtime.controller.decide([frozenset({longer})], "the longer")
+    assert "  LlamaBlock at 2x15x32: 3 calls" in table_of(training.runtime.controller.plan, training)
+    training = steps(9, 9)
+    assert "  LlamaBlock: 3 calls" in table_of(training.runtime.controller.plan, training)
 
 
 def test_a_budget_that_has_grown_since_the_plan_is_told_of():

@@ -19,7 +19,7 @@ def decided(name, count):
     recording = record(*zoo.example(name))
     policies = list(dict.fromkeys(random_policy(recording, seed) for seed in range(10 * count)))[:count]
     block_type = planner.BlockType(name, profile_of(recording), count=len(policies))
-    return recording, policies, decision_of(name, block_type, policies, recording)
+    return recording, policies, decision_of(name, (), block_type, policies, recording)
 
 
 def rows_of(text):
@@ -50,7 +50,7 @@ def test_tables_of_zoo_blocks_have_80_columns_at_most_and_wrap_no_cell(name, cou
 
 def test_a_decision_holds_every_choice_under_both_names():
     recording, policies, decision = decided("gpt", 2)
-    assert [policy.blocks for policy in decision.policies] == ["block 1", "block 2"]
+    assert [policy.blocks for policy in decision.policies] == ["block 0", "block 1"]
     values = {each.name: each for each in decision.values}
     assert values["native_layer_norm9.1"].label == "ln2 mean"
     for index, recorded in enumerate(recording.values):
@@ -66,12 +66,20 @@ def test_policies_are_told_by_the_blocks_that_run_them():
     recording, (a, b), _ = decided("gpt", 2)
     block_type = planner.BlockType("gpt", profile_of(recording), count=6)
 
-    def blocks(*chosen):
-        return [policy.blocks for policy in decision_of("gpt", block_type, chosen, recording).policies]
+    def running(blocks, *chosen):
+        return [policy.blocks for policy in decision_of("gpt", blocks, block_type, chosen, recording).policies]
 
-    assert blocks(a, a, a, a, a, a) == ["all blocks"]
-    assert blocks(a, b, b, b, b, a) == ["blocks 1, 6", "blocks 2-5"]
-    assert blocks(a, a, b) == ["blocks 1-2", "block 3"]
+    layers = [f"model.layers.{number} (Layer)" for number in range(6)]
+    assert running(layers, a, a, a, a, a, a) == ["all blocks"]
+    assert running(layers, a, b, b, b, b, a) == ["layers.0, 5", "layers.1-4"]
+    assert running(["h.9 (Layer)", "h.10 (Layer)"], a, b) == ["h.9", "h.10"]
+    assert running(["model.encoder.layers.0.mlp (A)", "model.decoder.layers.0.mlp (A)"], a, b) == [
+        "model.encoder.layers.0.mlp",
+        "model.decoder.layers.0.mlp",
+    ]
+    functions = ["custom_forward", "custom_forward", "custom_forward"]
+    assert running(functions, a, a, b) == ["blocks 0-1", "block 2"]
+    assert running(layers, a, a, b) == ["blocks 0-1", "block 2"]  # how many there are now is not known
 
 
 def test_small_statistics_that_are_treated_alike_are_one_row():
