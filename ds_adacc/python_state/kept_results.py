@@ -36,9 +36,14 @@ class KeptResults:
         return None if computes is None else computes.__code__
 
     def of(self) -> types.CodeType | None:
-        """The code that has computed a result which was taken since, if it reads anything of the user's; else None."""
+        """The code that has computed a result which was taken since, if it reads anything of the user's; else None.
+
+        Nor of a function whose result is declared to be constant, as `torch.compiler.assume_constant_result` does.
+        """
         function, computes = self._function(), self._computes()
         if function is None or computes is None or function.cache_info().hits <= self._hits:
+            return None
+        if getattr(function, "_dynamo_marked_constant", False):
             return None
         return computes.__code__ if _reads_more(computes) else None
 

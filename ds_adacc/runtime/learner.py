@@ -23,6 +23,10 @@ from ds_adacc.runtime.warnings import Warnings
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
+_CONSTANT_RESULT = (
+    "decorate the function with torch.compiler.assume_constant_result too, if its result never changes; or compute the "
+    "result outside of the block, and pass it as an argument"
+)
 
 
 class Learned(NamedTuple):
@@ -95,14 +99,14 @@ class Learner:
 
     def _doubt(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> None:
         """Doubt the variant if the block depends on what no guard watches: then nothing of it is replayed."""
+        remedy = None
         unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
-        if captured.recording.runs_compiled and block.keeps_changing_graphs:
-            unwatched = unwatched or _KEEPS_CHANGING
-        if not any(each.recording is not None and not each.doubt for each in block.variants()):
-            unwatched = unwatched or self._guard_kept_results(block, variant, captured.watch)
+        if unwatched is None and captured.recording.runs_compiled and block.keeps_changing_graphs:
+            unwatched, remedy = _KEEPS_CHANGING, _FEWER_GRAPHS
+        if unwatched is None and not any(each.recording is not None and not each.doubt for each in block.variants()):
+            unwatched, remedy = self._guard_kept_results(block, variant, captured.watch), _CONSTANT_RESULT
         if unwatched is not None:
             variant.doubt = unwatched
-            remedy = _FEWER_GRAPHS if unwatched == _KEEPS_CHANGING else None
             self._warnings.doubtful(block, unwatched, remedy)
 
     def _guard_kept_results(self, block: Block, variant: Variant, watch: Watch) -> str | None:

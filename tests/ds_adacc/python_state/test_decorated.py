@@ -136,6 +136,22 @@ def test_nothing_is_recomputed_of_a_result_that_was_kept_from_before(caplog):
     with caplog.at_level(logging.WARNING, logger="ds_adacc"):
         assert not any(steps(lambda h: h * scale()))
     assert "scale.results (functools.lru_cache: " in caplog.text
+    assert "torch.compiler.assume_constant_result" in caplog.text
+
+
+@functools.lru_cache
+@torch.compiler.assume_constant_result
+def declared_below():
+    return settings.scale
+
+
+declared_above = torch.compiler.assume_constant_result(functools.lru_cache(lambda: settings.scale))
+
+
+@pytest.mark.parametrize("declared", [declared_below, declared_above])
+def test_a_result_that_is_declared_to_be_constant_may_be_kept(declared):
+    """As transformers does with functions that tell which packages are installed, which its layers of experts call."""
+    assert all(steps(lambda h: h * declared()))
 
 
 def test_a_result_that_depends_on_nothing_but_arguments_may_be_kept():
