@@ -21,6 +21,8 @@ KINDS = {
     "causal": (transformers.AutoModelForCausalLM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "image": (transformers.AutoModelForImageClassification, modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
+    "speech": (transformers.AutoModelForCTC, modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES),
 }
 
 _SMALL = (
@@ -64,6 +66,7 @@ SMALL = {name: number for number, names in _SMALL for name in names.split()}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "diffllama": {"attention_dropout": 0.0},
+    "donut-swin": {"embed_dim": 96, "window_size": 2, "patch_size": 4},
     "esmc": {"num_key_value_heads": HEADS},
     "falcon_h1": {"mamba_d_ssm": 2 * WIDTH},
     "gemma3n_text": {"num_kv_shared_layers": 0},
@@ -73,6 +76,8 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": HEADS, "head_dim": 32},
+    "swin": {"embed_dim": 96, "window_size": 2, "patch_size": 4},
+    "swinv2": {"embed_dim": 96, "window_size": 2, "patch_size": 4},
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "hybrid_layer_ids": [1, 3],
@@ -81,6 +86,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
 }
+_IMAGE = {"image_size": 64, "patch_size": 8}
 _DROPOUTS = "dropout", "pdrop", "dropout_rate", "dropout_prob", "dropout_p"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
@@ -93,14 +99,22 @@ def types_of(kind: str) -> list[str]:
 def model_of(kind: str, name: str) -> nn.Module:
     """A small model of this type, in training mode. Raises what transformers raises if these sizes do not suit it."""
     config = _small(transformers.AutoConfig.for_model(name))
+    config.architectures = []
     if kind == "seq2seq":
         config.decoder_start_token_id = _TOKENS["decoder_start_token_id"]
     return KINDS[kind][0].from_config(config).train()
 
 
 def batch_of(kind: str, length: int, seed: int) -> Mapping[str, torch.Tensor]:
-    """Random tokens, two texts of this length, to be predicted."""
+    """Random tokens, two texts of this length, to be predicted; or so many times two images, or speech that long."""
     random = torch.Generator().manual_seed(seed)
+    if kind == "image":
+        count, size = length // 8, _IMAGE["image_size"]
+        images = torch.randn(count, 3, size, size, generator=random)
+        return {"pixel_values": images, "labels": torch.randint(2, (count,), generator=random)}
+    if kind == "speech":
+        sounds = torch.randn(2, 320 * length, generator=random)
+        return {"input_values": sounds, "labels": torch.randint(4, VOCABULARY, (2, length // 4), generator=random)}
     tokens = torch.randint(4, VOCABULARY, (2, length), generator=random)
     labels = torch.randint(4, VOCABULARY, (2, length), generator=random) if kind == "seq2seq" else tokens
     return {"input_ids": tokens, "labels": labels}
@@ -115,6 +129,8 @@ def _small(config: Any) -> Any:
             changed[name] = _small(own).to_dict()
         elif name in SMALL and isinstance(value, int | None):
             changed[name] = SMALL[name]
+        elif name in _IMAGE and isinstance(value, int):
+            changed[name] = _IMAGE[name]
         elif name.endswith(_DROPOUTS) and isinstance(value, float):
             changed[name] = 0.1
         elif name.endswith("_token_id") and isinstance(value, int):
