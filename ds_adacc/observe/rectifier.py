@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ds_adacc.config import RectifierConfig
 from ds_adacc.execute.block import Block, Variant
@@ -75,29 +76,41 @@ class Rectifier:
         """Compare the compression rates (CRate, Table 2) with those in the plan."""
         if not any(known.adds_time for known in agreement.known_types.values()):
             return Verdict(counts, (), "")  # no plan is faster than one that retains everything
-        drifted, worst, reason = [], self.config.drift, ""
-        for digest, found in counts.items():
-            known = agreement.known_types.get(digest)
-            if known is None or known.agreed is None:
-                continue
-            for index, count in found.items():
-                value, codec = known.recording.values[index], known.outlier_codec(index)
-                before, now = (
-                    agreement.outlier_prices.bytes(codec, known, index, channels) / value.nbytes
-                    for channels in (known.capacity.get(index, 0), count)
-                )
-                drift = (before - now) / before / _FALL
-                if now > before:  # a codec that the plan does not use is now even less worth it
-                    drift = (now - before) / before if known.holds_outliers(index) else 0.0
-                if drift > self.config.drift and digest not in drifted:
-                    drifted.append(digest)
-                if drift > worst:
-                    worst = drift
-                    reason = (
-                        f"the outliers of {value.label} ({value.role}) in {known.recording.name} have changed: it "
-                        f"compresses to {now:.3f} of its bytes, where the plan counts on {before:.3f}"
-                    )
-        return Verdict(counts, tuple(drifted), reason)
+        drifts = [each for each in _drifts(counts, agreement) if each.amount > self.config.drift]
+        largest = max(drifts, key=lambda each: each.amount, default=None)
+        drifted = dict.fromkeys(each.digest for each in drifts)
+        return Verdict(counts, tuple(drifted), largest.reason if largest is not None else "")
+
+
+class _Drift(NamedTuple):
+    """By how much the outliers of a value of a block type have changed, as a part of what the plan counts on."""
+
+    digest: str
+    amount: float
+    reason: str
+
+
+def _drifts(counts: Counts, agreement: Agreement) -> Iterator[_Drift]:
+    for digest, found in counts.items():
+        known = agreement.known_types.get(digest)
+        if known is None or known.agreed is None:
+            continue
+        for index, count in found.items():
+            value, codec = known.recording.values[index], known.outlier_codec(index)
+            before, now = (
+                agreement.outlier_prices.bytes(codec, known, index, channels) / value.nbytes
+                for channels in (known.capacity.get(index, 0), count)
+            )
+            if now <= before:
+                amount = (before - now) / before / _FALL
+            else:  # a codec that the plan does not use is now even less worth it
+                amount = (now - before) / before if known.holds_outliers(index) else 0.0
+            yield _Drift(
+                digest,
+                amount,
+                f"the outliers of {value.label} ({value.role}) in {known.recording.name} have changed: it compresses "
+                f"to {now:.3f} of its bytes, where the plan counts on {before:.3f}",
+            )
 
 
 def _most(everyone: Sequence[Counts]) -> Counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from enum import Enum
+from enum import Enum, auto
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -15,9 +15,9 @@ from ds_adacc.plan.plan import Group, PlanRequest
 class Forgiven(Enum):
     """Which errors of the solver end in other policies than it would have found, instead of an exception."""
 
-    NONE = ()
-    OUT_OF_TIME = (planner.NoSolutionInTime,)
-    ALL = (planner.NoSolutionInTime, planner.InfeasibleBudget)
+    NONE = auto()
+    OUT_OF_TIME = auto()  # planner.NoSolutionInTime
+    ALL = auto()  # planner.InfeasibleBudget too
 
 
 def solve(
@@ -43,29 +43,19 @@ def solve(
     refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
         component = Component(request.problem(names), tuple(s for s in request.live_sets if s <= names))
-        kept = {
-            each.name: in_force[each.name]
-            for each in component.block_types
-            if _is_possible(in_force.get(each.name, ()), each)
-        }
-        new, smallest, shortfall = names - in_force.keys(), None, ""
         try:
-            solution = _keep_or_replace(component, kept, budget, component.solve(budget, config))
-        except planner.InfeasibleBudget as error:
-            shortfall, smallest = str(error), error.smallest
-            refusals.append(error)
+            solution = _keep_or_replace(component, in_force, budget, component.solve(budget, config))
+            groups.append(Group(component.problem, component.live_sets, solution))
         except planner.NoSolutionInTime as error:
             if forgiven is Forgiven.NONE:
                 raise
-            shortfall = f"adacc.solver.max_seconds: {error}"
-        if shortfall:
-            solution = _keep_or_recompute(component, kept)
-        group = Group(component.problem, component.live_sets, solution, shortfall)
-        if shortfall and (smallest is None or forgiven is Forgiven.ALL):
-            group = _lean(request, group, new, budget, config, smallest)
-        if group.shortfall and not group.unfit(budget):  # the search for a better plan was cut short
-            group = replace(group, solution=replace(group.solution, fallback=group.shortfall), shortfall="")
-        groups.append(group)
+            why = f"adacc.solver.max_seconds: {error}"
+            groups.append(_without_solver(request, component, in_force, budget, config, why, smallest=None))
+        except planner.InfeasibleBudget as error:
+            refusals.append(error)
+            if forgiven is Forgiven.ALL:
+                why, smallest = str(error), error.smallest
+                groups.append(_without_solver(request, component, in_force, budget, config, why, smallest))
     if refusals and forgiven is not Forgiven.ALL:
         worst = max(refusals, key=lambda error: error.smallest)
         hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
@@ -74,9 +64,10 @@ def solve(
 
 
 def _keep_or_replace(
-    component: Component, kept: Mapping[str, TypePolicies], budget: int, new: planner.Solution
+    component: Component, in_force: Mapping[str, TypePolicies], budget: int, new: planner.Solution
 ) -> planner.Solution:
     """The new solution, or the policies in force if they still fit and the new ones save no time worth a change."""
+    kept = _kept(component, in_force)
     if len(kept) < len(component.block_types):
         return new
     old = component.evaluate([kept[block_type.name] for block_type in component.block_types])
@@ -85,14 +76,34 @@ def _keep_or_replace(
     return old if old.peak <= budget and old.added_seconds - new.added_seconds <= noise else new
 
 
-def _keep_or_recompute(component: Component, kept: Mapping[str, TypePolicies]) -> planner.Solution:
+def _keep_or_recompute(component: Component, in_force: Mapping[str, TypePolicies]) -> planner.Solution:
     """The policies in force; a block type that has none, or none that is still possible, is recomputed."""
+    kept = _kept(component, in_force)
     return component.evaluate(
         [
             kept.get(each.name) or (planner.recompute_policy(each.profile),) * each.blocks
             for each in component.block_types
         ]
     )
+
+
+def _without_solver(
+    request: PlanRequest,
+    component: Component,
+    in_force: Mapping[str, TypePolicies],
+    budget: int,
+    config: AdaccConfig,
+    why: str,
+    smallest: int | None,
+) -> Group:
+    """The group with policies that the solver has not found, for the reason `why`. `smallest` as of `_lean`."""
+    group = Group(component.problem, component.live_sets, _keep_or_recompute(component, in_force), shortfall=why)
+    new = {each.name for each in component.block_types} - in_force.keys()
+    group = _lean(request, group, new, budget, config, smallest)
+    if group.unfit(budget):
+        return group
+    # It fits all the same: the search for a better plan was cut short.
+    return replace(group, solution=replace(group.solution, fallback=why), shortfall="")
 
 
 def _lean(
@@ -144,6 +155,12 @@ def _with_policies(least: planner.Solution, of: planner.Problem, group: Group, b
 def _is_leaner(new: Group, old: Group, budget: int) -> bool:
     """Whether the new group takes less than the old one, and breaks the budget for no other live sets."""
     return set(new.unfit(budget)) <= set(old.unfit(budget)) and new.solution.peak < old.solution.peak
+
+
+def _kept(component: Component, in_force: Mapping[str, TypePolicies]) -> dict[str, TypePolicies]:
+    """By block type, the policies in force that are still possible."""
+    given = ((each, in_force.get(each.name, ())) for each in component.block_types)
+    return {each.name: policies for each, policies in given if _is_possible(policies, each)}
 
 
 def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:
