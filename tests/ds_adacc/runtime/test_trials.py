@@ -283,14 +283,18 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
         (key, "layers.1 (Block)", PolicyError(policy, 0.9)),
         (key, "layers.5 (Block)", PolicyError(policy, 0.2)),
     )
+    written = []
     controller = SimpleNamespace(
         ranks=SimpleNamespace(gather=lambda own: [own, [others]]),
         trials=SimpleNamespace(results=lambda step: [mine]),
-        agreement=SimpleNamespace(approvals=Approvals(BOUND), known_types={}),
+        agreement=SimpleNamespace(approvals=Approvals(BOUND)),
+        journal=SimpleNamespace(write=lambda event, **fields: written.append(fields)),
+        schedule=SimpleNamespace(ended=7),
         step=None,
     )
     everyone, names = _measured(controller)
     assert names == {key: "layers.1 (Block)"}
+    assert written == [{"step": 7, "bound": BOUND, "errors": [["layers.1 (Block)", 0.9]]}]
     assert everyone == [[(key, mine[2])], [(key, others[2])]]
 
 
