@@ -387,6 +387,25 @@ def test_a_bound_that_no_lossy_codec_keeps_has_everything_exact():
     assert not training.is_lossy
 
 
+@pytest.mark.usefixtures("slow_replays")
+def test_a_first_plan_of_simple_rules_that_trials_reject_ends_in_the_error_too(monkeypatch):
+    """As where the machine was busy in step 1 alone: then the solver tells in step 2 that nothing fits."""
+    solve = planner.solve_in_process
+
+    def late(*arguments, **options):
+        monkeypatch.setattr(planner, "solve_in_process", solve)
+        return replace(solve(*arguments, **options), fallback="the machine was busy")
+
+    training = Training(**LOSSY)
+    monkeypatch.setattr(planner, "solve_in_process", late)
+    training.step()
+    (group,) = training.runtime.controller.plan.groups
+    assert group.solution.fallback == "the machine was busy" and training.is_lossy
+    training.runtime.agreement.approvals.max_error = 1e-6
+    with pytest.raises(planner.InfeasibleBudget, match="this is too small for the blocks' activations"):
+        training.step()
+
+
 def test_a_contradiction_names_the_smallest_budget_and_the_smallest_bound():
     training = Training(max_gradient_error=1e-6, budget=0.33)
     with pytest.raises(planner.InfeasibleBudget) as refusal:
