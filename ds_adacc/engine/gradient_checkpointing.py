@@ -1,8 +1,9 @@
 """Replace Hugging Face's gradient checkpointing by ds_adacc's, so that nothing is recomputed twice.
 
-If gradient checkpointing is enabled, a transformers model calls every layer through `_gradient_checkpointing_func`, an
-attribute of the layer (in code from the Hub, of the model). ds_adacc replaces that function. Gradient checkpointing
-also withholds the KV cache from the layers; this stays as it is.
+If gradient checkpointing is enabled, a model of transformers or diffusers calls every layer through
+`_gradient_checkpointing_func`, an attribute of the layer (in diffusers and in code from the Hub, of the model).
+ds_adacc replaces that function. Gradient checkpointing also withholds the KV cache from the layers; this stays as it
+is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from torch import nn
 
 from ds_adacc.log import get_logger
 
-_ENABLING = ("gradient_checkpointing_enable", "activation_checkpointing_enable")  # the latter in newer versions
+_ENABLING = (
+    "gradient_checkpointing_enable",
+    "activation_checkpointing_enable",  # in newer versions of transformers
+    "enable_gradient_checkpointing",  # in diffusers
+)
 
 
 def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:

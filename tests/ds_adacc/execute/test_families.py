@@ -10,6 +10,7 @@ import torch
 import transformers
 import zoo
 from storages import Storages
+from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
@@ -102,6 +103,33 @@ def test_gradient_checkpointing_enabled_later_is_taken_over_too(no_warnings, mon
     assert adacc.runtime.recordings == len(blocks)
     twin = copy.deepcopy(model)
     assert twin.gradient_checkpointing_enable.__self__ is twin
+
+
+class AsInDiffusers(nn.Module):
+    """The model, not the layer, has the function; and the method that enables it has another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.gradient_checkpointing, self._gradient_checkpointing_func = False, None
+
+    def enable_gradient_checkpointing(self):
+        self.gradient_checkpointing = True
+        self._gradient_checkpointing_func = lambda *_: pytest.fail("recomputed twice")
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self._gradient_checkpointing_func(layer, x) if self.gradient_checkpointing else layer(x)
+        return x
+
+
+def test_gradient_checkpointing_of_diffusers_is_taken_over_whenever_it_is_enabled(caplog):
+    model = AsInDiffusers()
+    keep_replaced(model, ["layers.0", "layers.1"])
+    for _ in range(2):
+        model.enable_gradient_checkpointing()
+        model(torch.randn(2, 3, zoo.WIDTH))
+    assert len([r for r in caplog.records if "gradient checkpointing is turned off" in r.getMessage()]) == 1
 
 
 def test_modules_apart_from_the_blocks_keep_their_checkpointing():
