@@ -1,13 +1,13 @@
-"""Train a small model of every type of transformers under ds_adacc, and compare every gradient with plain autograd.
+"""Train a small model of every type of transformers, and some of diffusers, and compare gradients with plain autograd.
 
     python benchmarks/model_types.py --out benchmarks/results
     python benchmarks/model_types.py --out FOLDER --kinds causal --types qwen3_next,deepseek_v4
 
 Codecs are lossless, and the budget is 0.6. Each model takes 12 steps on texts of 7 lengths, with dropout; models of
-images on batches of 4 sizes, those of speech on sounds of 7 lengths. Every parameter's gradient is compared with that
-of the same step without ds_adacc, bit for bit. Each type runs in a process of its own of one thread, so that one that
-fails or takes too long stops no other. A type counts as not tried if its small model does not train without ds_adacc:
-these sizes do not suit every type.
+images and of diffusers on batches of 4 sizes, those of speech on sounds of 7 lengths. Every parameter's gradient is
+compared with that of the same step without ds_adacc, bit for bit. Each type runs in a process of its own of one thread,
+so that one that fails or takes too long stops no other. A type counts as not tried if its small model does not train
+without ds_adacc: these sizes do not suit every type.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from origin import as_list, origin
-from small_models import KINDS, batch_of, model_of, types_of
+from small_models import KINDS, batch_of, loss_of, model_of, types_of
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
@@ -65,7 +65,7 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
     try:
         plain = model_of(kind, name)
         model = copy.deepcopy(plain)
-        if gradients(plain, kind, 0) != gradients(plain, kind, 0):
+        if gradients(plain, kind, name, 0) != gradients(plain, kind, name, 0):
             return {"outcome": NOT_TRIED, "why": "without ds_adacc, the same step gives other gradients each time"}
     except Exception as error:  # whatever transformers raises for these sizes
         return {"outcome": NOT_TRIED, "why": _short(error)}
@@ -81,9 +81,9 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
     adacc = Adacc(config, runtime, blocks)
     held = []
     for step in range(len(LENGTHS)):
-        expected = gradients(plain, kind, step)
+        expected = gradients(plain, kind, name, step)
         try:
-            found = gradients(model, kind, step)
+            found = gradients(model, kind, name, step)
             adacc.end_step()
         except InfeasibleBudget as error:
             return {"outcome": REFUSED, "why": _short(error)}
@@ -104,13 +104,13 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
     }
 
 
-def gradients(model: nn.Module, kind: str, step: int) -> dict[str, Bits]:
+def gradients(model: nn.Module, kind: str, name: str, step: int) -> dict[str, Bits]:
     """By parameter, the gradient of one step."""
     model.zero_grad()
     torch.manual_seed(step)
     random.seed(step)
     numpy.random.seed(step)  # by which speech models mask what they hear
-    model(**batch_of(kind, LENGTHS[step], step)).loss.backward()
+    loss_of(model(**batch_of(kind, name, LENGTHS[step], step))).backward()
     return {name: Bits(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -188,7 +188,8 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.processes) as pool:
         rows = list(pool.map(lambda pair: run(*pair, arguments.seconds), pairs))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    about = origin("CPU, one thread for each type") | {"transformers": installed("transformers")}
+    versions = {package: installed(package) for package in ("transformers", "diffusers")}
+    about = origin("CPU, one thread for each type") | versions
     document = {"about": about, "lengths": LENGTHS, "section": SECTION, "rows": rows}
     (arguments.out / "model-types.json").write_text(json.dumps(document, indent=1) + "\n")
     (arguments.out / "model-types.md").write_text("\n".join([as_list(about), "", *table(rows)]) + "\n")

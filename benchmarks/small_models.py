@@ -1,7 +1,7 @@
-"""A small model of any type of transformers, with random weights and dropout, and batches for it.
+"""Small models of every type of transformers and of some of diffusers, with random weights and dropout, and batches.
 
-A configuration has hundreds of names for a few things: how wide a model is, how deep, how many heads and experts it
-has. Those that are known here get small numbers; all else stays as the type's own default.
+A configuration of transformers has hundreds of names for a few things: how wide a model is, how deep, how many heads
+and experts it has. Those that are known here get small numbers; all else stays as the type's own default.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import small_diffusers
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
 WIDTH, LAYERS, HEADS, VOCABULARY = 64, 4, 4, 128
 
 # By kind: what transformers builds a model of that kind with, and the classes by model type.
-KINDS = {
+_KINDS = {
     "causal": (transformers.AutoModelForCausalLM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (transformers.AutoModelForMaskedLM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     "seq2seq": (transformers.AutoModelForSeq2SeqLM, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
     "image": (transformers.AutoModelForImageClassification, modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
     "speech": (transformers.AutoModelForCTC, modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES),
 }
+KINDS = (*_KINDS, "diffusion")
 
 _SMALL = (
     (WIDTH, "hidden_size d_model n_embd dim emb_dim embedding_size embed_dim model_dim decoder_hidden_size"),
@@ -93,20 +95,24 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_sta
 
 def types_of(kind: str) -> list[str]:
     """All model types of this kind, sorted."""
-    return sorted(KINDS[kind][1])
+    return sorted(small_diffusers.MODELS if kind == "diffusion" else _KINDS[kind][1])
 
 
 def model_of(kind: str, name: str) -> nn.Module:
     """A small model of this type, in training mode. Raises what transformers raises if these sizes do not suit it."""
+    if kind == "diffusion":
+        return small_diffusers.model_of(name)
     config = _small(transformers.AutoConfig.for_model(name))
     config.architectures = []
     if kind == "seq2seq":
         config.decoder_start_token_id = _TOKENS["decoder_start_token_id"]
-    return KINDS[kind][0].from_config(config).train()
+    return _KINDS[kind][0].from_config(config).train()
 
 
-def batch_of(kind: str, length: int, seed: int) -> Mapping[str, torch.Tensor]:
-    """Random tokens, two texts of this length, to be predicted; or so many times two images, or speech that long."""
+def batch_of(kind: str, name: str, length: int, seed: int) -> Mapping[str, Any]:
+    """Random tokens, two texts of this length, to be predicted; or speech that long, or an eighth as many images."""
+    if kind == "diffusion":
+        return small_diffusers.batch_of(name, length // 8, seed)
     random = torch.Generator().manual_seed(seed)
     if kind == "image":
         count, size = length // 8, _IMAGE["image_size"]
@@ -118,6 +124,11 @@ def batch_of(kind: str, length: int, seed: int) -> Mapping[str, torch.Tensor]:
     tokens = torch.randint(4, VOCABULARY, (2, length), generator=random)
     labels = torch.randint(4, VOCABULARY, (2, length), generator=random) if kind == "seq2seq" else tokens
     return {"input_ids": tokens, "labels": labels}
+
+
+def loss_of(output: Any) -> Tensor:
+    """The model's own loss; of one of diffusers, the mean square of what it predicts."""
+    return output.loss if "loss" in output else output.sample.square().mean()
 
 
 def _small(config: Any) -> Any:
