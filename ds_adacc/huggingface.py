@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.state import AcceleratorState, is_initialized
+from accelerate.utils import DistributedType
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ds_adacc.config import SECTION
@@ -36,6 +38,12 @@ class AdaccCallback(TrainerCallback):
             get_logger().warning(
                 "adacc does nothing in this Trainer, as it trains without DeepSpeed: pass "
                 'TrainingArguments(deepspeed="ds_config.json"), where ds_config.json has an "adacc" section'
+            )
+        elif is_initialized() and AcceleratorState().distributed_type is not DistributedType.DEEPSPEED:
+            get_logger().warning(
+                "adacc does nothing in this Trainer: its TrainingArguments have a DeepSpeed config, but accelerate "
+                "trains without DeepSpeed, as it does where ACCELERATE_USE_CPU is set. Unset it, and start the script "
+                "by `deepspeed` or `accelerate launch`"
             )
         elif not self._is_in_time:
             get_logger().warning(

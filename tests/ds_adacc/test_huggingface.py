@@ -4,6 +4,8 @@ import types
 
 import deepspeed
 import pytest
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from ds_adacc.config import load
 from ds_adacc.huggingface import AdaccCallback
@@ -38,6 +40,18 @@ def test_other_configs_are_left_alone(config):
 def test_a_trainer_without_deepspeed_is_warned_of(caplog):
     AdaccCallback().on_train_begin(arguments(None), None, None)
     assert "adacc does nothing in this Trainer, as it trains without DeepSpeed" in caplog.text
+
+
+def test_an_accelerator_without_deepspeed_is_warned_of(caplog, monkeypatch):
+    """Accelerate leaves DeepSpeed out on a CPU, whatever the TrainingArguments say."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    callback = AdaccCallback()
+    callback.on_init_end(arguments({}), None, None)
+    Accelerator()
+    callback.on_train_begin(arguments({}), None, None)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert "adacc does nothing in this Trainer: its TrainingArguments have a DeepSpeed config, but" in caplog.text
 
 
 def test_what_the_engine_says_of_its_section_is_not_said_again(caplog):
