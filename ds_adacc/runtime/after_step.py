@@ -100,7 +100,8 @@ def _repeat_trials(controller: StepController) -> None:
             "were not finite, were zero or did not come. They recompute all that they can. They are measured again in "
             "step %d"
         )
-        get_logger().warning(text, schedule.ended, len(tried), tried[0].name, schedule.try_from)
+        blocks = list(dict.fromkeys(tried))  # one may be tried at several sizes
+        get_logger().warning(text, schedule.ended, len(blocks), blocks[0].name, schedule.try_from)
 
 
 def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], max_error: float) -> str:

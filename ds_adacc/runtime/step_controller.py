@@ -255,8 +255,10 @@ class StepController:
         if is_first:
             reason = "first step recorded"
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
-        self.waiting.add((names for names in others if not self.new_sizes.adopt_all(names)), reason)
-        self.choose_policies({name for names in others for name in names})
+        # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
+        known = [names for names in others if names <= self.agreement.known_types.keys()]
+        self.waiting.add((names for names in known if not self.new_sizes.adopt_all(names)), reason)
+        self.choose_policies({name for names in known for name in names})
 
     def decide(
         self,

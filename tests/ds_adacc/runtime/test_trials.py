@@ -1,5 +1,6 @@
 """No block runs a lossy policy whose gradient error, measured on that block, is above the bound."""
 
+import random
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -594,6 +595,20 @@ def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight)
     assert training.is_lossy and training.runtime.controller.step.purpose is not Purpose.TRY
     errors = training.runtime.agreement.errors_in_force()
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
+
+
+@pytest.mark.parametrize("zeros", [5, 9])
+def test_lengths_that_adopted_while_nothing_could_be_measured(zeros):
+    """Once gradients come, several of them are measured late. A plan is made for one, and the others are forgotten."""
+    training, lot = Training(budget=0.5, max_gradient_error=0.5), random.Random(0)
+    for step in range(zeros + 12):
+        for _ in range(2):
+            shape = 4, lot.randint(6, 40), WIDTH
+            training.x, training.weight = torch.randn(shape), torch.randn(shape) * (step >= zeros)
+            training.gradients(training.runtime.checkpoint)
+            training.runtime.controller.end_backward()
+        training.adacc.end_step()
+    assert training.runtime.agreement.errors_in_force()
 
 
 @pytest.mark.usefixtures("slow_replays")
