@@ -182,11 +182,18 @@ class NewSizes:
         return known.agreed is None and self._adopt(known, like)
 
     def _origin(self, name: str) -> str:
-        """The block type from which this one adopts, or has adopted."""
-        program = self.symbolic_types.of(name)
-        if program is not None and program.origin in self._agreement.agreed_types:
+        """The block type from which this one adopts, or has adopted; its own name if there is none.
+
+        That of its program; or else, where two sizes of the program have always been alive at once, the one of its
+        sizes that was planned for last.
+        """
+        agreement, program = self._agreement, self.symbolic_types.of(name)
+        if program is not None and program.origin in agreement.agreed_types:
             return program.origin
-        return self._agreement.origin(name)
+        if program is None or name in agreement.agreed_types:
+            return agreement.origin(name)
+        planned = (each for each in reversed(agreement.agreed_types) if each not in agreement.origins)
+        return next((each for each in planned if self.symbolic_types.of(each) is program), name)
 
     def _may_adopt(self, name: str) -> bool:
         """Whether the ranks have not planned for this block type. What they have planned stays the same on all."""
@@ -244,7 +251,7 @@ class NewSizes:
         """
         if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False
-        return self._make_lean(names, [name for name in names if name in self._agreement.origins])
+        return self._make_lean(names, [name for name in sorted(names) if self._may_adopt(name)])
 
     def _make_lean(self, names: LiveSet, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all the `names` then fit the budget."""

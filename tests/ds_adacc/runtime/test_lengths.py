@@ -139,16 +139,17 @@ def test_other_blocks(make):
         training.compare(time)
 
 
-def compare_pair(training, *times):
+def compare_pair(training, *times, batch=2):
     """A step with two forwards of these lengths before its backward, as those of a siamese model."""
 
     def both(call):
         torch.manual_seed(0)
         total = 0.0
         for time in times:
-            x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+            x = torch.randn(batch, time, zoo.WIDTH, requires_grad=True)
+            arguments = {"rope": zoo.rope(time)} if training.make is zoo.LlamaBlock else {}
             for block in training.blocks:
-                x = call(block, x, rope=zoo.rope(time))
+                x = call(block, x, **arguments)
             total = total + x.square().sum()
         training.blocks.zero_grad()
         total.backward()
@@ -167,6 +168,18 @@ def test_pairs_of_sizes_that_do_not_fit_are_recomputed_and_not_planned_one_by_on
         compare_pair(training, *(lot.randrange(12, 100, 2) for _ in range(2)))
         plans.append(training.runtime.controller.plan)
     assert len(set(map(id, plans[20:]))) == 1
+    assert not training.agreement.undecided
+
+
+@pytest.mark.usefixtures("equal_times")
+def test_where_two_sizes_are_always_alive_at_once_new_ones_recompute_before_a_plan_is_made_for_them():
+    """As in contrastive training: no size has ever been planned for alone, so that others could adopt from it."""
+    section = {"rectifier": {"enabled": False}, "memory_budget": 0.42}
+    training, plans, lot = Training(lambda: zoo.GPTBlock(dropout=0.0), layers=2, **section), [], random.Random(3)
+    for _ in range(40):
+        compare_pair(training, lot.randrange(12, 121), lot.randrange(12, 121), batch=4)
+        plans.append(training.runtime.controller.plan)
+    assert len(set(map(id, plans))) <= 2
     assert not training.agreement.undecided
 
 
