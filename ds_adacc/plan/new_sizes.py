@@ -324,7 +324,7 @@ class NewSizes:
             )
             get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
 
-    def drop_adopted(self, all_but: Collection[str] = (), most: int = 0) -> list[str]:
+    def drop_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
         names = [name for name in self._agreement.origins if name not in all_but]
         dropped = names[: max(len(self._agreement.origins) - most, 0)]

@@ -95,18 +95,13 @@ class Bindings:
             return None
         return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)
 
-    def limit_adopted(self, step: Step) -> None:
-        """Forget the block types at predicted input sizes that were used longest ago, if there are many.
-
-        What a step observes is priced at its end, and what the current forward runs at the end of its backward. So
-        these must be known until then.
-        """
-        if step.observer is None:
-            self._forget(self._new_sizes.drop_adopted(all_but=step.current_pass.called, most=_MOST_ADOPTED))
+    def limit_adopted(self, all_but: Collection[str]) -> None:
+        """Forget the block types at predicted input sizes that were used longest ago, if there are many."""
+        self._forget(self._new_sizes.drop_adopted(all_but, most=_MOST_ADOPTED))
 
     def forget_adopted(self, all_but: Collection[str]) -> None:
         """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""
-        self._forget(self._new_sizes.drop_adopted(all_but=all_but))
+        self._forget(self._new_sizes.drop_adopted(all_but))
 
     def _forget(self, digests: Collection[str]) -> None:
         if digests:

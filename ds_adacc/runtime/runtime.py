@@ -184,7 +184,7 @@ class Runtime:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
         new_sizes = self.controller.new_sizes
-        self.controller.bindings.limit_adopted(self.controller.step)
+        self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
         for digest in new_sizes.symbolic_types.apart(relatives):
             like, its_sizes = relatives[digest]

@@ -293,6 +293,15 @@ class StepController:
             alive = self.step.observer.most_alive[digest] if self.step.observer else 0
             self.agreement.count(digest, alive, self.waiting.most_blocks[self.agreement.origin(digest)])
 
+    def limit_adopted(self) -> None:
+        """Forget the block types at predicted input sizes that were used longest ago, if there are many.
+
+        What a step observes is priced at its end, and so is what waits for a plan. What the current forward runs is
+        priced at the end of its backward. So these must be known until then.
+        """
+        if self.step.observer is None:
+            self.bindings.limit_adopted({*self.step.current_pass.called, *self.waiting.names, *self.trials.late})
+
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""
         self.bindings.choose_policy(block, variant, self.step, self.device)

@@ -44,7 +44,7 @@ class Trials:
         self._tracks = tracks
         self._binder = binder
         self.remembered: Mapping[str, CodecErrors] = {}
-        self._late: set[str] = set()
+        self.late: set[str] = set()  # the block types whose codecs were measured only after a plan was made
         self._entrances: dict[str, Entrance] = {}  # by block type
 
     @property
@@ -99,7 +99,7 @@ class Trials:
                 with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
                 if known.agreed is not None and is_training:
-                    self._late.add(variant.digest)
+                    self.late.add(variant.digest)
             if trial is not None and is_training:
                 trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
 
@@ -125,8 +125,8 @@ class Trials:
         return known.agreed is None or not variant.policy.lossy_values(known.agreed.spec.profile)
 
     def take_late(self) -> list[str]:
-        """The block types, since this was asked last, whose codecs were measured only after a plan was made."""
-        late, self._late = sorted(self._late), set()
+        """The block types that are `late` since this was asked last."""
+        late, self.late = sorted(self.late), set()
         return late
 
     def waiting(self, blocks: Registry) -> list[tuple[Block, Trial]]:

@@ -80,6 +80,11 @@ class Waiting:
         """Whether anything waits for a plan."""
         return bool(self._reasons)
 
+    @property
+    def names(self) -> set[str]:
+        """The block types in the live sets that wait."""
+        return {name for live_set in self._reasons for name in live_set}
+
     def add(self, live_sets: Iterable[LiveSet], reason: str) -> None:
         """Have these live sets wait for a plan. `reason`: for the log, where none is known yet."""
         for live_set in live_sets:

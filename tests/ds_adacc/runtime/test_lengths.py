@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.new_sizes import NewSizes
-from ds_adacc.runtime import binder
+from ds_adacc.runtime import binder, bindings
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
 
@@ -181,6 +181,28 @@ def test_where_two_sizes_are_always_alive_at_once_new_ones_recompute_before_a_pl
         plans.append(training.runtime.controller.plan)
     assert len(set(map(id, plans))) <= 2
     assert not training.agreement.undecided
+
+
+def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
+    """However many other sizes come in the same step."""
+    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    training = Training(rectifier={"enabled": False})
+    for time in (120, 100, 110, 90, 80, 120, 120, 120, 120):
+        training.step(time)
+    controller = training.runtime.controller
+    plan, total = controller.plan, torch.zeros(())
+    for time in (118, 117):
+        x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+        for block in training.blocks:
+            x = training.runtime.checkpoint(block, x, rope=zoo.rope(time))
+        total = total + x.sum()
+    total.backward()
+    controller.end_backward()
+    assert controller.is_waiting and controller.waiting.names <= training.agreement.origins.keys()
+    for time in range(6, 16):
+        training.micro_batch(time)
+    training.adacc.end_step()
+    assert controller.plan is not plan and not controller.is_waiting
 
 
 def test_two_sizes_alive_at_once_share_the_budget():
