@@ -42,8 +42,8 @@ class AdaccCallback(TrainerCallback):
         elif is_initialized() and AcceleratorState().distributed_type is not DistributedType.DEEPSPEED:
             get_logger().warning(
                 "adacc does nothing in this Trainer: its TrainingArguments have a DeepSpeed config, but accelerate "
-                "trains without DeepSpeed, as it does where ACCELERATE_USE_CPU is set. Unset it, and start the script "
-                "by `deepspeed` or `accelerate launch`"
+                "trains without DeepSpeed, as it does where ACCELERATE_USE_CPU is set. If it is set, unset it; start "
+                "the script by `deepspeed` or `accelerate launch`"
             )
         elif not self._is_in_time:
             get_logger().warning(

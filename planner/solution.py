@@ -95,9 +95,7 @@ def quantization_error(profile: Profile, policy: Policy) -> float:
 
 def human_bytes(nbytes: int) -> str:
     """1536 -> '1.50 KiB'."""
-    exponent, units = 0, ("B", "KiB", "MiB", "GiB", "TiB")
-    while abs(round(nbytes / 1024**exponent, 2)) >= 1024 and exponent + 1 < len(
-        units
-    ):  # a byte less than 1 MiB is that
+    units, exponent = ("B", "KiB", "MiB", "GiB", "TiB"), 0
+    while exponent < 4 and abs(round(nbytes / 1024**exponent, 2)) >= 1024:  # a byte less than 1 MiB is 1 MiB
         exponent += 1
     return f"{nbytes / 1024**exponent:.{2 if exponent else 0}f} {units[exponent]}"

@@ -113,6 +113,8 @@ class Rectified(_Timed):
 class GradientErrors(_Timed):
     """The gradient errors of policies were measured in a step, of each block, which is told by its name."""
 
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # earlier versions wrote numbers in place of names
+
     event: Literal["gradient_errors"]
     step: Count
     bound: float

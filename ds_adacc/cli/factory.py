@@ -130,7 +130,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     problem, names = _problem(runtime)
     agreement = runtime.agreement
     known = {name: agreement.known_types[digest] for digest, name in names.items()}
-    blocks_of = {name: agreement.forward_order.names(digest) for digest, name in names.items()}
+    blocks_of = {name: list(agreement.forward_order.names(digest).values()) for digest, name in names.items()}
     model.zero_grad(set_to_none=True)  # as at the end of a step
     recomputed = planner.everywhere(planner.recompute_policy, problem).peak
     available = available_bytes(loss.device, recomputed, agreement.budget.peak)

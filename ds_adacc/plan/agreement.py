@@ -177,10 +177,11 @@ class Agreement:
         agreed = [self.known_types[name].agreed for name in names]
         if None in agreed:
             return False
-        # An adopted type was priced in the live sets of its origin, but not beside another size of the same program.
+        # An adopted type was priced in the live sets of its origin, beside what was planned there. Not beside another
+        # size of the same program, nor beside others that have adopted: each may have used what was left of the budget.
         origins = frozenset(map(self.origin, names))
         is_known = len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit))
-        if is_known and self.unpriced.isdisjoint(names):
+        if is_known and self.unpriced.isdisjoint(names) and len(names & self.origins.keys()) <= 1:
             return True
         return self.budget.limit is not None and self.peak(agreed) <= self.budget.limit
 

@@ -56,10 +56,10 @@ class ForwardOrder:
         """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
         return self._indices.get(block, {}).get(digest)
 
-    def names(self, digest: str) -> list[str]:
-        """The names of the blocks of this type, in forward order."""
+    def names(self, digest: str) -> dict[int, str]:
+        """The names of the blocks of this type by index, in forward order."""
         found = [(indices[digest], block.name) for block, indices in self._indices.items() if digest in indices]
-        return [name for _, name in sorted(found)]
+        return dict(sorted(found))
 
     def learn(self, seen: ForwardPass, known: Collection[str]) -> set[str]:
         """Learn the order from a forward pass, for its block types that are in `known`.

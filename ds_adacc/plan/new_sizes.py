@@ -114,7 +114,7 @@ class NewSizes:
         origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
         if len(origins) < len(programs) or not any(origins <= planned for planned in self._agreement.live_sets):
             return False
-        types, mine = self._agreement.known_types, [name for name in sorted(names - origins) if self._may_adopt(name)]
+        types, mine = self._agreement.known_types, self._adoptable(names - origins)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
         lacking = [name for name in mine if not self._adopt(types[name], name)]
         is_fit = not lacking and self._agreement.is_planned(names)
@@ -127,7 +127,7 @@ class NewSizes:
         policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
         fit after all, since a budget that is a fraction has grown: then the solver may find quicker ones.
         """
-        mine, below = [name for name in sorted(names) if self._may_adopt(name)], self._unfit_below(programs)
+        mine, below = self._adoptable(names), self._unfit_below(programs)
         if not (mine and below) or self._agreement.config.forces_compression:
             return False
         types = self._agreement.known_types
@@ -195,9 +195,10 @@ class NewSizes:
         planned = (each for each in reversed(agreement.agreed_types) if each not in agreement.origins)
         return next((each for each in planned if self.symbolic_types.of(each) is program), name)
 
-    def _may_adopt(self, name: str) -> bool:
-        """Whether the ranks have not planned for this block type. What they have planned stays the same on all."""
-        return name in self._agreement.origins or name not in self._agreement.agreed_types
+    def _adoptable(self, names: Collection[str]) -> list[str]:
+        """Those of the block types that no rank has planned for. What the ranks have planned stays the same on all."""
+        agreement = self._agreement
+        return [name for name in sorted(names) if name in agreement.origins or name not in agreement.agreed_types]
 
     def _adopt(self, known: KnownType, like: str) -> bool:
         agreement = self._agreement
@@ -243,7 +244,7 @@ class NewSizes:
         return Adoption(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
 
     def make_lean(self, names: LiveSet) -> bool:
-        """Have the adopted types among these recompute all that they can, if all of them then fit the budget.
+        """Have those of these types that no rank has planned for recompute all that they can, if all of them then fit.
 
         For two sizes of one program that are alive at once. The first such live set is planned for, and so are larger
         ones. If each new pair of sizes were, planning would not end until every pair had come. Returns whether policies
@@ -251,7 +252,7 @@ class NewSizes:
         """
         if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False
-        return self._make_lean(names, [name for name in sorted(names) if self._may_adopt(name)])
+        return self._make_lean(names, self._adoptable(names))
 
     def _make_lean(self, names: LiveSet, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all the `names` then fit the budget."""

@@ -38,7 +38,7 @@ class KeptResults:
     def of(self) -> types.CodeType | None:
         """The code that has computed a result which was taken since, if it reads anything of the user's; else None.
 
-        Nor of a function whose result is declared to be constant, as `torch.compiler.assume_constant_result` does.
+        None too if the function's result is declared constant, as `torch.compiler.assume_constant_result` does.
         """
         function, computes = self._function(), self._computes()
         if function is None or computes is None or function.cache_info().hits <= self._hits:

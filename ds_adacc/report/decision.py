@@ -117,10 +117,10 @@ def _running(policy: planner.Policy, chosen: Sequence[planner.Policy], blocks: S
     if len(set(chosen)) == 1:
         return "all blocks"
     running = [number for number, each in enumerate(chosen) if each == policy]
-    if not len(set(blocks)) == len(blocks) == len(chosen):
-        return f"block{'s' if len(running) > 1 else ''} {_runs(running)}"
-    short = _without_parents([name.partition(" ")[0] for name in blocks])
-    return span(short[number] for number in running)
+    paths = _without_parents([name.partition(" ")[0] for name in blocks])
+    are_told_apart = len(set(paths)) == len(paths) == len(chosen)
+    named = span(paths[number] for number in running) if are_told_apart else _runs(running)
+    return f"block{'s' if len(running) > 1 else ''} {named}" if named[0].isdigit() else named
 
 
 def _without_parents(paths: Sequence[str]) -> list[str]:

@@ -106,7 +106,7 @@ def decisions_here(plan: Plan, agreement: Agreement) -> dict[str, MetType]:
     count = Counter(names.values())
     for block_type in plan.block_types:
         if (digest := block_type.name) in names:
-            name, blocks = names[digest], agreement.forward_order.names(digest)
+            name, blocks = names[digest], list(agreement.forward_order.names(digest).values())
             recording = agreement.known_types[digest].recording
             decision = decision_of(name, blocks, block_type, policies[digest], recording)
             found[digest] = MetType(decision, _size(recording), varies=count[name] > 1)
@@ -132,7 +132,7 @@ def merge_decisions(plan: Plan, everyone: Iterable[Mapping[str, MetType]]) -> li
 
 def _blocks(digest: str, agreement: Agreement) -> str:
     """The blocks of a type that this rank has met, such as "blocks.0-5 (Block)"."""
-    return span(agreement.forward_order.names(digest)) or agreement.known_types[digest].recording.name
+    return span(agreement.forward_order.names(digest).values()) or agreement.known_types[digest].recording.name
 
 
 def _size(recording: Recording) -> str:
@@ -148,7 +148,7 @@ def _errors(plan: Plan, agreement: Agreement) -> list[str]:
     if not errors:
         return []
     (digest, index), error = max(errors.items(), key=lambda item: item[1])
-    names = dict(enumerate(agreement.forward_order.names(digest)))
+    names = agreement.forward_order.names(digest)
     which = f" ({names[index]})" if index in names else ""  # it may be a block of another rank
     return [f"  gradient error of a block: {error:.3g} at most{which}, bound {agreement.approvals.max_error:g}"]
 

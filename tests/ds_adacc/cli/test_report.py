@@ -141,6 +141,12 @@ def test_the_plans_are_told_over_time(path, said):
     assert cells(out, "Why they were made")[1:] == [["1", "first step recorded"], ["5", "outliers drifted"]]
 
 
+def test_a_journal_of_an_earlier_version_tells_blocks_by_number(path, said):
+    Journal(path).write("gradient_errors", **ERRORS | {"block_type": "Block", "errors": [[1, 0.05], [2, 0.2]]})
+    _, out, _ = said("report", str(path))
+    assert cells(out, "Gradient errors")[-1] == ["3", "1-2", "2", "0.2", "0.1", "2"]
+
+
 def test_gradient_errors_stand_beside_their_bound(path, said):
     _, out, _ = said("report", str(path))
     assert cells(out, "Gradient errors") == [

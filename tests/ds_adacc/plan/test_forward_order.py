@@ -19,7 +19,7 @@ def learned(*passes):
     order, moved = ForwardOrder(), set()
     for each in passes:
         moved = order.learn(each, {"x", "y"})
-    return "".join(order.names("x")), moved
+    return "".join(order.names("x").values()), moved
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_policies_are_told_by_the_blocks_that_run_them():
         "model.encoder.layers.0.mlp",
         "model.decoder.layers.0.mlp",
     ]
+    assert running(["0 (Layer)", "1 (Layer)", "4 (Layer)"], a, a, b) == ["blocks 0-1", "block 4"]
     functions = ["custom_forward", "custom_forward", "custom_forward"]
     assert running(functions, a, a, b) == ["blocks 0-1", "block 2"]
     assert running(layers, a, a, b) == ["blocks 0-1", "block 2"]  # how many there are now is not known

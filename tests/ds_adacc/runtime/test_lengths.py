@@ -205,6 +205,30 @@ def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
     assert controller.plan is not plan and not controller.is_waiting
 
 
+@pytest.mark.usefixtures("equal_times")
+def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
+    """Each may have used what was left of the budget beside the largest size of the other one."""
+    section = {"rectifier": {"enabled": False}, "memory_budget": 0.47}
+    training, lot, priced = Training(lambda: zoo.GPTBlock(dropout=0.0), layers=6, **section), random.Random(3), 0
+    agreement, controller = training.agreement, training.runtime.controller
+    for pair in ((40, 100), *((lot.randrange(12, 70), lot.randrange(70, 121)) for _ in range(13))):
+        total = torch.zeros(())
+        for time, blocks in zip(pair, (training.blocks[:4], training.blocks[4:]), strict=True):
+            x = torch.randn(4, time, zoo.WIDTH, requires_grad=True)
+            for block in blocks:
+                x = training.runtime.checkpoint(block, x)
+            total = total + x.sum()
+        ran = controller.step.current_pass.called.copy()
+        total.backward()
+        controller.end_backward()
+        agreed = [agreement.agreed_types.get(name) for name in ran]
+        if not controller.is_waiting and None not in agreed:
+            priced += 1
+            assert agreement.peak(agreed) <= agreement.budget.limit
+        training.adacc.end_step()
+    assert priced > 6
+
+
 def test_two_sizes_alive_at_once_share_the_budget():
     training = Training(rectifier={"enabled": False})
     for time in (30, 20, 25, 28):
