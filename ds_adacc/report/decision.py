@@ -120,7 +120,7 @@ def _running(policy: planner.Policy, chosen: Sequence[planner.Policy], blocks: S
     paths = _without_parents([name.partition(" ")[0] for name in blocks])
     are_told_apart = len(set(paths)) == len(paths) == len(chosen)
     named = span(paths[number] for number in running) if are_told_apart else _runs(running)
-    return f"block{'s' if len(running) > 1 else ''} {named}" if named[0].isdigit() else named
+    return f"block{'s' if len(running) > 1 else ''} {named}" if named[:1].isdigit() else named
 
 
 def _without_parents(paths: Sequence[str]) -> list[str]:
