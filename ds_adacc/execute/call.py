@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Rebuilt, Replay
@@ -15,24 +16,6 @@ from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
-
-
-class Forward:
-    """Stands for the calls of one forward: it is gone when autograd holds none of them any more.
-
-    Each call has autograd hold it: by the slot of the first saved tensor that the block does not discard or, without
-    hooks, by a node of the graph.
-    `on_backward` is called when the backward of a call has come that far.
-    """
-
-    __slots__ = ("__weakref__", "_on_backward")
-
-    def __init__(self, on_backward: Callable[[], None]) -> None:
-        self._on_backward = on_backward
-
-    def note_backward(self, *_: Any) -> None:
-        """Told by the slot, or as a hook of the node, which runs before the node's backward."""
-        self._on_backward()
 
 
 class Call:
@@ -47,7 +30,7 @@ class Call:
 
     __slots__ = (
         *("_began", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
-        *("bound", "diverged", "forward", "holders"),
+        *("alive", "bound", "diverged", "holders"),
     )
 
     def __init__(
@@ -56,11 +39,13 @@ class Call:
         inputs: Sequence[torch.Tensor],
         on_divergence: Callable[[BoundPolicy, int], None] | None = None,
         noted: Mapping[int, torch.Tensor] | None = None,
+        alive: AliveCall | None = None,
     ) -> None:
         """`on_divergence` is told the bound policy and the number of the first saved tensor that is not as recorded.
 
         `noted`: by value, the buffers before the forward, and the states that random generators had in it, for a call
-        whose tensors are packed after its forward. None: the buffers and the generators have them now.
+        whose tensors are packed after its forward. None: the buffers and the generators have them now. `alive`: what
+        autograd is to hold as long as it holds the call, if anybody counts.
         """
         self._on_divergence = on_divergence
         self.bound = bound
@@ -71,7 +56,7 @@ class Call:
         self._began = torch.autograd._get_sequence_nr()
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
-        self.forward: Forward | None = None
+        self.alive = alive
         # Inputs and buffers are saved now: autograd may never pack them, and yet a rebuilt value may need them.
         for index, taken in bound.course.inputs:
             value = bound.recording.values[index]
@@ -127,8 +112,8 @@ class Call:
         if self._offloads is not None and number == self.bound.course.last and instruction.dtype is not None:
             # Backward asks for it first. Then all that the call has offloaded starts to come back.
             slot = TellingSlot(slot, self._offloads.expect)
-        if number == self.bound.course.first and self.forward is not None:  # backward asks for it last
-            return TellingSlot(slot, self.forward.note_backward)
+        if number == self.bound.course.first and self.alive is not None:  # backward asks for it last
+            return TellingSlot(slot, self.alive.note_backward)
         return slot
 
     @property

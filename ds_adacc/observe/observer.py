@@ -19,7 +19,7 @@ from ds_adacc.program.slots import UNPLANNED, Holder, Retained, Slot, TellingSlo
 
 
 class Observer:
-    """Counts for one step: the calls alive at once, by block type, and the bytes held when backward begins.
+    """Notes for one step: the order of the calls, and the bytes held when backward begins.
 
     `held_bytes` and `held_calls` (by block type and policy) are counted when backward begins. Before that they are
     None and empty. With a `profiler`, `measured` holds the measurements of the first forward and backward.
@@ -28,12 +28,10 @@ class Observer:
     def __init__(self, profiler: StepProfiler | None = None) -> None:
         self.measured: list[Measured] = []
         self._profiler = profiler
-        self.most_alive: Counter[str] = Counter()
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
         # Autograd's thread or the garbage collector may close a ticket at any time, also while these are read.
         self._alive: dict[tuple[str, planner.Policy], _Count] = {}
-        self._alive_of: dict[str, _Count] = {}
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -88,16 +86,6 @@ class Observer:
         """Whether a forward and backward is still to be measured."""
         return self._profiler is not None
 
-    @property
-    def is_any_alive(self) -> bool:
-        """Whether autograd holds anything of a call."""
-        return any(count.alive for count in self._alive_of.values())
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether the backward of a call of this forward has begun."""
-        return bool(self._backward)
-
     def drop_pass(self) -> None:
         """Discard what was observed of a forward: no backward has followed it, or a call has failed."""
         self._begin_pass()
@@ -105,11 +93,8 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        of_type = self._alive_of.setdefault(ticket.digest, _Count())
-        ticket.counts = (of_type, self._alive.setdefault((ticket.digest, ticket.policy), _Count()))
-        for count in ticket.counts:
-            count.alive += 1
-        self.most_alive[ticket.digest] = max(self.most_alive[ticket.digest], of_type.alive)
+        ticket.count = self._alive.setdefault((ticket.digest, ticket.policy), _Count())
+        ticket.count.alive += 1
         if not self._backward:
             ticket.number = len(self._forward)
             self._forward.append((ticket.digest, ticket.block))
@@ -157,7 +142,7 @@ class Ticket:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("__weakref__", "block", "counts", "digest", "has_begun", "moments", "number", "observer", "policy")
+    __slots__ = ("__weakref__", "block", "count", "digest", "has_begun", "moments", "number", "observer", "policy")
 
     def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block) -> None:
         self.observer = observer
@@ -167,7 +152,6 @@ class Ticket:
         self.number: int | None = None
         self.has_begun = False
         self.moments: CallMoments | None = None
-        self.counts: tuple[_Count, ...] = ()
         observer.opened(self)
 
     def begin_backward(self) -> None:
@@ -176,8 +160,7 @@ class Ticket:
             self.observer.backward_begins(self)
 
     def __del__(self) -> None:
-        for count in self.counts:
-            count.alive -= 1
+        self.count.alive -= 1
 
 
 def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:

@@ -14,7 +14,7 @@ from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies, components, largest
+from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
 from ds_adacc.plan.placed_inputs import with_placed_inputs
 from ds_adacc.plan.plan import Plan, PlanRequest
@@ -103,14 +103,25 @@ class Agreement:
             self.known_types[digest].calls_per_block = seen.calls_per_block(digest)
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
-        """Set a block type's count from its calls observed `alive` at once, and the most `blocks` in one forward.
-
-        Before the first plan the whole step is observed, so `alive` is exact. Later a type may have run before the
-        observation began. So the count is then at least the number of blocks, and it never decreases.
-        """
+        """Note for the next plan that calls in so many blocks were `alive` at once. The count never decreases."""
         known = self.known_types[digest]
-        is_first = self.budget.limit is None and known.agreed is None
-        known.count = alive if alive and is_first else max(known.count, alive, blocks)
+        if alive > known.count:
+            known.count = alive
+            known.calls_per_block = alive // blocks if blocks and alive % blocks == 0 else alive
+
+    @property
+    def grown(self) -> set[str]:
+        """The block types of which more calls were alive at once than the ranks have planned for."""
+        known = ((name, known) for name, known in self.known_types.items() if name not in self.origins)
+        return {name for name, known in known if known.agreed is not None and known.count > known.agreed.spec.count}
+
+    def without(self, names: Collection[str]) -> list[LiveSet]:
+        """The live sets that were planned for and have none of these block types."""
+        return [live_set for live_set in self.live_sets if live_set.isdisjoint(names)]
+
+    def alive(self, names: Collection[str]) -> Alive:
+        """The most calls of these block types that were alive at once so far, each for itself."""
+        return {name: self.known_types[name].count for name in sorted(names)}
 
     def agreed_policies(self, digests: Iterable[str]) -> dict[str, TypePolicies]:
         """The policies in force on all ranks, by block type, including types that this rank has not run.
@@ -172,24 +183,26 @@ class Agreement:
     def undecided(self) -> tuple[str, ...]:
         return tuple(digest for digest, known in self.known_types.items() if known.policies is None)
 
-    def is_planned(self, names: LiveSet) -> bool:
+    def is_planned(self, alive: Alive) -> bool:
         """Whether these block types were planned together, or together fit the budget under their current policies."""
-        agreed = [self.known_types[name].agreed for name in names]
+        names, agreed = frozenset(alive), [self.known_types[name].agreed for name in alive]
         if None in agreed:
             return False
         # An adopted type was priced in the live sets of its origin, beside what was planned there. Not beside another
         # size of the same program, nor beside others that have adopted: each may have used what was left of the budget.
         origins = frozenset(map(self.origin, names))
         is_known = len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit))
-        if is_known and self.unpriced.isdisjoint(names) and len(names & self.origins.keys()) <= 1:
+        is_known = is_known and self.unpriced.isdisjoint(names) and len(names & self.origins.keys()) <= 1
+        if is_known and all(alive[each.spec.name] <= each.spec.count for each in agreed):
             return True
-        return self.budget.limit is not None and self.peak(agreed) <= self.budget.limit
+        return self.budget.limit is not None and self.peak(agreed, alive) <= self.budget.limit
 
-    def peak(self, agreed: Sequence[AgreedType]) -> int:
-        """Predicted peak bytes of the calls of these block types together.
+    def peak(self, agreed: Iterable[AgreedType], alive: Alive | None = None) -> int:
+        """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are.
 
         Backward is thought to take them in the order of the sizes that were planned for, if that is known.
         """
+        agreed = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in agreed]
         by_origin = {self.origin(each.spec.name): each for each in agreed}
         if len(by_origin) < len(agreed):
             problem = planner.Problem(tuple(each.spec for each in agreed))

@@ -41,6 +41,11 @@ class AgreedType:
         """Whether the policy of the block with this index is lossy."""
         return bool(self.policy(block_index).lossy_values(self.spec.profile))
 
+    def of_calls(self, alive: int) -> AgreedType:
+        """The block type if so many of its calls are alive at once: of each block equally many, at least one."""
+        each = max(-(-alive // self.spec.blocks), 1)
+        return replace(self, spec=replace(self.spec, count=self.spec.blocks * each, calls_per_block=each))
+
     @property
     def has_lossy(self) -> bool:
         """Whether the policy of any block is lossy."""

@@ -61,13 +61,14 @@ class Coordinator:
         planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
         index is forgotten. If it is forgiven, policies take the solver's place as `solve` says, with a warning.
         """
-        requests = self._ranks.gather((list(live_sets), self.agreement.moved, reason))
-        asked, moved, reasons = zip(*requests, strict=True)
+        requests = self._ranks.gather((list(live_sets), self.agreement.grown, self.agreement.moved, reason))
+        asked, grown, moved, reasons = zip(*requests, strict=True)
         reason = next(filter(None, reasons), "")
         self.agreement.approvals.forget(frozenset().union(*moved))
         self.agreement.moved = set()
         new = {names for sets in asked for names in sets}
-        known = largest((*self.agreement.live_sets, *new))
+        # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
+        known = largest((*self.agreement.without(frozenset().union(*grown)), *new))
         touched = {name for names in components(known) if any(names & s for s in new) for name in names}
         mine = sorted(touched & self.agreement.known_types.keys())
         reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}

@@ -8,13 +8,14 @@ of them. The peak of a group is the peak of its largest live set.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 
 LiveSet = frozenset[str]  # the names of its block types
+Alive = Mapping[str, int]  # how many calls of each block type of a live set are alive at once
 TypePolicies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 
 

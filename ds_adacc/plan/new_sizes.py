@@ -14,7 +14,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 from ds_adacc.program.recording import Recording
@@ -82,7 +82,7 @@ class NewSizes:
                 alike.setdefault(frozenset(map(id, programs.values())), []).append(names)
             else:
                 chosen.append(names)
-        chosen += [max(each, key=self._peak_without) for each in alike.values()]
+        chosen += [max(each, key=self._peak_of) for each in alike.values()]
         return chosen, [names for names in live_sets if names not in chosen]
 
     def adopt_from(self, plan: Plan) -> list[str]:
@@ -94,61 +94,61 @@ class NewSizes:
         fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
         for names in sorted(fit, key=sorted):
             programs = self._programs(names)
-            without = self._peak_without(names) if programs else 0
+            without = self._peak_of(names) if programs else 0
             for name, program in programs.items():
                 if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
                     program.origin, program.origin_bytes = name, without
         recorded = self.symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
         return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
 
-    def adopt_all(self, names: LiveSet) -> bool:
+    def adopt_all(self, alive: Alive) -> bool:
         """Have block types that ran together adopt policies that were found for one live set.
 
         Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
         """
-        programs = self._programs(names)
-        return bool(programs) and (self._adopt_within(names, programs) or self._exceed(names, programs))
+        programs = self._programs(alive.keys())
+        return bool(programs) and (self._adopt_within(alive, programs) or self._exceed(alive, programs))
 
-    def _adopt_within(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
+    def _adopt_within(self, alive: Alive, programs: Mapping[str, SymbolicType]) -> bool:
         """`adopt_all` from a live set that fits the budget, if these fit it, too."""
         origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
         if len(origins) < len(programs) or not any(origins <= planned for planned in self._agreement.live_sets):
             return False
-        types, mine = self._agreement.known_types, self._adoptable(names - origins)
+        types, mine = self._agreement.known_types, self._adoptable(alive.keys() - origins)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
-        lacking = [name for name in mine if not self._adopt(types[name], name)]
-        is_fit = not lacking and self._agreement.is_planned(names)
-        return is_fit or self._make_lean(names, lacking) or self._make_lean(names, mine)
+        lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
+        is_fit = not lacking and self._agreement.is_planned(alive)
+        return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
 
-    def _exceed(self, names: LiveSet, programs: Mapping[str, SymbolicType]) -> bool:
+    def _exceed(self, alive: Alive, programs: Mapping[str, SymbolicType]) -> bool:
         """`adopt_all` from a live set of smaller sizes that is above the budget itself.
 
         These are above it, too. To ask the solver would take its time at every such size. So block types without
         policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
         fit after all, since a budget that is a fraction has grown: then the solver may find quicker ones.
         """
-        mine, below = self._adoptable(names), self._unfit_below(programs)
+        mine, below = self._adoptable(alive), self._unfit_below(programs)
         if not (mine and below) or self._agreement.config.forces_compression:
             return False
         types = self._agreement.known_types
         lacking = [name for name in mine if types[name].agreed is None] or mine
         for name in lacking:
-            self._inherit(types[name], types[below[name]])
-        peak = self._leaner(names, lacking, below)
-        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(names))
+            self._inherit(types[name], types[below[name]], alive[name])
+        peak = self._leaner(alive, lacking, below)
+        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(alive))
         if peak > limit:
-            self._warn(names, peak, limit)
+            self._warn(alive, peak, limit)
         return peak > limit
 
-    def _leaner(self, names: LiveSet, lacking: Collection[str], below: Mapping[str, str]) -> int:
-        """Have each block type of `lacking` recompute all that it can, if that lowers the peak of all `names`.
+    def _leaner(self, alive: Alive, lacking: Collection[str], below: Mapping[str, str]) -> int:
+        """Have each block type of `lacking` recompute all that it can, if that lowers the peak of all that are alive.
 
         Returns the peak. A plan above the budget may have left a block type the policies that it had.
         """
         agreement, types = self._agreement, self._agreement.known_types
 
         def peak_now() -> int:
-            return agreement.peak([types[name].agreed for name in names])
+            return agreement.peak((types[name].agreed for name in alive), alive)
 
         peak = peak_now()
         for name in lacking:
@@ -200,12 +200,12 @@ class NewSizes:
         agreement = self._agreement
         return [name for name in sorted(names) if name in agreement.origins or name not in agreement.agreed_types]
 
-    def _adopt(self, known: KnownType, like: str) -> bool:
+    def _adopt(self, known: KnownType, like: str, alive: int = 0) -> bool:
         agreement = self._agreement
         relative = agreement.known_types.get(self._origin(like))
         if agreement.budget.limit is None or relative is None or relative is known:
             return False
-        adoption = self._adoption(known, relative)
+        adoption = self._adoption(known, relative, alive)
         if adoption is None:
             return False
         limit = agreement.budget.grown(adoption.without)
@@ -217,22 +217,24 @@ class NewSizes:
         agreement.adopt(adoption.agreed(known.recording.digest, policies), relative.agreed.spec.name)
         return True
 
-    def _inherit(self, known: KnownType, relative: KnownType) -> None:
+    def _inherit(self, known: KnownType, relative: KnownType, alive: int) -> None:
         """Put the policies of another size of its program in force for this block type, whatever they take."""
-        adoption = self._adoption(known, relative)
+        adoption = self._adoption(known, relative, alive)
         agreed = adoption.agreed(known.recording.digest, adoption.inherited())
         self._agreement.adopt(agreed, relative.agreed.spec.name)
 
-    def _adoption(self, known: KnownType, relative: KnownType) -> Adoption | None:
+    def _adoption(self, known: KnownType, relative: KnownType, alive: int) -> Adoption | None:
         """The policies of another size of its program, priced for this block type; None if that has none yet.
 
-        The block type takes over what was measured of the other, and its counts. A policy that awaits its trial is
+        The block type takes over what was measured of the other, and its counts, unless more of its own calls were
+        `alive` at once. A policy that awaits its trial is
         permitted too: its blocks hold everything exactly until then.
         """
         known.take_over(relative)
         agreed, agreement = relative.agreed, self._agreement
         if agreed is None:
             return None
+        agreed = agreed.of_calls(max(alive, agreed.spec.count))
         known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets, orders = (*agreement.live_sets, *agreement.unfit), agreement.forward_order.orders
@@ -243,49 +245,52 @@ class NewSizes:
 
         return Adoption(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
 
-    def make_lean(self, names: LiveSet) -> bool:
+    def make_lean(self, alive: Alive) -> bool:
         """Have those of these types that no rank has planned for recompute all that they can, if all of them then fit.
 
         For two sizes of one program that are alive at once. The first such live set is planned for, and so are larger
         ones. If each new pair of sizes were, planning would not end until every pair had come. Returns whether policies
         have changed.
         """
-        if not self._has_two_sizes(names) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
+        if not self._has_two_sizes(alive) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False
-        return self._make_lean(names, self._adoptable(names))
+        return self._make_lean(alive, self._adoptable(alive))
 
-    def _make_lean(self, names: LiveSet, lean: Collection[str]) -> bool:
-        """Have the block types `lean` recompute all that they can, if all the `names` then fit the budget."""
+    def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
+        """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""
         agreement, types = self._agreement, self._agreement.known_types
         if not lean or agreement.config.forces_compression:
             return False
-        agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in names}
+        agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
         if None in agreed.values():
             return False
-        limit = agreement.budget.grown(self._peak_without(names))
-        if agreement.peak(list(agreed.values())) > limit:
+        limit = agreement.budget.grown(self._peak_without(alive))
+        if agreement.peak(agreed.values(), alive) > limit:
             return False
         agreement.budget.limit = limit
         for name in sorted(lean):
-            agreement.adopt(agreed[name], self._origin(name), is_priced=False)
+            agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
         return True
 
-    def _programs(self, names: LiveSet) -> dict[str, SymbolicType]:
+    def _programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
         """The program of each of these block types; none at all if this rank does not know one, or if two share one."""
-        known = {name: self.symbolic_types.of(name) for name in sorted(names & self._agreement.known_types.keys())}
+        known = {name: self.symbolic_types.of(name) for name in sorted(names) if name in self._agreement.known_types}
         programs = {name: program for name, program in known.items() if program is not None}
         return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
 
-    def _peak_without(self, names: LiveSet) -> int:
-        """Peak bytes of a live set without checkpointing."""
-        types = {name: self._agreement.known_types[name] for name in sorted(names)}
+    def _peak_of(self, names: LiveSet) -> int:
+        return self._peak_without(self._agreement.alive(names))
+
+    def _peak_without(self, alive: Alive) -> int:
+        """Peak bytes without checkpointing, if so many calls of each block type are alive."""
+        types = self._agreement.known_types
         each = (
-            planner.BlockType(name, self._agreement.counted(known), known.count)  # all calls retain alike
-            for name, known in types.items()
+            planner.BlockType(name, self._agreement.counted(types[name]), max(alive[name], 1))  # all calls retain alike
+            for name in sorted(alive)
         )
         return planner.peak_without(planner.Problem(tuple(each)))
 
-    def _has_two_sizes(self, names: LiveSet) -> bool:
+    def _has_two_sizes(self, names: Collection[str]) -> bool:
         programs = [program for program in map(self.symbolic_types.of, names) if program is not None]
         return len(set(map(id, programs))) < len(programs)
 
@@ -312,7 +317,7 @@ class NewSizes:
             text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
-    def _warn(self, names: LiveSet, peak: int, limit: int) -> None:
+    def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
         self._above += 1
         if _is_told(self._above):

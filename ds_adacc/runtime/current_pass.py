@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from ds_adacc.execute.alive_calls import AliveCall, AliveCalls, Forward
 from ds_adacc.execute.block import Block, Trial
-from ds_adacc.execute.call import Forward
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.given_inputs import GivenInputs
+
+
+@dataclass(frozen=True)
+class Called:
+    """The blocks of a type that a pass has called, and the most calls of them that were alive at once."""
+
+    blocks: Collection[Block]
+    alive: int
+
+
+Ran = Mapping[str, Called]  # by block type
 
 
 class CurrentPass:
@@ -19,10 +32,10 @@ class CurrentPass:
     `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its
     calls hold. `probed`: the block types whose codecs a call of it measures. `trials`: the trials of policies that its
     calls have begun. `entrances`: those of its calls that are probed. `has_backward`: whether the backward of a call
-    has begun that no observer watches.
+    has begun. `alive_calls`: all that are alive; they may be of earlier passes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alive_calls: AliveCalls) -> None:
         self.has_begun = False
         self.called: dict[str, set[Block]] = {}
         self.given = GivenInputs()
@@ -30,6 +43,7 @@ class CurrentPass:
         self.trials: list[Trial] = []
         self.entrances: set[Entrance] = set()
         self.has_backward = False
+        self._alive_calls = alive_calls
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False
 
@@ -50,16 +64,16 @@ class CurrentPass:
         if not blocks:
             self.called.pop(digest, None)
 
-    def forward(self) -> Forward:
-        """What stands for the forward. Each of its calls has autograd hold it until its backward."""
+    def begin(self, digest: str) -> AliveCall:
+        """A call of this block type begins."""
         forward = self._forward and self._forward()
         if forward is None:
             forward = Forward(self._note_backward)
             self._forward = weakref.ref(forward)
-        return forward
+        return self._alive_calls.begin(digest, forward)
 
-    def note_plain(self, output: Any) -> None:
-        """Note a call without hooks. The graph that leads to its output holds the forward in place of a slot.
+    def note_plain(self, call: AliveCall, output: Any) -> None:
+        """Note a call without hooks. The graph that leads to its output holds it in place of a slot.
 
         If the output has no graph, nothing shows when autograd frees what the call has saved.
         """
@@ -68,7 +82,12 @@ class CurrentPass:
         if node is None:
             self._holds_unknown = True
         else:
-            node.register_prehook(self.forward().note_backward)
+            node.register_prehook(call.end)
+
+    def end(self) -> Ran:
+        """The pass has ended. Returns what it has called, by block type."""
+        most = self._alive_calls.end_pass()
+        return {digest: Called(blocks, most[digest]) for digest, blocks in self.called.items()}
 
     @property
     def is_held(self) -> bool:

@@ -60,8 +60,9 @@ class PlannedCalls:
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
+            alive = step.current_pass.begin(variant.digest)
             output = incoming.call.run()
-            step.current_pass.note_plain(output)
+            step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
             return output
@@ -102,7 +103,7 @@ class PlannedCalls:
         finally:
             call.close()
         if call.diverged:
-            step.current_pass.note_plain(output)
+            step.current_pass.note_plain(call.alive, output)
         return output
 
     def pack_recorded(self, incoming: Incoming, learned: Learned) -> Any:
@@ -126,7 +127,7 @@ class PlannedCalls:
         finally:
             call.close()
         if call.diverged:
-            step.current_pass.note_plain(output)
+            step.current_pass.note_plain(call.alive, output)
         return output if probe is None else probe.watch(output)
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
@@ -159,20 +160,20 @@ class PlannedCalls:
         """
         bound, inputs = variant.bound, incoming.call.inputs
         assert bound is not None
-        observer = self._controller.step.observer
+        step = self._controller.step
+        observer = step.observer
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             ticket = observer.begin(variant, incoming.block, times_forward, times_backward)
         told = self._warnings.diverged
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
-        call = Call(bound, inputs, told, noted)
+        call = Call(bound, inputs, told, noted, step.current_pass.begin(variant.digest))
         pack: Pack = call.pack
         if tracking:
             values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)
             pack = OutlierTracker(call, variant, self._codecs, values, inputs)
         if observer is None:
-            call.forward = self._controller.step.current_pass.forward()
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 import torch
 
+from ds_adacc.execute.alive_calls import AliveCalls
 from ds_adacc.execute.block import Block, Trial
 from ds_adacc.observe.observer import Observer
 from ds_adacc.observe.step_profiler import StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.runtime.current_pass import CurrentPass
+from ds_adacc.runtime.current_pass import CurrentPass, Ran
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -41,7 +40,8 @@ class Step:
         self.verified: set[str] = set()
         self.probed: set[str] = set()
         self.tried: list[tuple[Block, str, Trial]] = []
-        self.current_pass = CurrentPass()
+        self._alive_calls = AliveCalls()
+        self.current_pass = CurrentPass(self._alive_calls)
         if purpose in (Purpose.OBSERVE, Purpose.MEASURE, Purpose.TRY):
             measures = purpose is Purpose.MEASURE and device is not None
             self.observer = Observer(StepProfiler(device) if measures else None)
@@ -75,30 +75,29 @@ class Step:
     @property
     def is_pass_over(self) -> bool:
         """Whether the pass has called blocks, and autograd holds nothing of their calls any more."""
-        is_alive = self.current_pass.is_held or (self.observer is not None and self.observer.is_any_alive)
-        return self.current_pass.has_begun and not is_alive
+        return self.current_pass.has_begun and not self.current_pass.is_held
 
     @property
     def has_backward(self) -> bool:
         """Whether the backward of a call of this pass has begun."""
-        return self.current_pass.has_backward or (self.observer is not None and self.observer.has_backward)
+        return self.current_pass.has_backward
 
     @property
     def is_observed_whole(self) -> bool:
         """Whether the observer has been there from the start."""
         return self.observer is not None and not self.is_partly_observed
 
-    def end_pass(self) -> Mapping[str, Collection[Block]]:
-        """Note the end of a forward and its backward. Returns the blocks that it has called, by block type."""
+    def end_pass(self) -> Ran:
+        """Note the end of a forward and its backward. Returns what it has called, by block type."""
         for entrance in self.current_pass.entrances:
             entrance.end_pass()
-        called, self.current_pass = self.current_pass.called, CurrentPass()
+        ran, self.current_pass = self.current_pass.end(), CurrentPass(self._alive_calls)
         if self.observer is not None:
-            live_set = frozenset(called)
+            live_set = frozenset(ran)
             seen, known = self.observer.end_pass(), self.passes.get(live_set)
             if live_set and (known is None or len(seen.calls) > len(known.calls)):
                 self.passes[live_set] = seen
-        return called
+        return ran
 
     def drop_pass(self) -> None:
         """Discard what was observed of this forward: no backward has followed it, or a call has failed.
@@ -108,7 +107,8 @@ class Step:
         for trial in self.current_pass.trials:
             trial.has_begun = trial.result is not None
         self.probed -= self.current_pass.probed
-        self.current_pass = CurrentPass()
+        self._alive_calls.end_pass()
+        self.current_pass = CurrentPass(self._alive_calls)
         if self.observer is not None:
             self.observer.drop_pass()
 

@@ -250,14 +250,14 @@ class StepController:
         waiting, reason = self.waiting.take()
         if self.agreement.undecided:
             reason = "new shapes recorded"
-        self._count(waiting)
         largest, others = self.new_sizes.largest(waiting)
         if is_first:
             reason = "first step recorded"
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
-        self.waiting.add((names for names in known if not self.new_sizes.adopt_all(names)), reason)
+        unfit = (names for names in known if not self.new_sizes.adopt_all(self.agreement.alive(names)))
+        self.waiting.add(unfit, reason)
         self.choose_policies({name for names in known for name in names})
 
     def decide(
@@ -272,7 +272,6 @@ class StepController:
 
         Raises errors of the solver that are not `forgiven`.
         """
-        self._count(live_sets)
         for forward_pass in self.step.passes.values():
             self.agreement.arrange(forward_pass)
         self.step.passes = {}
@@ -286,12 +285,6 @@ class StepController:
         self.bindings.keep_block_types()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan
-
-    def _count(self, live_sets: Iterable[LiveSet]) -> None:
-        """Note how many calls of each block type were alive at once."""
-        for digest in {digest for names in live_sets for digest in names} & self.agreement.known_types.keys():
-            alive = self.step.observer.most_alive[digest] if self.step.observer else 0
-            self.agreement.count(digest, alive, self.waiting.most_blocks[self.agreement.origin(digest)])
 
     def limit_adopted(self) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
-from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.new_sizes import NewSizes
+from ds_adacc.runtime.current_pass import Ran
 
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
@@ -18,63 +19,72 @@ _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of in
 class Waiting:
     """The live sets that this rank has run, and which of them wait for a plan.
 
-    `most_blocks`: of each block type, the most blocks that one forward has called, whatever the sizes of their inputs.
     `wants_observation`: more blocks have run than were planned for, or others, in a step that was not observed. The
     plan for them needs their order.
     """
 
     def __init__(self, agreement: Agreement, new_sizes: NewSizes, planned: Iterable[LiveSet] = ()) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
-        self.most_blocks: Counter[str] = Counter()
+        # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
+        self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
         self._new_sizes = new_sizes
-        self._planned = set(planned)  # have run of late, and have a plan
+        # what has run of late and has a plan, with the most calls of each block type for which it has one
+        self._planned: dict[LiveSet, Alive] = {names: Counter() for names in planned}
         self.wants_observation = False
         self._asked: weakref.WeakSet[Block] = weakref.WeakSet()  # have called for a plan
 
-    def note(self, ran: Mapping[str, Collection[Block]], is_observed: bool) -> bool:
-        """Note that these block types were alive together, each in these blocks.
+    def note(self, ran: Ran, is_observed: bool) -> bool:
+        """Note what one pass has called: these block types were alive together.
 
         Returns whether they have got other policies by that.
         """
-        self._note_growth(ran, is_observed)
-        live_set = frozenset(ran)
-        if not live_set or live_set in self._planned:
+        for name, called in ran.items():
+            self._agreement.count(name, called.alive, len(called.blocks))
+        if self._note_growth(ran, is_observed):
             return False
-        is_planned = self._agreement.is_planned(live_set)
-        if not is_planned and not (self._new_sizes.adopt_all(live_set) or self._new_sizes.make_lean(live_set)):
-            self.add([live_set], "blocks ran together that had not before")
+        alive = {name: called.alive for name, called in ran.items()}
+        live_set, planned = frozenset(ran), self._planned.get(frozenset(ran))
+        if not live_set or (planned is not None and all(planned[name] >= number for name, number in alive.items())):
+            return False
+        is_planned = self._agreement.is_planned(alive)
+        if not is_planned and not (self._new_sizes.adopt_all(alive) or self._new_sizes.make_lean(alive)):
+            self.add([live_set], "blocks ran together that had not before, or more often")
             return False
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
-        self._planned.add(live_set)
+        self._planned[live_set] = alive
         return not is_planned
 
-    def _note_growth(self, ran: Mapping[str, Collection[Block]], is_observed: bool) -> None:
+    def _note_growth(self, ran: Ran, is_observed: bool) -> bool:
         """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
 
         Or in blocks of unknown index, as after LayerDrop has left them out: these may run nothing lossy. Each number of
-        blocks, and each such block, calls for one plan at most.
+        blocks, and each such block, calls for one plan at most. Returns whether they wait for an observed step.
         """
         counts: Counter[str] = Counter()
         unknown: set[Block] = set()
-        for name, blocks in ran.items():
+        for name, called in ran.items():
             origin = self._agreement.origin(name)
-            counts[origin] = max(len(blocks), counts[origin])  # a block that ran at two sizes is one block
-            unknown.update(block for block in blocks if self._agreement.lacks_index(block, name))
+            counts[origin] = max(len(called.blocks), counts[origin])  # a block that ran at two sizes is one block
+            unknown.update(block for block in called.blocks if self._agreement.lacks_index(block, name))
         planned = {name: self._agreement.agreed_types.get(name) for name in counts}
-        has_grown = any(
-            agreed is not None and counts[name] > max(self.most_blocks[name], _planned_blocks(agreed))
+        grown = {
+            name: counts[name]
             for name, agreed in planned.items()
-        )
-        is_due = has_grown or not unknown <= set(self._asked)
+            if agreed is not None and counts[name] > max(self._most_blocks[name], _planned_blocks(agreed))
+        }
+        is_due = grown or not unknown <= set(self._asked)
         if is_due and not is_observed:
             self.wants_observation = True
-            return
+            return True
         if is_due:
             self.add([frozenset(counts)], "more blocks ran than were planned for, or others")
             self._asked.update(unknown)
-        self.most_blocks |= counts
+        for name, blocks in grown.items():
+            self._agreement.count(name, blocks, blocks)
+        self._most_blocks |= counts
+        return False
 
     def __bool__(self) -> bool:
         """Whether anything waits for a plan."""
@@ -97,14 +107,14 @@ class Waiting:
 
     def ask_again(self) -> None:
         """There is a new plan: forget which live sets have one."""
-        for name in self.most_blocks.keys() - self._agreement.agreed_types.keys():
-            del self.most_blocks[name]
-        self._planned, self.wants_observation = set(), False
+        for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
+            del self._most_blocks[name]
+        self._planned, self.wants_observation = {}, False
 
     def all_wait(self, in_force: Iterable[LiveSet], reason: str) -> None:
         """Have all live sets wait for a new plan, those of the plan in force among them."""
-        self.add(self._planned.union(in_force), reason)
-        self._planned = set()
+        self.add({*self._planned, *in_force}, reason)
+        self._planned = {}
 
 
 def _planned_blocks(agreed: AgreedType) -> int:

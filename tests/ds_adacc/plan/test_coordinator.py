@@ -155,9 +155,9 @@ def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():
     step(runs, [block] * 4)
     (known,) = runs.agreement.known_types.values()
     whole, new_sizes = frozenset(runs.agreement.known_types), runs.controller.new_sizes
-    four = new_sizes._peak_without(whole)
+    four = new_sizes._peak_of(whole)
     known.count, known.calls_per_block = 5, 2
-    assert new_sizes._peak_without(whole) > four
+    assert new_sizes._peak_of(whole) > four
 
 
 def test_a_block_recorded_often_counts_once():

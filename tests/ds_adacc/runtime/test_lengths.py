@@ -229,6 +229,28 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
     assert priced > 6
 
 
+@pytest.mark.usefixtures("equal_times")
+@pytest.mark.parametrize("equal", [36, 35, 28])  # the length that was planned for, and two that adopt its policies
+def test_two_forwards_of_equal_lengths_keep_the_budget_of_those_that_differ(equal):
+    """They are twice as many calls of one size, not one call of each of two."""
+    training = Training(memory_budget=0.35, rectifier={"enabled": False})
+    held = watch_held(training.runtime.controller)
+    pairs = ((36, 20), (30, 33), (25, 22), (33, 21), (equal, equal), (equal, equal), (20, 30), (equal, equal))
+    for pair in pairs:
+        inputs = [torch.randn(2, time, zoo.WIDTH, requires_grad=True) for time in pair]
+        losses = []
+        for x, time in zip(inputs, pair, strict=True):
+            for block in training.blocks:
+                x = training.runtime.checkpoint(block, x, rope=zoo.rope(time))
+            losses.append(x.square().sum())
+        sum(losses).backward()
+        training.runtime.controller.end_backward()
+        training.adacc.end_step()
+    limit = training.agreement.budget.limit
+    at_first, *later = [observed for pair, (_, observed) in zip(pairs, held, strict=True) if pair == (equal, equal)]
+    assert max(later) <= limit, (at_first, later, limit)
+
+
 def test_two_sizes_alive_at_once_share_the_budget():
     training = Training(rectifier={"enabled": False})
     for time in (30, 20, 25, 28):

@@ -9,6 +9,7 @@ import zoo
 from any_size import Training
 
 from ds_adacc.execute.block import Block
+from ds_adacc.runtime.current_pass import Called
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.waiting import Waiting
@@ -159,7 +160,7 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
     waiting = Waiting(training.agreement, training.runtime.controller.new_sizes)
-    ran = {name: {Block(str(number)) for number in range(blocks)}}
+    ran = {name: Called({Block(str(number)) for number in range(blocks)}, alive=3)}
     waiting.note(ran, is_observed=False)
     assert not waiting and waiting.wants_observation == grows, "its order is to be seen first"
     waiting.note(ran, is_observed=True)

@@ -1,0 +1,79 @@
+"""How many calls of each block type autograd holds at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+
+class Forward:
+    """Stands for the calls of one forward: it is gone when autograd holds none of them any more.
+
+    `on_backward` is called when the backward of a call has begun.
+    """
+
+    __slots__ = ("__weakref__", "on_backward")
+
+    def __init__(self, on_backward: Callable[[], None]) -> None:
+        self.on_backward = on_backward
+
+
+class AliveCall:
+    """One call. Autograd holds it: by the slot of the first saved tensor that the block does not discard.
+
+    Without hooks a node of the graph holds it.
+    """
+
+    __slots__ = ("_count", "_forward")
+
+    def __init__(self, forward: Forward, count: _Count) -> None:
+        self._forward = forward
+        self._count: _Count | None = count
+        count.alive += 1
+        count.most = max(count.most, count.alive)
+
+    def note_backward(self) -> None:
+        """Told by the slot: the call's backward has begun."""
+        self._forward.on_backward()
+
+    def end(self, *_: Any) -> None:
+        """A hook of the node, which runs before the node's backward. The node itself lives as long as the loss does."""
+        self._forward.on_backward()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._count is not None:
+            self._count.alive -= 1
+            self._count = None
+
+    def __del__(self) -> None:
+        self._forget()
+
+
+class AliveCalls:
+    """Counts the calls that are alive, by block type."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+
+    def begin(self, digest: str, forward: Forward) -> AliveCall:
+        """A call of this block type, which counts as long as the result is held."""
+        return AliveCall(forward, self._counts.setdefault(digest, _Count()))
+
+    def end_pass(self) -> Counter[str]:
+        """The most calls of each block type that were alive at once since the pass before has ended."""
+        most = Counter({digest: count.most for digest, count in self._counts.items()})
+        self._counts = {digest: count for digest, count in self._counts.items() if count.alive}
+        for count in self._counts.values():
+            count.most = count.alive
+        return most
+
+
+class _Count:
+    """How many calls of a block type are alive, and how many were at most."""
+
+    __slots__ = ("alive", "most")
+
+    def __init__(self) -> None:
+        self.alive = self.most = 0
