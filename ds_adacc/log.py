@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
+
+_TOLD = 3  # of many events alike, so many have a line of log each
+
+
+def is_told(count: int) -> bool:
+    """Whether the event that comes for the `count`-th time has a line of log: the first few, the 10th, the 100th ..."""
+    return count <= _TOLD or math.log10(count).is_integer()
 
 
 def get_logger() -> logging.Logger:

@@ -1,27 +1,20 @@
-"""Block types at other input sizes: predicted from recorded ones, with policies found without a solver."""
+"""Block types at other input sizes, predicted from recorded ones."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 
 import torch
 
-from ds_adacc import planner
-from ds_adacc.log import get_logger
-from ds_adacc.plan.adoption import Adoption
+from ds_adacc.log import get_logger, is_told
+from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.live_sets import Alive, LiveSet
-from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
+from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, as_block, fits
-
-_TOLD = 3  # sizes with a line of log each
 
 
 class NewSizes:
@@ -32,9 +25,9 @@ class NewSizes:
 
     def __init__(self, agreement: Agreement) -> None:
         self.symbolic_types = SymbolicTypes()
+        self.adopter = Adopter(agreement, self.symbolic_types)
         self._agreement = agreement
         self._predicted = 0  # how many times
-        self._above = 0  # how many times policies above the budget were adopted
 
     def at_sizes(
         self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]
@@ -64,271 +57,18 @@ class NewSizes:
         known = self._agreement.add(predicted.digest, predicted, profile)
         known.take_over(relative)
         self.symbolic_types.follow(predicted.digest, like, sizes)
-        self.adopt(known, like)
+        self.adopter.adopt(known, like)
         self._tell(predicted, inputs, example)
         return known, predicted
 
-    def largest(self, live_sets: Collection[LiveSet]) -> tuple[list[LiveSet], list[LiveSet]]:
-        """The live sets to plan for, and the others, whose block types can adopt from these.
-
-        Of several that are the same programs at other sizes, only the largest is planned for. Policies that fit there
-        are a start for every smaller size.
-        """
-        alike: dict[frozenset[int], list[LiveSet]] = {}
-        chosen: list[LiveSet] = []
-        for names in live_sets:
-            programs = self._programs(names)
-            if programs:
-                alike.setdefault(frozenset(map(id, programs.values())), []).append(names)
-            else:
-                chosen.append(names)
-        chosen += [max(each, key=self._peak_of) for each in alike.values()]
-        return chosen, [names for names in live_sets if names not in chosen]
-
-    def adopt_from(self, plan: Plan) -> list[str]:
-        """Adopt from a new plan. Returns the block types that were recorded, and have adopted policies from it.
-
-        The other sizes of a program adopt from the largest live set that was planned for. So sizes that come in new
-        combinations have all adopted from one live set, in which they were priced together.
-        """
-        fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
-        for names in sorted(fit, key=sorted):
-            programs = self._programs(names)
-            without = self._peak_of(names) if programs else 0
-            for name, program in programs.items():
-                if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
-                    program.origin, program.origin_bytes = name, without
-        recorded = self.symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
-        return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
-
-    def adopt_all(self, alive: Alive) -> bool:
-        """Have block types that ran together adopt policies that were found for one live set.
-
-        Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
-        """
-        programs = self._programs(alive.keys())
-        return bool(programs) and (self._adopt_within(alive, programs) or self._exceed(alive, programs))
-
-    def _adopt_within(self, alive: Alive, programs: Mapping[str, SymbolicType]) -> bool:
-        """`adopt_all` from a live set that fits the budget, if these fit it, too."""
-        origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
-        if len(origins) < len(programs) or not any(origins <= planned for planned in self._agreement.live_sets):
-            return False
-        types, mine = self._agreement.known_types, self._adoptable(alive.keys() - origins)
-        # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
-        lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
-        is_fit = not lacking and self._agreement.is_planned(alive)
-        return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
-
-    def _exceed(self, alive: Alive, programs: Mapping[str, SymbolicType]) -> bool:
-        """`adopt_all` from a live set of smaller sizes that is above the budget itself.
-
-        These are above it, too. To ask the solver would take its time at every such size. So block types without
-        policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
-        fit after all, since a budget that is a fraction has grown: then the solver may find quicker ones.
-        """
-        mine, below = self._adoptable(alive), self._unfit_below(programs)
-        if not (mine and below) or self._agreement.config.forces_compression:
-            return False
-        types = self._agreement.known_types
-        lacking = [name for name in mine if types[name].agreed is None] or mine
-        for name in lacking:
-            self._inherit(types[name], types[below[name]], alive[name])
-        peak = self._leaner(alive, lacking, below)
-        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(alive))
-        if peak > limit:
-            self._warn(alive, peak, limit)
-        return peak > limit
-
-    def _leaner(self, alive: Alive, lacking: Collection[str], below: Mapping[str, str]) -> int:
-        """Have each block type of `lacking` recompute all that it can, if that lowers the peak of all that are alive.
-
-        Returns the peak. A plan above the budget may have left a block type the policies that it had.
-        """
-        agreement, types = self._agreement, self._agreement.known_types
-
-        def peak_now() -> int:
-            return agreement.peak((types[name].agreed for name in alive), alive)
-
-        peak = peak_now()
-        for name in lacking:
-            before = types[name].agreed
-            agreement.adopt(_recomputing(before), below[name])
-            now = peak_now()
-            if now >= peak:
-                agreement.adopt(before, below[name])
-            peak = min(now, peak)
-        return peak
-
-    def _unfit_below(self, programs: Mapping[str, SymbolicType]) -> dict[str, str]:
-        """A live set of these programs for which no plan is known that fits, though no size in it is larger.
-
-        Returns its block type for each of these, by name; none at all if there is no such live set.
-        """
-        types = self._agreement.known_types
-        for unfit in self._agreement.unfit:
-            of_program = {id(program): name for name, program in self._programs(unfit).items()}
-            pairs = {name: of_program[id(each)] for name, each in programs.items() if id(each) in of_program}
-            is_same = len(pairs) == len(programs) == len(unfit) and all(types[name].agreed for name in unfit)
-            if is_same and all(programs[name].is_at_least(name, below) for name, below in pairs.items()):
-                return pairs
-        return {}
-
-    def adopt(self, known: KnownType, like: str) -> bool:
-        """Put policies in force for a new block type whose program is that of `like` at other input sizes.
-
-        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
-        """
-        return known.agreed is None and self._adopt(known, like)
-
-    def _origin(self, name: str) -> str:
-        """The block type from which this one adopts, or has adopted; its own name if there is none.
-
-        That of its program; or else, where two sizes of the program have always been alive at once, the one of its
-        sizes that was planned for last.
-        """
-        agreement, program = self._agreement, self.symbolic_types.of(name)
-        if program is not None and program.origin in agreement.agreed_types:
-            return program.origin
-        if program is None or name in agreement.agreed_types:
-            return agreement.origin(name)
-        planned = (each for each in reversed(agreement.agreed_types) if each not in agreement.origins)
-        return next((each for each in planned if self.symbolic_types.of(each) is program), name)
-
-    def _adoptable(self, names: Collection[str]) -> list[str]:
-        """Those of the block types that no rank has planned for. What the ranks have planned stays the same on all."""
-        agreement = self._agreement
-        return [name for name in sorted(names) if name in agreement.origins or name not in agreement.agreed_types]
-
-    def _adopt(self, known: KnownType, like: str, alive: int = 0) -> bool:
-        agreement = self._agreement
-        relative = agreement.known_types.get(self._origin(like))
-        if agreement.budget.limit is None or relative is None or relative is known:
-            return False
-        adoption = self._adoption(known, relative, alive)
-        if adoption is None:
-            return False
-        limit = agreement.budget.grown(adoption.without)
-        compresses = agreement.config.forces_compression
-        policies = adoption.compressed(limit) if compresses else adoption.policies(limit)
-        if policies is None:
-            return False
-        agreement.budget.limit = limit
-        agreement.adopt(adoption.agreed(known.recording.digest, policies), relative.agreed.spec.name)
-        return True
-
-    def _inherit(self, known: KnownType, relative: KnownType, alive: int) -> None:
-        """Put the policies of another size of its program in force for this block type, whatever they take."""
-        adoption = self._adoption(known, relative, alive)
-        agreed = adoption.agreed(known.recording.digest, adoption.inherited())
-        self._agreement.adopt(agreed, relative.agreed.spec.name)
-
-    def _adoption(self, known: KnownType, relative: KnownType, alive: int) -> Adoption | None:
-        """The policies of another size of its program, priced for this block type; None if that has none yet.
-
-        The block type takes over what was measured of the other, and its counts, unless more of its own calls were
-        `alive` at once. A policy that awaits its trial is
-        permitted too: its blocks hold everything exactly until then.
-        """
-        known.take_over(relative)
-        agreed, agreement = relative.agreed, self._agreement
-        if agreed is None:
-            return None
-        agreed = agreed.of_calls(max(alive, agreed.spec.count))
-        known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
-        # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
-        sets, orders = (*agreement.live_sets, *agreement.unfit), agreement.forward_order.orders
-        rejected, name = agreement.approvals.is_rejected, agreed.spec.name
-
-        def permit(index: int, policy: planner.Policy) -> bool:
-            return not rejected((name, index), policy)
-
-        return Adoption(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
-
-    def make_lean(self, alive: Alive) -> bool:
-        """Have those of these types that no rank has planned for recompute all that they can, if all of them then fit.
-
-        For two sizes of one program that are alive at once. The first such live set is planned for, and so are larger
-        ones. If each new pair of sizes were, planning would not end until every pair had come. Returns whether policies
-        have changed.
-        """
-        if not self._has_two_sizes(alive) or not any(map(self._has_two_sizes, self._agreement.live_sets)):
-            return False
-        return self._make_lean(alive, self._adoptable(alive))
-
-    def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
-        """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""
-        agreement, types = self._agreement, self._agreement.known_types
-        if not lean or agreement.config.forces_compression:
-            return False
-        agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
-        if None in agreed.values():
-            return False
-        limit = agreement.budget.grown(self._peak_without(alive))
-        if agreement.peak(agreed.values(), alive) > limit:
-            return False
-        agreement.budget.limit = limit
-        for name in sorted(lean):
-            agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
-        return True
-
-    def _programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
-        """The program of each of these block types; none at all if this rank does not know one, or if two share one."""
-        known = {name: self.symbolic_types.of(name) for name in sorted(names) if name in self._agreement.known_types}
-        programs = {name: program for name, program in known.items() if program is not None}
-        return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
-
-    def _peak_of(self, names: LiveSet) -> int:
-        return self._peak_without(self._agreement.alive(names))
-
-    def _peak_without(self, alive: Alive) -> int:
-        """Peak bytes without checkpointing, if so many calls of each block type are alive."""
-        types = self._agreement.known_types
-        each = (
-            planner.BlockType(name, self._agreement.counted(types[name]), max(alive[name], 1))  # all calls retain alike
-            for name in sorted(alive)
-        )
-        return planner.peak_without(planner.Problem(tuple(each)))
-
-    def _has_two_sizes(self, names: Collection[str]) -> bool:
-        programs = [program for program in map(self.symbolic_types.of, names) if program is not None]
-        return len(set(map(id, programs))) < len(programs)
-
-    def _recomputed(self, name: str) -> AgreedType | None:
-        """What is agreed on for this size of a program if it recomputes all that it can; None if nothing is."""
-        known = self._agreement.known_types[name]
-        relative = self._agreement.agreed_types.get(self._origin(name), known.agreed)
-        if relative is None:
-            return None
-        spec = replace(relative.spec, name=name, profile=self._priced(known, relative))
-        return _recomputing(replace(relative, spec=spec))
-
-    def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
-        """The profile of a block type, with what was learnt of another size of its program."""
-        counted = self._agreement.counted(known)
-        return relative.correction.of(self._agreement.outlier_prices.of(counted, known, relative.capacity))
-
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1
-        if _is_told(self._predicted):
+        if is_told(self._predicted):
             before = iter(example.sizes.lengths)
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)
             text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
-
-    def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
-        """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
-        self._above += 1
-        if _is_told(self._above):
-            recordings = (self._agreement.known_types[name].recording for name in sorted(names))
-            blocks = ", ".join(dict.fromkeys(recording.name for recording in recordings))
-            text = (
-                "%s: no plan is known that fits the budget at the new input sizes, as none fits at smaller ones. The "
-                "leanest policies found there are in force, with a peak of %s, above the budget of %s (new sizes "
-                "like these so far: %d). A smaller micro-batch needs less; a larger memory_budget allows more"
-            )
-            get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
 
     def drop_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:
         """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
@@ -337,14 +77,3 @@ class NewSizes:
         self._agreement.drop_adopted(dropped)
         self.symbolic_types.forget(dropped)
         return dropped
-
-
-def _recomputing(agreed: AgreedType) -> AgreedType:
-    """The block type if all its blocks recompute all that they can."""
-    policies = (planner.recompute_policy(agreed.spec.profile),) * len(agreed.policies)
-    return replace(agreed, policies=policies)
-
-
-def _is_told(count: int) -> bool:
-    """Whether a line is logged: for each of the first few, and then whenever they have become ten times as many."""
-    return count <= _TOLD or math.log10(count).is_integer()

@@ -40,13 +40,16 @@ class SymbolicType:
         """The block type at these sizes, if it was recorded or predicted before."""
         return self.recorded.get(sizes) or self.predicted.get(sizes)
 
+    def sizes(self, digest: str) -> tuple[int, ...]:
+        """The sizes of the block type; () if they are not known."""
+        known = (each for each in (self.recorded, self.predicted) for each in each.items())
+        found = next((sizes for sizes, name in known if name == digest), None)
+        return () if found is None else (*found.lengths, *found.numbers)
+
     def is_at_least(self, digest: str, other: str) -> bool:
         """Whether all sizes of this block type are known to be at least those of the other one."""
-        sizes = {name: each for known in (self.predicted, self.recorded) for each, name in known.items()}
-        if not {digest, other} <= sizes.keys():
-            return False
-        one, two = ((*sizes[name].lengths, *sizes[name].numbers) for name in (digest, other))
-        return len(one) == len(two) and all(map(operator.ge, one, two))
+        one, two = self.sizes(digest), self.sizes(other)
+        return 0 < len(one) == len(two) and all(map(operator.ge, one, two))
 
 
 class SymbolicTypes:

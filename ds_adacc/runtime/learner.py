@@ -158,7 +158,7 @@ class Learner:
             known = agreement.add(digest, recording, profile)
             symbolic_types.learn(digest, like, example, profile)
             if like is not None and symbolic_types.of(like) is symbolic_types.of(digest):
-                self._controller.new_sizes.adopt(known, like)
+                self._controller.new_sizes.adopter.adopt(known, like)
             reason = self._controller.trials.admit(known, recording, captured)
             if reason is not None:
                 self._warnings.unmeasurable(known.recording.name, reason)

@@ -97,7 +97,7 @@ class StepController:
         self.schedule = state.schedule
         if self.rectifier is not None:
             self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
-        self.waiting = Waiting(self.agreement, self.new_sizes, planned=state.agreement.live_sets)
+        self.waiting = Waiting(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
@@ -250,13 +250,13 @@ class StepController:
         waiting, reason = self.waiting.take()
         if self.agreement.undecided:
             reason = "new shapes recorded"
-        largest, others = self.new_sizes.largest(waiting)
+        largest, others = self.new_sizes.adopter.largest(waiting)
         if is_first:
             reason = "first step recorded"
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
-        unfit = (names for names in known if not self.new_sizes.adopt_all(self.agreement.alive(names)))
+        unfit = (names for names in known if not self.new_sizes.adopter.adopt_all(self.agreement.alive(names)))
         self.waiting.add(unfit, reason)
         self.choose_policies({name for names in known for name in names})
 
@@ -279,7 +279,7 @@ class StepController:
         self.plan, self.observation = plan, None
         self.waiting.ask_again()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
-        adopted = self.new_sizes.adopt_from(plan)
+        adopted = self.new_sizes.adopter.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
         self.choose_policies([*plan.policies, *adopted])
         self.bindings.keep_block_types()

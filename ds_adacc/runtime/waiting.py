@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from ds_adacc.execute.block import Block
+from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
-from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime.current_pass import Ran
 
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
@@ -23,12 +23,12 @@ class Waiting:
     plan for them needs their order.
     """
 
-    def __init__(self, agreement: Agreement, new_sizes: NewSizes, planned: Iterable[LiveSet] = ()) -> None:
+    def __init__(self, agreement: Agreement, adopter: Adopter, planned: Iterable[LiveSet] = ()) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
         # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
-        self._new_sizes = new_sizes
+        self._adopter = adopter
         # what has run of late and has a plan, with the most calls of each block type for which it has one
         self._planned: dict[LiveSet, Alive] = {names: Counter() for names in planned}
         self.wants_observation = False
@@ -48,9 +48,11 @@ class Waiting:
         if not live_set or (planned is not None and all(planned[name] >= number for name, number in alive.items())):
             return False
         is_planned = self._agreement.is_planned(alive)
-        if not is_planned and not (self._new_sizes.adopt_all(alive) or self._new_sizes.make_lean(alive)):
+        if not is_planned and not self._adopter.adopt_all(alive):
             self.add([live_set], "blocks ran together that had not before, or more often")
             return False
+        if not is_planned:  # what has got other policies may be too large now beside others
+            self._planned = {names: each for names, each in self._planned.items() if names.isdisjoint(live_set)}
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned[live_set] = alive

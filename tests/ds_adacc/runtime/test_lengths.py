@@ -14,8 +14,8 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.adoption import Adoption
-from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime import binder, bindings
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
@@ -450,7 +450,7 @@ def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_
     types = training.agreement.known_types
     before = set(types)
     for adoption in ("_adopt", "adopt_all"):
-        monkeypatch.setattr(NewSizes, adoption, lambda *_: False)
+        monkeypatch.setattr(Adopter, adoption, lambda *_: False)
     training.micro_batch(66)
     (new,) = types.keys() - before
     assert types[new].agreed is None and types[new].outlier_values

@@ -159,7 +159,7 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     training = Training(layers=3, memory_budget=0.5)
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
-    waiting = Waiting(training.agreement, training.runtime.controller.new_sizes)
+    waiting = Waiting(training.agreement, training.runtime.controller.new_sizes.adopter)
     ran = {name: Called({Block(str(number)) for number in range(blocks)}, alive=3)}
     waiting.note(ran, is_observed=False)
     assert not waiting and waiting.wants_observation == grows, "its order is to be seen first"
