@@ -19,12 +19,15 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet, components, largest
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.rank_reports import (
+    RankAnswer,
     RankReport,
+    RankRequest,
     merge_block_type,
     merge_capacity,
     merge_corrections,
     merge_orders,
     merge_profiles,
+    merge_requests,
 )
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.plan.solve import Forgiven, solve
@@ -61,32 +64,27 @@ class Coordinator:
         planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
         index is forgotten. If it is forgiven, policies take the solver's place as `solve` says, with a warning.
         """
-        requests = self._ranks.gather((list(live_sets), self.agreement.grown, self.agreement.moved, reason))
-        asked, grown, moved, reasons = zip(*requests, strict=True)
-        reason = next(filter(None, reasons), "")
-        self.agreement.approvals.forget(frozenset().union(*moved))
-        self.agreement.moved = set()
-        new = {names for sets in asked for names in sets}
+        agreement = self.agreement
+        own = RankRequest(frozenset(live_sets), frozenset(agreement.grown), frozenset(agreement.moved), reason)
+        asked = merge_requests(self._ranks.gather(own))
+        agreement.approvals.forget(asked.moved)
+        agreement.moved = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
-        known = largest((*self.agreement.without(frozenset().union(*grown)), *new))
-        touched = {name for names in components(known) if any(names & s for s in new) for name in names}
-        mine = sorted(touched & self.agreement.known_types.keys())
-        reports = {digest: self._report(digest, capacity or {}, corrections or {}) for digest in mine}
-        budget = self.agreement.budget
-        available = None if device is None else available_bytes(device, self._recomputed(known), budget.peak)
-        answers = self._ranks.gather((reports, self.agreement.forward_order.orders, available))
-        everyone, orders, free = zip(*answers, strict=True)
-        present = frozenset(digest for given in everyone for digest in given)
-        sets = largest(names & present for names in known)
-        agreed_orders = merge_orders(orders)
-        room = min(nbytes for nbytes in free if nbytes is not None)
-        plan, agreed = self._ranks.on_first(
-            lambda: self._attempt(everyone, sets, agreed_orders, room, reason, forgiven)
-        )
-        self.agreement.forward_order.orders = agreed_orders
+        known = largest((*agreement.without(asked.grown), *asked.live_sets))
+        touched = {name for names in components(known) if any(names & s for s in asked.live_sets) for name in names}
+        reports = {
+            digest: self._report(digest, capacity or {}, corrections or {})
+            for digest in sorted(touched & agreement.known_types.keys())
+        }
+        available = None if device is None else available_bytes(device, self._recomputed(known), agreement.budget.peak)
+        everyone = self._ranks.gather(RankAnswer(reports, agreement.forward_order.orders, available))
+        present = frozenset(digest for answer in everyone for digest in answer.reports)
+        sets, orders = largest(names & present for names in known), merge_orders([each.orders for each in everyone])
+        plan, agreed = self._ranks.on_first(lambda: self._attempt(everyone, sets, orders, asked.reason, forgiven))
         self._warn(plan)
-        budget.limit = max(plan.budget, budget.limit or 0)
-        self.agreement.set_agreed(agreed)
+        agreement.forward_order.orders = orders
+        agreement.budget.limit = max(plan.budget, agreement.budget.limit or 0)
+        agreement.set_agreed(agreed)
         self._remember((*(names for names in known if not names & touched), *sets), plan)
         return plan
 
@@ -148,19 +146,19 @@ class Coordinator:
 
     def _attempt(
         self,
-        everyone: Sequence[Mapping[str, RankReport]],
+        everyone: Sequence[RankAnswer],
         live_sets: Sequence[LiveSet],
         orders: Orders,
-        available: int,
         reason: str,
         forgiven: Forgiven,
     ) -> tuple[Plan, tuple[AgreedType, ...]]:
         """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
-        agreement, merged = self.agreement, self._merge(everyone)
+        agreement, merged = self.agreement, self._merge([answer.reports for answer in everyone])
         specs = {digest: each.spec for digest, each in merged.items()}
         request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim)
         without = request.peak_without()
-        budget = agreement.budget.bytes(without, available)
+        available = (answer.available for answer in everyone if answer.available is not None)
+        budget = agreement.budget.bytes(without, min(available))
         in_force = {  # () for a block type whose policies were rejected, or not measured yet
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()

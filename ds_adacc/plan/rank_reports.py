@@ -1,4 +1,4 @@
-"""Merge the reports of all ranks on a block type into one."""
+"""What each rank asks and tells when all plan together, and how these are merged."""
 
 from __future__ import annotations
 
@@ -14,6 +14,32 @@ from ds_adacc.plan.plan import Orders
 
 
 @dataclass(frozen=True)
+class RankRequest:
+    """What one rank asks for, or all of them.
+
+    `live_sets`: what to plan for. `grown`: the block types of which more calls were alive at once than were planned
+    for. `moved`: those in which a block's index has changed. `reason`: for the log; "" if the rank has none.
+    """
+
+    live_sets: frozenset[LiveSet]
+    grown: frozenset[str]
+    moved: frozenset[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """What one rank tells of the block types in question: its reports on those that it has run, by digest.
+
+    `orders` is as in `ForwardOrder`. `available`: bytes left on its device; None if it has run no block yet.
+    """
+
+    reports: Mapping[str, RankReport]
+    orders: Orders
+    available: int | None
+
+
+@dataclass(frozen=True)
 class RankReport:
     """The report of one rank on a block type.
 
@@ -26,6 +52,16 @@ class RankReport:
     calls_per_block: int
     capacity: Mapping[int, int]
     correction: Correction | None = None
+
+
+def merge_requests(requests: Sequence[RankRequest]) -> RankRequest:
+    """All that any rank asks for, and the first reason."""
+    return RankRequest(
+        frozenset().union(*(request.live_sets for request in requests)),
+        frozenset().union(*(request.grown for request in requests)),
+        frozenset().union(*(request.moved for request in requests)),
+        next((request.reason for request in requests if request.reason), ""),
+    )
 
 
 def merge_capacity(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:

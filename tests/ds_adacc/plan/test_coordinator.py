@@ -16,7 +16,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.rank_reports import RankReport, merge_block_type, merge_orders, merge_profiles
+from ds_adacc.plan.rank_reports import RankReport, RankRequest, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.program.recording import RecordedOp
 from ds_adacc.runtime.runtime import Runtime
@@ -316,8 +316,8 @@ class BesideOneThatCalls(Ranks):
     """The first rank, on which nothing waits, beside one that calls for a plan."""
 
     def gather(self, thing):
-        calls = isinstance(thing, tuple) and isinstance(thing[-1], str)
-        return [thing, (*thing[:-1], "peak observed 3.00 MiB")] if calls else [thing]
+        calls = isinstance(thing, RankRequest)
+        return [thing, replace(thing, reason="peak observed 3.00 MiB")] if calls else [thing]
 
 
 def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
