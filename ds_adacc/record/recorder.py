@@ -128,6 +128,7 @@ class Recorder(TorchDispatchMode):
         """Note that a hook waits for the gradient of a tensor."""
         self.draft.has_hooks = True
 
+    @torch._disable_dynamo
     def note_places(self, places: Mapping[str, Place]) -> None:
         """Note what a function reads that begins inside a Function, or in the kernel of an operator."""
         reads = self._python_reads if self._running is None else self._running.python_reads

@@ -20,6 +20,14 @@ PATTERNS = (0xA5, 0x5A)
 class Filled(TorchDispatchMode):
     """Fills the memory that `empty` and its like return with bytes of this pattern."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch asks here whether compiled code may run compiled under this mode.
+
+        If not, Dynamo marks code that it has to compile under the mode, and that code never runs compiled again.
+        """
+        return True
+
     def __init__(self, pattern: int) -> None:
         super().__init__()
         self._pattern = pattern

@@ -490,6 +490,40 @@ def test_a_function_between_two_graphs_is_one_operator(backend):
     assert not calls[-1].diverged
 
 
+class Chunked(torch.autograd.Function):
+    """Its forward calls a compiled function on parts of its argument, as that of DeepSpeed's FPDT_FFN does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.cat([tanh_compiled(part * 2) for part in x.chunk(2)])
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * grad * (1 - (2 * x).tanh() ** 2)
+
+
+@torch.compile(backend="aot_eager")
+def tanh_compiled(x):
+    return x.tanh()
+
+
+class CallsChunked(nn.Module):
+    def forward(self, x):
+        return Chunked.apply(x.sin()).cos()
+
+
+def test_what_a_function_calls_stays_compiled():
+    args = (torch.rand(4, 6, requires_grad=True),)
+    recording = record(CallsChunked(), args, {})
+    assert [(op.short_name, op.refusal) for op in recording.ops] == [("sin", None), ("Chunked", None), ("cos", None)]
+    with torch.profiler.profile() as profiler:
+        CallsChunked()(*args)
+    assert sum(event.name.startswith("Torch-Compiled Region") for event in profiler.events()) == 2
+
+
 class Mixed(nn.Module):
     """A compiled function, and operators after it. The other graph of the function saves one tensor more."""
 

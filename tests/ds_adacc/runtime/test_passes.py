@@ -153,6 +153,26 @@ def test_layers_that_are_unfrozen_later_are_planned_for(count_plans):
     assert training.planned == before
 
 
+TABLES = {}
+
+
+class Filling(zoo.LlamaBlock):
+    """Reads a table that all blocks share, and that the first call of all makes, as DeepSpeed's top-1 gate does."""
+
+    def forward(self, x, rope):
+        if "cos" not in TABLES:
+            TABLES["cos"] = torch.linspace(0, 1, x.shape[-1]).cos()
+        return super().forward(x * TABLES["cos"], rope)
+
+
+def test_a_program_that_its_block_no_longer_runs_is_not_planned_for_beside_the_others(count_plans):
+    TABLES.clear()
+    training = count_plans(Training(make=Filling, layers=4, memory_budget=0.6, rectifier={"enabled": False}))
+    train(training, *[9] * 8)
+    assert training.planned[0] == 4 == training.planned[-1]
+    assert sizes_together(training) == [1]
+
+
 @pytest.mark.parametrize(("blocks", "grows"), [(2, False), (3, False), (4, True)])
 def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     """A resumed run, and a rank whose forwards call fewer blocks than those of others, have seen none of it."""
