@@ -17,8 +17,6 @@ from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials
 
-_MOST_ADOPTED = 64  # block types at predicted input sizes; one that was forgotten is predicted again when it comes back
-
 
 class Bindings:
     """Chooses what the variants of the blocks run, and forgets the variants that no plan needs."""
@@ -95,15 +93,12 @@ class Bindings:
             return None
         return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)
 
-    def limit_adopted(self, all_but: Collection[str]) -> None:
-        """Forget the block types at predicted input sizes that were used longest ago, if there are many."""
-        self._forget(self._new_sizes.drop_adopted(all_but, most=_MOST_ADOPTED))
+    def forget_adopted(self, all_but: Collection[str], most: int = 0) -> None:
+        """Forget the block types at predicted input sizes, but for `all_but` and the `most` used last.
 
-    def forget_adopted(self, all_but: Collection[str]) -> None:
-        """Forget the block types at predicted input sizes: they are adopted anew from the next plan."""
-        self._forget(self._new_sizes.drop_adopted(all_but))
-
-    def _forget(self, digests: Collection[str]) -> None:
+        One that comes back is predicted again, and adopts from the plan that is then in force.
+        """
+        digests = self._new_sizes.drop_adopted(all_but, most)
         if digests:
             for block in self._blocks.all():
                 block.forget(digests)

@@ -50,6 +50,8 @@ from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.waiting import Waiting
 
+_MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
+
 
 class StepController:
     """Owns the current step and the schedule of the next ones, and decides when a plan changes.
@@ -293,7 +295,8 @@ class StepController:
         priced at the end of its backward. So these must be known until then.
         """
         if self.step.observer is None:
-            self.bindings.limit_adopted({*self.step.current_pass.called, *self.waiting.names, *self.trials.late})
+            needed = {*self.step.current_pass.called, *self.waiting.names, *self.trials.late}
+            self.bindings.forget_adopted(needed, _MOST_ADOPTED)
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""

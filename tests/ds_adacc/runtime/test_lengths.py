@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.adoption import Adoption
-from ds_adacc.runtime import binder, bindings
+from ds_adacc.runtime import binder, step_controller
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
 
@@ -185,7 +185,7 @@ def test_where_two_sizes_are_always_alive_at_once_new_ones_recompute_before_a_pl
 
 def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
     """However many other sizes come in the same step."""
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
     training = Training(rectifier={"enabled": False})
     for time in (120, 100, 110, 90, 80, 120, 120, 120, 120):
         training.step(time)

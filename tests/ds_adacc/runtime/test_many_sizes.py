@@ -7,7 +7,7 @@ from two_programs import TwoPrograms
 
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
-from ds_adacc.runtime import bindings, waiting
+from ds_adacc.runtime import step_controller, waiting
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -20,7 +20,7 @@ def settled():
 
 
 def test_a_length_in_use_outlasts_those_that_were_used_longer_ago(monkeypatch):
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
     training = settled()
     recorded = training.runtime.recordings
     for length in range(33, 43):
@@ -30,7 +30,7 @@ def test_a_length_in_use_outlasts_those_that_were_used_longer_ago(monkeypatch):
 
 
 def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
     training = settled()
     controller = training.runtime.controller
     controller.decide(controller.agreement.live_sets, "a new plan")
@@ -44,7 +44,7 @@ def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
 
 def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatch):
     """It was predicted itself, and then planned, because its outliers had drifted."""
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 16)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 16)
     monkeypatch.setattr(blocks_of, "_VARIANTS", 4)
     training = settled()
     training.step((33, 33))
@@ -74,7 +74,7 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
 
 def test_a_checkpoint_grows_with_no_resume(monkeypatch):
     """Blocks meet other lengths after each: the records of those before are never asked for again."""
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 8)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 8)
     monkeypatch.setattr(blocks_of, "_VARIANTS", 6)
     state, sizes = None, []
     for generation in range(4):
@@ -91,7 +91,7 @@ def test_a_checkpoint_grows_with_no_resume(monkeypatch):
 
 
 def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 4)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
     monkeypatch.setattr(waiting, "_MOST_PLANNED", 4)
     training = settled()
     for length in range(33, 45):
@@ -104,7 +104,7 @@ def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
 
 def test_one_forward_meets_more_sizes_than_are_remembered(monkeypatch):
     """A batch of many short texts, each by itself: none of its sizes is forgotten before its backward."""
-    monkeypatch.setattr(bindings, "_MOST_ADOPTED", 3)
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 3)
     training = TwoPrograms(enabled=False)
     for length in (8, 16, 12, 10, 10, 10, 10):
         training.step((length, length))
