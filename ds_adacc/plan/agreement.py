@@ -52,7 +52,7 @@ class Agreement:
     other block type; the one used last comes last. `unpriced`: those of them whose peak beside the largest sizes of
     other programs is not known; it is computed for each live set that has one. `moved`: the types in which a block's
     index has changed on this rank since the last plan. Errors are stored by index, so this block would get another
-    one's. A `Coordinator` changes all of this on all ranks at once; `NewSizes` adds adopted types on its rank.
+    one's. A `Coordinator` changes all of this on all ranks at once; an `Adopter` adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:

@@ -49,7 +49,9 @@ class Waiting:
             return False
         is_planned = self._agreement.is_planned(alive)
         if not is_planned and not self._adopter.adopt_all(alive):
-            self.add([live_set], "blocks ran together that had not before, or more often")
+            is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
+            more = "more calls of blocks were alive at once than were planned for"
+            self.add([live_set], "blocks ran together that had not before" if is_new else more)
             return False
         if not is_planned:  # what has got other policies may be too large now beside others
             self._planned = {names: each for names, each in self._planned.items() if names.isdisjoint(live_set)}

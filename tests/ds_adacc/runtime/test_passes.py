@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from any_size import Training
+from held import watch_held
 
 from ds_adacc.execute.block import Block
 from ds_adacc.runtime.current_pass import Called
@@ -171,6 +172,16 @@ def test_a_program_that_its_block_no_longer_runs_is_not_planned_for_beside_the_o
     train(training, *[9] * 8)
     assert training.planned[0] == 4 == training.planned[-1]
     assert sizes_together(training) == [1]
+
+
+def test_a_block_that_is_called_more_often_than_before_keeps_the_budget(count_plans):
+    """As one that a program repeats until it is content, whose number of repetitions varies."""
+    training = count_plans(Training(layers=1, memory_budget="600KiB", rectifier={"enabled": False}))
+    held, calls = watch_held(training.runtime.controller), (4, 4, 11, 11, 12, 12, 7, 12)
+    for number in calls:
+        train(training, 24, blocks=list(training.blocks) * number)
+    assert training.planned == [4, 11, 12]
+    assert all(observed <= 600 << 10 for _, observed in held[1::2])
 
 
 @pytest.mark.parametrize(("blocks", "grows"), [(2, False), (3, False), (4, True)])
