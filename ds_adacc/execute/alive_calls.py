@@ -20,9 +20,9 @@ class Forward:
 
 
 class AliveCall:
-    """One call. Autograd holds it: by the slot of the first saved tensor that the block does not discard.
+    """One call. Autograd holds it: by the slot of the first saved tensor that is not discarded.
 
-    Without hooks a node of the graph holds it.
+    In an observed step all slots of the call hold it; without hooks, the nodes of its output do.
     """
 
     __slots__ = ("_count", "_forward")
@@ -34,21 +34,24 @@ class AliveCall:
         count.most = max(count.most, count.alive)
 
     def note_backward(self) -> None:
-        """Told by the slot: the call's backward has begun."""
+        """Told by a slot: the call's backward has begun."""
         self._forward.on_backward()
 
     def end(self, *_: Any) -> None:
-        """A hook of the node, which runs before the node's backward. The node itself lives as long as the loss does."""
-        self._forward.on_backward()
-        self._forget()
+        """A hook of a node, which runs before the node's backward. The node itself lives as long as the loss does.
 
-    def _forget(self) -> None:
+        So a call counts no longer from then on, though a backward with `retain_graph` keeps what it holds.
+        """
+        self.note_backward()
+        self._uncount()
+
+    def __del__(self) -> None:
+        self._uncount()
+
+    def _uncount(self) -> None:
         if self._count is not None:
             self._count.alive -= 1
             self._count = None
-
-    def __del__(self) -> None:
-        self._forget()
 
 
 class AliveCalls:

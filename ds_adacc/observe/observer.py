@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
+from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.call import Call
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
@@ -35,13 +36,20 @@ class Observer:
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
-    def begin(self, variant: Variant, block: Block, times_forward: bool = True, times_backward: bool = True) -> Ticket:
-        """Note that a call begins. This must come before the call stores its inputs: those bytes are the call's own.
+    def begin(
+        self,
+        variant: Variant,
+        block: Block,
+        call: AliveCall | None = None,
+        times_forward: bool = True,
+        times_backward: bool = True,
+    ) -> Ticket:
+        """Note that a call begins. This must come before it stores its inputs: those bytes are the call's own.
 
-        `times_forward`, `times_backward`: as of `CallMoments`.
+        `call`: what each of its slots is to hold. `times_forward`, `times_backward`: as of `CallMoments`.
         """
         assert variant.policy is not None  # it has been admitted
-        ticket = Ticket(self, variant.digest, variant.policy, block)
+        ticket = Ticket(self, variant.digest, variant.policy, block, call)
         if self._profiler is not None:
             ticket.moments = self._profiler.forward_begins(
                 variant.digest, variant.policy, times_forward, times_backward
@@ -142,13 +150,19 @@ class Ticket:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = ("__weakref__", "block", "count", "digest", "has_begun", "moments", "number", "observer", "policy")
+    __slots__ = (
+        *("__weakref__", "block", "call", "count", "digest"),
+        *("has_begun", "moments", "number", "observer", "policy"),
+    )
 
-    def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block) -> None:
+    def __init__(
+        self, observer: Observer, digest: str, policy: planner.Policy, block: Block, call: AliveCall | None
+    ) -> None:
         self.observer = observer
         self.digest = digest
         self.policy = policy
         self.block = block
+        self.call = call
         self.number: int | None = None
         self.has_begun = False
         self.moments: CallMoments | None = None
@@ -157,6 +171,8 @@ class Ticket:
     def begin_backward(self) -> None:
         if not self.has_begun:
             self.has_begun = True
+            if self.call is not None:
+                self.call.note_backward()
             self.observer.backward_begins(self)
 
     def __del__(self) -> None:

@@ -83,8 +83,12 @@ class Adopter:
         The first such live set is planned for. If each new pair of sizes were, planning would not end until every pair
         had come. So those of its block types that no rank has planned for recompute all that they can.
         """
-        is_first = not any(map(self._has_two_sizes, self._agreement.live_sets))
-        return not is_first and self._make_lean(alive, self._adoptable(alive))
+        if not any(map(self._has_two_sizes, self._agreement.live_sets)):
+            return False
+        types, mine = self._agreement.known_types, self._adoptable(alive)
+        lacking = [name for name in mine if types[name].agreed is None]
+        is_fit = all(self._adopt(types[name], name, alive[name]) for name in lacking) and bool(lacking)
+        return (is_fit and self._agreement.is_planned(alive)) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
         """`adopt_all` from a live set of smaller sizes that is above the budget itself.
@@ -101,7 +105,7 @@ class Adopter:
         for name in lacking:
             self._inherit(types[name], types[below[name]], alive[name])
         peak = self._leaner(alive, lacking, below)
-        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._peak_without(alive))
+        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._agreement.peak_without(alive))
         if peak > limit:
             self._warn(alive, peak, limit)
         return peak > limit
@@ -188,7 +192,8 @@ class Adopter:
         adoption = self._adoption(known, relative, alive)
         if adoption is None:
             return False
-        limit = agreement.budget.grown(adoption.without)
+        # If the number of calls varies, only the end of a pass tells what it takes.
+        limit = agreement.budget.grown(adoption.without) if self._is_steady(relative) else agreement.budget.limit
         compresses = agreement.config.forces_compression
         policies = adoption.compressed(limit) if compresses else adoption.policies(limit)
         if policies is None:
@@ -196,6 +201,15 @@ class Adopter:
         agreement.budget.limit = limit
         agreement.adopt(adoption.agreed(known.recording.digest, policies), relative.agreed.spec.name)
         return True
+
+    def _is_steady(self, relative: KnownType) -> bool:
+        """Whether all passes had as many calls of this program alive as are planned for, and all of one size."""
+        agreed, of, types = relative.agreed, self._symbolic_types.of, self._agreement.known_types
+        program = of(agreed.spec.name)
+        if any(agreed.spec.name in names and self._has_two_sizes(names) for names in self._agreement.live_sets):
+            return False
+        fewest = [known.fewest for name, known in types.items() if known.fewest is not None and of(name) is program]
+        return not fewest or agreed.of_calls(min(fewest)).spec.count == agreed.spec.count
 
     def _inherit(self, known: KnownType, relative: KnownType, alive: int) -> None:
         """Put the policies of another size of its program in force for this block type, whatever they take."""
@@ -213,8 +227,9 @@ class Adopter:
         agreed, agreement = relative.agreed, self._agreement
         if agreed is None:
             return None
-        agreed = agreed.of_calls(max(alive, agreed.spec.count))
-        known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
+        agreed = agreed.of_calls(max(alive, known.count, agreed.spec.count))
+        if known.fewest is None:
+            known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets, orders = (*agreement.live_sets, *agreement.unfit), agreement.forward_order.orders
         rejected, name = agreement.approvals.is_rejected, agreed.spec.name
@@ -232,7 +247,7 @@ class Adopter:
         agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
         if None in agreed.values():
             return False
-        limit = agreement.budget.grown(self._peak_without(alive))
+        limit = agreement.budget.grown(agreement.peak_without(alive))
         if agreement.peak(agreed.values(), alive) > limit:
             return False
         agreement.budget.limit = limit
@@ -247,16 +262,7 @@ class Adopter:
         return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
 
     def _peak_of(self, names: LiveSet) -> int:
-        return self._peak_without(self._agreement.alive(names))
-
-    def _peak_without(self, alive: Alive) -> int:
-        """Peak bytes without checkpointing, if so many calls of each block type are alive."""
-        types = self._agreement.known_types
-        each = (
-            planner.BlockType(name, self._agreement.counted(types[name]), max(alive[name], 1))  # all calls retain alike
-            for name in sorted(alive)
-        )
-        return planner.peak_without(planner.Problem(tuple(each)))
+        return self._agreement.peak_without(self._agreement.alive(names))
 
     def _has_two_sizes(self, names: Collection[str]) -> bool:
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]

@@ -61,6 +61,7 @@ class Agreement:
         self.agreed_types: dict[str, AgreedType] = {}
         self.origins: OrderedDict[str, str] = OrderedDict()
         self.unpriced: set[str] = set()
+        self._passes: dict[LiveSet, tuple[Alive, ...]] = {}
         self.budget = Budget(config)
         self.live_sets: tuple[LiveSet, ...] = ()
         self.unfit: tuple[LiveSet, ...] = ()
@@ -82,7 +83,7 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.known_types, self.origins, self.unpriced, self.moved = {}, OrderedDict(), set(), set()
+        self.known_types, self.origins, self.unpriced, self.moved, self._passes = {}, OrderedDict(), set(), set(), {}
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
@@ -100,14 +101,44 @@ class Agreement:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
         self.moved |= self.forward_order.learn(seen, self.known_types.keys())
         for digest in seen.digests & self.known_types.keys():
-            self.known_types[digest].calls_per_block = seen.calls_per_block(digest)
+            known, each = self.known_types[digest], seen.calls_per_block(digest)
+            known.calls_per_block = _shared(known.count, seen.calls_of(digest) // each)
+
+    def note_pass(self, alive: Alive) -> None:
+        """Note a pass with so many calls alive: a budget that is a fraction is of what one pass takes."""
+        names = frozenset(alive)
+        others = [known for known in self._passes.get(names, ()) if any(known[name] > alive[name] for name in names)]
+        if not any(all(known[name] >= alive[name] for name in names) for known in others):
+            self._passes[names] = (*others, alive)
+        if self.budget.limit is not None and self.budget.fraction is not None:
+            self.budget.limit = self.budget.grown(self.peak_without(alive))
+
+    def passes_of(self, names: Collection[str]) -> list[Alive]:
+        """The largest passes that had only these block types alive."""
+        return [alive for live_set, passes in self._passes.items() if live_set <= set(names) for alive in passes]
+
+    def peak_without(self, alive: Alive) -> int:
+        """Peak bytes without checkpointing, if so many calls of each block type are alive."""
+        types = {name: self.known_types[name] for name in sorted(alive)}
+        profiles = (self.counted(each) if each.agreed is None else each.agreed.spec.profile for each in types.values())
+        each = (
+            planner.BlockType(name, profile, max(alive[name], 1))  # all calls retain alike
+            for name, profile in zip(types, profiles, strict=True)
+        )
+        return planner.peak_without(planner.Problem(tuple(each)))
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
-        """Note for the next plan that calls in so many blocks were `alive` at once. The count never decreases."""
+        """Note for the next plan that calls in so many blocks were `alive` at once.
+
+        The count never decreases. But that of a new size is a guess until a pass with it has ended.
+        """
         known = self.known_types[digest]
+        if known.fewest is None and digest in self.origins:
+            spec = known.agreed.of_calls(alive).spec
+            known.count, known.calls_per_block = spec.count, spec.calls_per_block
+        known.fewest = alive if known.fewest is None else min(alive, known.fewest)
         if alive > known.count:
-            known.count = alive
-            known.calls_per_block = alive // blocks if blocks and alive % blocks == 0 else alive
+            known.count, known.calls_per_block = alive, _shared(alive, blocks)
 
     @property
     def grown(self) -> set[str]:
@@ -170,6 +201,7 @@ class Agreement:
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
         self.known_types = {digest: known for digest, known in self.known_types.items() if digest in digests}
+        self._passes = {names: alive for names, alive in self._passes.items() if names <= self.known_types.keys()}
 
     def block_key(self, block: Block, digest: str) -> BlockKey:
         """By what a block is known to the approvals, whatever the sizes of its inputs. `digest`: its type at these."""
@@ -293,3 +325,8 @@ class Agreement:
             self.agreed_types.pop(name, None)
             if name in self.known_types:
                 self.known_types[name].agreed = None
+
+
+def _shared(calls: int, blocks: int) -> int:
+    """How many of the calls each of the blocks has; all of them if these cannot be equally many."""
+    return calls // blocks if blocks and calls % blocks == 0 else calls

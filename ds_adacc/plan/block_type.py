@@ -56,18 +56,19 @@ class AgreedType:
 class KnownType:
     """What this process knows of a block type.
 
-    `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block.
-    `outlier_channels` is the largest number of outlier channels found in any of its blocks on this rank, by value
-    index. It is the capacity until the ranks agree on one. `errors` are the gradient errors of its codecs. As long as
-    they are not measured, no lossy codec is offered where the section bounds them. `agreed` is None until the ranks
-    have planned for the type. `_courses`: what is known of calls under the policies of late. `_whole`: the places of
-    the inputs that are only retained.
+    `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block; `fewest`
+    calls were alive in some pass; None before one has ended. `outlier_channels` is the largest number of outlier
+    channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
+    `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
+    the section bounds them. `agreed` is None until the ranks have planned for the type. `_courses`: what is known of
+    calls under the policies of late. `_whole`: the places of the inputs that are only retained.
     """
 
     recording: Recording
     profile: planner.Profile
     count: int = 1
     calls_per_block: int = 1
+    fewest: int | None = None
     outlier_channels: dict[int, int] = field(default_factory=dict)
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False

@@ -77,7 +77,8 @@ class Coordinator:
             for digest in sorted(touched & agreement.known_types.keys())
         }
         available = None if device is None else available_bytes(device, self._recomputed(known), agreement.budget.peak)
-        everyone = self._ranks.gather(RankAnswer(reports, agreement.forward_order.orders, available))
+        passes = agreement.passes_of(reports.keys())
+        everyone = self._ranks.gather(RankAnswer(reports, passes, agreement.forward_order.orders, available))
         present = frozenset(digest for answer in everyone for digest in answer.reports)
         sets, orders = largest(names & present for names in known), merge_orders([each.orders for each in everyone])
         plan, agreed = self._ranks.on_first(lambda: self._attempt(everyone, sets, orders, asked.reason, forgiven))
@@ -155,7 +156,8 @@ class Coordinator:
         """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
         agreement, merged = self.agreement, self._merge([answer.reports for answer in everyone])
         specs = {digest: each.spec for digest, each in merged.items()}
-        request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim)
+        passes = [alive for answer in everyone for alive in answer.passes]
+        request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim, passes)
         without = request.peak_without()
         available = (answer.available for answer in everyone if answer.available is not None)
         budget = agreement.budget.bytes(without, min(available))

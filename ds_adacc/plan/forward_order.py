@@ -35,6 +35,10 @@ class ForwardPass:
         """The blocks of this type in the order of their first calls."""
         return list(dict.fromkeys(block for name, block in self.calls if name == digest))
 
+    def calls_of(self, digest: str) -> int:
+        """How many calls there were of blocks of this type."""
+        return sum(name == digest for name, _ in self.calls)
+
     def calls_per_block(self, digest: str) -> int:
         """How often each block of this type was called. If that differs between blocks, the number of all calls."""
         each = Counter(id(block) for name, block in self.calls if name == digest)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
-from ds_adacc.plan.live_sets import Component, LiveSet, TypePolicies
+from ds_adacc.plan.live_sets import Alive, Component, LiveSet, TypePolicies
 
 Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What there is to plan for: block types by name, the live sets, and the orders known of them."""
+    """What there is to plan for: block types by name, the live sets, and the orders known of them.
+
+    `passes`: how many calls of each block type some passes had alive. The count of a block type is the most of any.
+    """
 
     block_types: Mapping[str, planner.BlockType]
     live_sets: Sequence[LiveSet]
     orders: Orders = field(default_factory=dict)
     max_gradient_error: float | None = None
+    passes: Sequence[Alive] = ()
 
     def problem(self, names: Collection[str]) -> planner.Problem:
         """The planner's problem of these block types, as if all were alive at once."""
@@ -26,8 +30,23 @@ class PlanRequest:
         return planner.Problem(members, self._order(members), self.max_gradient_error)
 
     def peak_without(self, known: planner.Simulations | None = None) -> int:
-        """Peak bytes without checkpointing, of the live set that takes the most. `known`: as in `peak_bytes`."""
-        return max(planner.peak_without(self.problem(names), known) for names in self.live_sets)
+        """Peak bytes without checkpointing, of the pass that takes the most. `known`: as in `peak_bytes`.
+
+        A live set of which no pass is known counts as if all its block types had the most calls in one pass.
+        """
+        met = {frozenset(alive) for alive in self.passes}
+        ran = [self._pass(alive) for alive in self.passes if any(alive.keys() <= names for names in self.live_sets)]
+        return max(
+            planner.peak_without(one, known)
+            for one in (*ran, *(self.problem(names) for names in self.live_sets if names not in met))
+        )
+
+    def _pass(self, alive: Alive) -> planner.Problem:
+        """A pass as a problem. Without checkpointing all calls retain alike, whichever block they are of."""
+        given = ((self.block_types[name], max(calls, 1)) for name, calls in sorted(alive.items()))
+        return planner.Problem(
+            tuple(replace(each, count=calls, calls_per_block=1, strictness=()) for each, calls in given)
+        )
 
     def _order(self, block_types: Sequence[planner.BlockType]) -> tuple[str, ...]:
         """The order in which one forward runs these blocks, if each runs once and there are no others."""

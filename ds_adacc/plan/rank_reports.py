@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import Orders
 
 
@@ -31,10 +31,12 @@ class RankRequest:
 class RankAnswer:
     """What one rank tells of the block types in question: its reports on those that it has run, by digest.
 
-    `orders` is as in `ForwardOrder`. `available`: bytes left on its device; None if it has run no block yet.
+    `passes`: those that it has run of these. `orders` is as in `ForwardOrder`. `available`: bytes left on its device;
+    None if it has run no block yet.
     """
 
     reports: Mapping[str, RankReport]
+    passes: Sequence[Alive]
     orders: Orders
     available: int | None
 
@@ -100,12 +102,13 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:
     """The block type with the largest count of any rank.
 
-    Each block gets its own policy if count and calls per block are the same on every rank; else all share one.
+    Each block gets its own policy if there are equally many on every rank; else all share one.
     """
     count = max(report.count for report in reports)
-    shares = {(report.count, report.calls_per_block) for report in reports}
-    each = reports[0].calls_per_block if len(shares) == 1 and count % reports[0].calls_per_block == 0 else count
-    return planner.BlockType(name, profile, count, each)
+    shares = {divmod(report.count, report.calls_per_block) for report in reports}
+    blocks = next(iter(shares))[0] if len(shares) == 1 else 1
+    is_even = blocks > 0 and count % blocks == 0 and not any(rest for _, rest in shares)
+    return planner.BlockType(name, profile, count, count // blocks if is_even else count)
 
 
 def merge_orders(everyone: Sequence[Orders]) -> dict[LiveSet, tuple[str, ...]]:

@@ -64,7 +64,7 @@ class CurrentPass:
         if not blocks:
             self.called.pop(digest, None)
 
-    def begin(self, digest: str) -> AliveCall:
+    def begin_call(self, digest: str) -> AliveCall:
         """A call of this block type begins."""
         forward = self._forward and self._forward()
         if forward is None:
@@ -73,15 +73,14 @@ class CurrentPass:
         return self._alive_calls.begin(digest, forward)
 
     def note_plain(self, call: AliveCall, output: Any) -> None:
-        """Note a call without hooks. The graph that leads to its output holds it in place of a slot.
+        """Note a call without hooks. The graphs that lead to its output hold it in place of a slot.
 
         If the output has no graph, nothing shows when autograd frees what the call has saved.
         """
-        nodes = (tensor.grad_fn for tensor in tensors_in(output))
-        node = next((node for node in nodes if node is not None), None)
-        if node is None:
+        nodes = {tensor.grad_fn for tensor in tensors_in(output)} - {None}
+        if not nodes:
             self._holds_unknown = True
-        else:
+        for node in nodes:
             node.register_prehook(call.end)
 
     def end(self) -> Ran:

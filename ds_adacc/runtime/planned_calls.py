@@ -60,7 +60,7 @@ class PlannedCalls:
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
-            alive = step.current_pass.begin(variant.digest)
+            alive = step.current_pass.begin_call(variant.digest)
             output = incoming.call.run()
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
@@ -161,14 +161,14 @@ class PlannedCalls:
         bound, inputs = variant.bound, incoming.call.inputs
         assert bound is not None
         step = self._controller.step
-        observer = step.observer
+        observer, alive = step.observer, step.current_pass.begin_call(variant.digest)
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(variant, incoming.block, times_forward, times_backward)
+            ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward)
         told = self._warnings.diverged
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
-        call = Call(bound, inputs, told, noted, step.current_pass.begin(variant.digest))
+        call = Call(bound, inputs, told, noted, alive)
         pack: Pack = call.pack
         if tracking:
             values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)

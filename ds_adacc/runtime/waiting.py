@@ -47,6 +47,7 @@ class Waiting:
         live_set, planned = frozenset(ran), self._planned.get(frozenset(ran))
         if not live_set or (planned is not None and all(planned[name] >= number for name, number in alive.items())):
             return False
+        self._agreement.note_pass(alive)
         is_planned = self._agreement.is_planned(alive)
         if not is_planned and not self._adopter.adopt_all(alive):
             is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
@@ -85,8 +86,8 @@ class Waiting:
         if is_due:
             self.add([frozenset(counts)], "more blocks ran than were planned for, or others")
             self._asked.update(unknown)
-        for name, blocks in grown.items():
-            self._agreement.count(name, blocks, blocks)
+        for name in grown.keys() & self._agreement.known_types.keys():
+            self._agreement.count(name, grown[name], grown[name])
         self._most_blocks |= counts
         return False
 

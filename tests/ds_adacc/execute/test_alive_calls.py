@@ -54,6 +54,28 @@ def most_alive(training):
     return sorted(called.alive for called in training.runtime.controller.step.end_pass().values())
 
 
+class WithPenalty(zoo.GPTBlock):
+    """Computes a penalty first, which the program throws away."""
+
+    def forward(self, x):
+        penalty = x.tanh().mean()
+        return super().forward(x.sin()), penalty
+
+
+@pytest.mark.parametrize("budget", [0.5, 1.0])
+def test_calls_of_which_an_output_is_thrown_away_are_alive(budget):
+    training = Training(WithPenalty, memory_budget=budget, rectifier={"enabled": False})
+    for _ in range(4):
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        for block in training.blocks:
+            x, _ = training.runtime.checkpoint(block, x)
+        x.square().sum().backward()
+        training.runtime.controller.end_backward()
+        training.adacc.end_step()
+        (block_type,) = training.runtime.controller.plan.block_types
+        assert (block_type.count, block_type.blocks) == (LAYERS, LAYERS)
+
+
 def test_a_loss_that_is_kept_after_its_backward_keeps_no_call_alive(training):
     losses = []
     for _ in range(3):

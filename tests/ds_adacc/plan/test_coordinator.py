@@ -95,7 +95,15 @@ def test_a_codec_needs_the_largest_workspace_of_any_rank():
 
 
 @pytest.mark.parametrize(
-    ("counts", "expected"), [([(6, 1), (6, 1)], (6, 6)), ([(6, 2), (6, 2)], (6, 3)), ([(6, 1), (4, 1)], (6, 1))]
+    ("counts", "expected"),
+    [
+        ([(6, 1), (6, 1)], (6, 6)),
+        ([(6, 2), (6, 2)], (6, 3)),
+        ([(6, 1), (4, 1)], (6, 1)),
+        ([(6, 2), (3, 1)], (6, 3)),
+        ([(7, 2)], (7, 1)),
+        ([(1, 2)], (1, 1)),
+    ],
 )
 def test_blocks_have_policies_of_their_own_where_the_calls_fall_on_them_alike(counts, expected):
     profile = planner.Profile(planner.BlockGraph((), (), ()), (), ())

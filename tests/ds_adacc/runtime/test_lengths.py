@@ -233,22 +233,41 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
 @pytest.mark.parametrize("equal", [36, 35, 28])  # the length that was planned for, and two that adopt its policies
 def test_two_forwards_of_equal_lengths_keep_the_budget_of_those_that_differ(equal):
     """They are twice as many calls of one size, not one call of each of two."""
-    training = Training(memory_budget=0.35, rectifier={"enabled": False})
+    section = {"memory_budget": 0.35, "rectifier": {"enabled": False}}
+    training = Training(**section)
     held = watch_held(training.runtime.controller)
     pairs = ((36, 20), (30, 33), (25, 22), (33, 21), (equal, equal), (equal, equal), (20, 30), (equal, equal))
     for pair in pairs:
-        inputs = [torch.randn(2, time, zoo.WIDTH, requires_grad=True) for time in pair]
-        losses = []
-        for x, time in zip(inputs, pair, strict=True):
-            for block in training.blocks:
-                x = training.runtime.checkpoint(block, x, rope=zoo.rope(time))
-            losses.append(x.square().sum())
-        sum(losses).backward()
-        training.runtime.controller.end_backward()
-        training.adacc.end_step()
+        two_forwards(training, pair)
     limit = training.agreement.budget.limit
-    at_first, *later = [observed for pair, (_, observed) in zip(pairs, held, strict=True) if pair == (equal, equal)]
-    assert max(later) <= limit, (at_first, later, limit)
+    _, *later = [observed for pair, (_, observed) in zip(pairs, held, strict=True) if pair == (equal, equal)]
+    assert max(later) <= limit
+    largest = Training(**section)
+    two_forwards(largest, max(pairs, key=sum))
+    assert limit == pytest.approx(0.35 * largest.runtime.controller.plan.without, rel=1e-5)
+
+
+def test_the_calls_of_a_size_are_counted_by_block_whichever_passes_ran():
+    """Those of its most calls, also if the pass that is observed has fewer of them."""
+    training = Training(memory_budget=0.35, rectifier={"enabled": False})
+    for pair in ((36, 20), (36, 36), (36, 20), (36, 36), (36, 20), (20, 36), (36, 30)):
+        two_forwards(training, pair)
+    counts = {(known.count, known.calls_per_block) for known in training.agreement.known_types.values()}
+    assert counts == {(2 * LAYERS, 2), (LAYERS, 1)}
+    assert {len(known.policies) for known in training.agreement.known_types.values()} == {LAYERS}
+
+
+def two_forwards(training, pair):
+    """A step with a forward for each of two lengths, and one backward."""
+    losses = []
+    for time in pair:
+        x = torch.randn(2, time, zoo.WIDTH, requires_grad=True)
+        for block in training.blocks:
+            x = training.runtime.checkpoint(block, x, rope=zoo.rope(time))
+        losses.append(x.square().sum())
+    sum(losses).backward()
+    training.runtime.controller.end_backward()
+    training.adacc.end_step()
 
 
 def test_two_sizes_alive_at_once_share_the_budget():
