@@ -120,10 +120,12 @@ class Agreement:
     def peak_without(self, alive: Alive) -> int:
         """Peak bytes without checkpointing, if so many calls of each block type are alive."""
         types = {name: self.known_types[name] for name in sorted(alive)}
-        profiles = (self.counted(each) if each.agreed is None else each.agreed.spec.profile for each in types.values())
+        agreed = [each.agreed.of_calls(alive[name]) for name, each in types.items() if each.agreed is not None]
+        if len(agreed) == len(types):
+            return planner.peak_without(self._problem(agreed))
         each = (
-            planner.BlockType(name, profile, max(alive[name], 1))  # all calls retain alike
-            for name, profile in zip(types, profiles, strict=True)
+            planner.BlockType(name, self.counted(known), max(alive[name], 1))  # all calls retain alike
+            for name, known in types.items()
         )
         return planner.peak_without(planner.Problem(tuple(each)))
 
@@ -230,18 +232,23 @@ class Agreement:
         return self.budget.limit is not None and self.peak(agreed, alive) <= self.budget.limit
 
     def peak(self, agreed: Iterable[AgreedType], alive: Alive | None = None) -> int:
-        """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are.
-
-        Backward is thought to take them in the order of the sizes that were planned for, if that is known.
-        """
+        """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are."""
         agreed = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in agreed]
-        by_origin = {self.origin(each.spec.name): each for each in agreed}
-        if len(by_origin) < len(agreed):
-            problem = planner.Problem(tuple(each.spec for each in agreed))
-            return planner.peak_bytes(problem, [each.policies for each in agreed])
-        specs = {origin: replace(each.spec, name=origin) for origin, each in by_origin.items()}
-        problem = PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
-        return planner.peak_bytes(problem, [by_origin[each.name].policies for each in problem.block_types])
+        problem, own = self._problem(agreed), {each.spec.name: each.policies for each in agreed}
+        policies = {self.origin(name): chosen for name, chosen in own.items()} | own
+        return planner.peak_bytes(problem, [policies[each.name] for each in problem.block_types])
+
+    def _problem(self, agreed: Sequence[AgreedType]) -> planner.Problem:
+        """The planner's problem of the calls of these block types together.
+
+        Backward is thought to take them in the order of the sizes that were planned for, if that is known. Each then
+        has the name of the size from which it has adopted.
+        """
+        specs = {self.origin(each.spec.name): each.spec for each in agreed}
+        if len(specs) < len(agreed):
+            return planner.Problem(tuple(each.spec for each in agreed))
+        specs = {origin: replace(spec, name=origin) for origin, spec in specs.items()}
+        return PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
 
     def partners(self, digests: Sequence[str], include_unfit: bool = False) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.

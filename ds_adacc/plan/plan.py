@@ -43,6 +43,8 @@ class PlanRequest:
 
     def _pass(self, alive: Alive) -> planner.Problem:
         """A pass as a problem. Without checkpointing all calls retain alike, whichever block they are of."""
+        if all(self.block_types[name].count == calls for name, calls in alive.items()):
+            return self.problem(alive)
         given = ((self.block_types[name], max(calls, 1)) for name, calls in sorted(alive.items()))
         return planner.Problem(
             tuple(replace(each, count=calls, calls_per_block=1, strictness=()) for each, calls in given)
