@@ -120,9 +120,11 @@ class Agreement:
     def peak_without(self, alive: Alive) -> int:
         """Peak bytes without checkpointing, if so many calls of each block type are alive."""
         types = {name: self.known_types[name] for name in sorted(alive)}
-        agreed = [each.agreed.of_calls(alive[name]) for name, each in types.items() if each.agreed is not None]
+        agreed = [
+            known.agreed for name, known in types.items() if known.agreed and known.agreed.spec.count == alive[name]
+        ]
         if len(agreed) == len(types):
-            return planner.peak_without(self._problem(agreed))
+            return planner.peak_without(self._problem(agreed))  # fewer or more calls are in an order that is not known
         each = (
             planner.BlockType(name, self.counted(known), max(alive[name], 1))  # all calls retain alike
             for name, known in types.items()
