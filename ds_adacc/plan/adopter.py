@@ -81,13 +81,14 @@ class Adopter:
         """`adopt_all` where two sizes of one program are alive at once.
 
         The first such live set is planned for. If each new pair of sizes were, planning would not end until every pair
-        had come. So those of its block types that no rank has planned for recompute all that they can.
+        had come. So those without policies adopt some. If all together do not fit then, those of its block types that
+        no rank has planned for recompute all that they can.
         """
         if not any(map(self._has_two_sizes, self._agreement.live_sets)):
             return False
         types, mine = self._agreement.known_types, self._adoptable(alive)
         lacking = [name for name in mine if types[name].agreed is None]
-        is_fit = all(self._adopt(types[name], name, alive[name]) for name in lacking) and bool(lacking)
+        is_fit = bool(lacking) and all(self._adopt(types[name], name, alive[name]) for name in lacking)
         return (is_fit and self._agreement.is_planned(alive)) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
@@ -220,8 +221,9 @@ class Adopter:
     def _adoption(self, known: KnownType, relative: KnownType, alive: int) -> Adoption | None:
         """The policies of another size of its program, priced for this block type; None if that has none yet.
 
-        The block type takes over what was measured of the other, and its counts, unless more of its own calls were
-        `alive` at once. A policy that awaits its trial is permitted too: its blocks hold everything exactly until then.
+        The block type takes over what was measured of the other; its counts too, until a pass of its own has ended. It
+        is priced for at least `alive` calls. A policy that awaits its trial is permitted too: its blocks hold
+        everything exactly until then.
         """
         known.take_over(relative)
         agreed, agreement = relative.agreed, self._agreement
