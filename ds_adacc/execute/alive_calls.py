@@ -27,9 +27,9 @@ class AliveCall:
 
     __slots__ = ("_count", "_forward")
 
-    def __init__(self, forward: Forward, count: _Count) -> None:
+    def __init__(self, forward: Forward, count: AliveCount) -> None:
         self._forward = forward
-        self._count: _Count | None = count
+        self._count: AliveCount | None = count
         count.alive += 1
         count.most = max(count.most, count.alive)
 
@@ -58,13 +58,13 @@ class AliveCalls:
     """Counts the calls that are alive, by block type."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Count] = {}
+        self._counts: dict[str, AliveCount] = {}
 
     def begin(self, digest: str, forward: Forward) -> AliveCall:
         """A call of this block type, which counts as long as the result is held."""
         count = self._counts.get(digest)
         if count is None:
-            count = self._counts[digest] = _Count()
+            count = self._counts[digest] = AliveCount()
         return AliveCall(forward, count)
 
     def end_pass(self) -> Counter[str]:
@@ -76,8 +76,8 @@ class AliveCalls:
         return most
 
 
-class _Count:
-    """How many calls of a block type are alive, and how many were at most."""
+class AliveCount:
+    """How many calls are alive, and how many were at most."""
 
     __slots__ = ("alive", "most")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.alive_calls import AliveCall
+from ds_adacc.execute.alive_calls import AliveCall, AliveCount
 from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.call import Call
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
@@ -32,7 +32,7 @@ class Observer:
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
         # Autograd's thread or the garbage collector may close a ticket at any time, also while these are read.
-        self._alive: dict[tuple[str, planner.Policy], _Count] = {}
+        self._alive: dict[tuple[str, planner.Policy], AliveCount] = {}
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -101,7 +101,7 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        ticket.count = self._alive.setdefault((ticket.digest, ticket.policy), _Count())
+        ticket.count = self._alive.setdefault((ticket.digest, ticket.policy), AliveCount())
         ticket.count.alive += 1
         if not self._backward:
             ticket.number = len(self._forward)
@@ -133,15 +133,6 @@ class Observer:
         self._forward: list[tuple[str, Block]] = []
         self._backward: list[int] = []
         self._interleaved = False
-
-
-class _Count:
-    """How many calls are alive."""
-
-    __slots__ = ("alive",)
-
-    def __init__(self) -> None:
-        self.alive = 0
 
 
 class Ticket:

@@ -96,7 +96,7 @@ class Adopter:
 
         These are above it, too. To ask the solver would take its time at every such size. So block types without
         policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
-        fit after all, since a budget that is a fraction has grown: then the solver may find quicker ones.
+        fit after all, as where a budget that is a fraction has grown: then the solver may find quicker ones.
         """
         mine, below = self._adoptable(alive), self._unfit_below(alive)
         if not (mine and below) or self._agreement.config.forces_compression:
@@ -105,8 +105,7 @@ class Adopter:
         lacking = [name for name in mine if types[name].agreed is None] or mine
         for name in lacking:
             self._inherit(types[name], types[below[name]], alive[name])
-        peak = self._leaner(alive, lacking, below)
-        self._agreement.budget.limit = limit = self._agreement.budget.grown(self._agreement.peak_without(alive))
+        peak, limit = self._leaner(alive, lacking, below), self._agreement.budget.limit
         if peak > limit:
             self._warn(alive, peak, limit)
         return peak > limit
@@ -249,10 +248,8 @@ class Adopter:
         agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
         if None in agreed.values():
             return False
-        limit = agreement.budget.grown(agreement.peak_without(alive))
-        if agreement.peak(agreed.values(), alive) > limit:
+        if agreement.peak(agreed.values(), alive) > agreement.budget.limit:
             return False
-        agreement.budget.limit = limit
         for name in sorted(lean):
             agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
         return True

@@ -113,6 +113,10 @@ class Agreement:
         if self.budget.limit is not None and self.budget.fraction is not None:
             self.budget.limit = self.budget.grown(self.peak_without(alive))
 
+    def largest_pass(self, live_set: LiveSet) -> Alive:
+        """The pass of just these block types that takes the most; if none is known, the most calls of each."""
+        return max(self._passes.get(live_set, ()), key=self.peak_without, default=self.alive(live_set))
+
     def passes_of(self, names: Collection[str]) -> list[Alive]:
         """The largest passes that had only these block types alive."""
         return [alive for live_set, passes in self._passes.items() if live_set <= set(names) for alive in passes]
@@ -120,16 +124,13 @@ class Agreement:
     def peak_without(self, alive: Alive) -> int:
         """Peak bytes without checkpointing, if so many calls of each block type are alive."""
         types = {name: self.known_types[name] for name in sorted(alive)}
-        agreed = [
-            known.agreed for name, known in types.items() if known.agreed and known.agreed.spec.count == alive[name]
-        ]
-        if len(agreed) == len(types):
-            return planner.peak_without(self._problem(agreed))  # fewer or more calls are in an order that is not known
-        each = (
-            planner.BlockType(name, self.counted(known), max(alive[name], 1))  # all calls retain alike
+        specs = [
+            planner.BlockType(name, self.counted(known), known.count, known.calls_per_block)
+            if known.agreed is None
+            else known.agreed.spec
             for name, known in types.items()
-        )
-        return planner.peak_without(planner.Problem(tuple(each)))
+        ]
+        return self._request(specs, alive).peak_without()
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
         """Note for the next plan that calls in so many blocks were `alive` at once.
@@ -150,7 +151,7 @@ class Agreement:
         known = ((name, known) for name, known in self.known_types.items() if name not in self.origins)
         return {name for name, known in known if known.agreed is not None and known.count > known.agreed.spec.count}
 
-    def without(self, names: Collection[str]) -> list[LiveSet]:
+    def live_sets_without(self, names: Collection[str]) -> list[LiveSet]:
         """The live sets that were planned for and have none of these block types."""
         return [live_set for live_set in self.live_sets if live_set.isdisjoint(names)]
 
@@ -236,21 +237,23 @@ class Agreement:
     def peak(self, agreed: Iterable[AgreedType], alive: Alive | None = None) -> int:
         """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are."""
         agreed = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in agreed]
-        problem, own = self._problem(agreed), {each.spec.name: each.policies for each in agreed}
+        request, own = self._request([each.spec for each in agreed]), {each.spec.name: each.policies for each in agreed}
+        problem = request.problem(request.block_types)
         policies = {self.origin(name): chosen for name, chosen in own.items()} | own
         return planner.peak_bytes(problem, [policies[each.name] for each in problem.block_types])
 
-    def _problem(self, agreed: Sequence[AgreedType]) -> planner.Problem:
-        """The planner's problem of the calls of these block types together.
+    def _request(self, specs: Sequence[planner.BlockType], alive: Alive | None = None) -> PlanRequest:
+        """What the planner is asked about these block types together. `alive`: the calls of the one pass that they had.
 
         Backward is thought to take them in the order of the sizes that were planned for, if that is known. Each then
         has the name of the size from which it has adopted.
         """
-        specs = {self.origin(each.spec.name): each.spec for each in agreed}
-        if len(specs) < len(agreed):
-            return planner.Problem(tuple(each.spec for each in agreed))
-        specs = {origin: replace(spec, name=origin) for origin, spec in specs.items()}
-        return PlanRequest(specs, [frozenset(specs)], self.forward_order.orders).problem(specs)
+        names, orders = {spec.name: self.origin(spec.name) for spec in specs}, self.forward_order.orders
+        if len(set(names.values())) < len(names):
+            names, orders = {name: name for name in names}, {}  # two sizes of one program have no order
+        types = {names[spec.name]: replace(spec, name=names[spec.name]) for spec in specs}
+        passes = () if alive is None else ({names[name]: calls for name, calls in alive.items()},)
+        return PlanRequest(types, [frozenset(types)], orders, passes=passes)
 
     def partners(self, digests: Sequence[str], include_unfit: bool = False) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.

@@ -70,7 +70,7 @@ class Coordinator:
         agreement.approvals.forget(asked.moved)
         agreement.moved = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
-        known = largest((*agreement.without(asked.grown), *asked.live_sets))
+        known = largest((*agreement.live_sets_without(asked.grown), *asked.live_sets))
         touched = {name for names in components(known) if any(names & s for s in asked.live_sets) for name in names}
         reports = {
             digest: self._report(digest, capacity or {}, corrections or {})

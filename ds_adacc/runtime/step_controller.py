@@ -258,8 +258,8 @@ class StepController:
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
-        unfit = (names for names in known if not self.new_sizes.adopter.adopt_all(self.agreement.alive(names)))
-        self.waiting.add(unfit, reason)
+        adopter, passes = self.new_sizes.adopter, map(self.agreement.largest_pass, known)
+        self.waiting.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
         self.choose_policies({name for names in known for name in names})
 
     def decide(
