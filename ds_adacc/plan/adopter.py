@@ -12,6 +12,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 
 
@@ -21,6 +22,7 @@ class Adopter:
     def __init__(self, agreement: Agreement, symbolic_types: SymbolicTypes) -> None:
         self._symbolic_types = symbolic_types
         self._agreement = agreement
+        self._prices = Prices(agreement)
         self._above = 0  # how many times policies above the budget were adopted
 
     def largest(self, live_sets: Collection[LiveSet]) -> tuple[list[LiveSet], list[LiveSet]]:
@@ -74,7 +76,7 @@ class Adopter:
         types, mine = self._agreement.known_types, self._adoptable(alive.keys() - origins)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
         lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
-        is_fit = not lacking and self._agreement.is_planned(alive)
+        is_fit = not lacking and self._prices.is_planned(alive)
         return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
 
     def _adopt_two_sizes(self, alive: Alive) -> bool:
@@ -89,7 +91,7 @@ class Adopter:
         types, mine = self._agreement.known_types, self._adoptable(alive)
         lacking = [name for name in mine if types[name].agreed is None]
         is_fit = bool(lacking) and all(self._adopt(types[name], name, alive[name]) for name in lacking)
-        return (is_fit and self._agreement.is_planned(alive)) or self._make_lean(alive, mine)
+        return (is_fit and self._prices.is_planned(alive)) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
         """`adopt_all` from a live set of smaller sizes that is above the budget itself.
@@ -118,7 +120,7 @@ class Adopter:
         agreement, types = self._agreement, self._agreement.known_types
 
         def peak_now() -> int:
-            return agreement.peak((types[name].agreed for name in alive), alive)
+            return self._prices.peak((types[name].agreed for name in alive), alive)
 
         peak = peak_now()
         for name in lacking:
@@ -248,7 +250,7 @@ class Adopter:
         agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
         if None in agreed.values():
             return False
-        if agreement.peak(agreed.values(), alive) > agreement.budget.limit:
+        if self._prices.peak(agreed.values(), alive) > agreement.budget.limit:
             return False
         for name in sorted(lean):
             agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
@@ -261,7 +263,7 @@ class Adopter:
         return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
 
     def _peak_of(self, names: LiveSet) -> int:
-        return self._agreement.peak_without(self._agreement.alive(names))
+        return self._prices.without(self._agreement.alive(names))
 
     def _has_two_sizes(self, names: Collection[str]) -> bool:
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]
@@ -278,8 +280,8 @@ class Adopter:
 
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
-        counted = self._agreement.counted(known)
-        return relative.correction.of(self._agreement.outlier_prices.of(counted, known, relative.capacity))
+        profile = self._agreement.profile_of(known)
+        return relative.correction.of(self._agreement.outlier_prices.of(profile, known, relative.capacity))
 
     def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -16,8 +16,9 @@ from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, largest
 from ds_adacc.plan.outlier_prices import OutlierPrices
+from ds_adacc.plan.passes import Passes
 from ds_adacc.plan.placed_inputs import with_placed_inputs
-from ds_adacc.plan.plan import Plan, PlanRequest
+from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.recording import Recording
 
@@ -47,12 +48,13 @@ class Agreement:
 
     By their digests, `known_types` are those that this rank has run, and `agreed_types` those that the ranks have
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
-    planned for; `unfit`: those for which no plan is known that fits. `inputs` says how the block inputs that a policy
-    retains are held. `origins`: of each block type whose policies were adopted from another size of its program, that
-    other block type; the one used last comes last. `unpriced`: those of them whose peak beside the largest sizes of
-    other programs is not known; it is computed for each live set that has one. `moved`: the types in which a block's
-    index has changed on this rank since the last plan. Errors are stored by index, so this block would get another
-    one's. A `Coordinator` changes all of this on all ranks at once; an `Adopter` adds adopted types on its rank.
+    planned for; `unfit`: those for which no plan is known that fits. `passes`: the calls alive at once. `inputs` says
+    how the block inputs that a policy retains are held. `origins`: of each block type whose policies were adopted from
+    another size of its program, that other block type; the one used last comes last. `unpriced`: those of them whose
+    peak beside the largest sizes of other programs is not known; it is computed for each live set that has one.
+    `moved`: the types in which a block's index has changed on this rank since the last plan. Errors are stored by
+    index, so this block would get another one's. A `Coordinator` changes all of this on all ranks at once; an `Adopter`
+    adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -61,7 +63,7 @@ class Agreement:
         self.agreed_types: dict[str, AgreedType] = {}
         self.origins: OrderedDict[str, str] = OrderedDict()
         self.unpriced: set[str] = set()
-        self._passes: dict[LiveSet, tuple[Alive, ...]] = {}
+        self.passes = Passes()
         self.budget = Budget(config)
         self.live_sets: tuple[LiveSet, ...] = ()
         self.unfit: tuple[LiveSet, ...] = ()
@@ -83,7 +85,8 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.known_types, self.origins, self.unpriced, self.moved, self._passes = {}, OrderedDict(), set(), set(), {}
+        self.known_types, self.origins, self.unpriced = {}, OrderedDict(), set()
+        self.moved, self.passes = set(), Passes()
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
         self.approvals.blocks = dict(state.errors)
@@ -103,34 +106,6 @@ class Agreement:
         for digest in seen.digests & self.known_types.keys():
             known, each = self.known_types[digest], seen.calls_per_block(digest)
             known.calls_per_block = _shared(known.count, seen.calls_of(digest) // each)
-
-    def note_pass(self, alive: Alive) -> None:
-        """Note a pass with so many calls alive: a budget that is a fraction is of what one pass takes."""
-        names = frozenset(alive)
-        others = [known for known in self._passes.get(names, ()) if any(known[name] > alive[name] for name in names)]
-        if not any(all(known[name] >= alive[name] for name in names) for known in others):
-            self._passes[names] = (*others, alive)
-        if self.budget.limit is not None and self.budget.fraction is not None:
-            self.budget.limit = self.budget.grown(self.peak_without(alive))
-
-    def largest_pass(self, live_set: LiveSet) -> Alive:
-        """The pass of just these block types that takes the most; if none is known, the most calls of each."""
-        return max(self._passes.get(live_set, ()), key=self.peak_without, default=self.alive(live_set))
-
-    def passes_of(self, names: Collection[str]) -> list[Alive]:
-        """The largest passes that had only these block types alive."""
-        return [alive for live_set, passes in self._passes.items() if live_set <= set(names) for alive in passes]
-
-    def peak_without(self, alive: Alive) -> int:
-        """Peak bytes without checkpointing, if so many calls of each block type are alive."""
-        types = {name: self.known_types[name] for name in sorted(alive)}
-        specs = [
-            planner.BlockType(name, self.counted(known), known.count, known.calls_per_block)
-            if known.agreed is None
-            else known.agreed.spec
-            for name, known in types.items()
-        ]
-        return self._request(specs, alive).peak_without()
 
     def count(self, digest: str, alive: int, blocks: int) -> None:
         """Note for the next plan that calls in so many blocks were `alive` at once.
@@ -183,6 +158,12 @@ class Agreement:
             return False
         return agreed.has_lossy
 
+    def may_all_run(self, agreed: AgreedType) -> bool:
+        """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""
+        profile, policies = agreed.spec.profile, enumerate(agreed.policies)
+        name = self.origin(agreed.spec.name)
+        return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
+
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
         return not all(self.may_all_run(self.agreed_types[block_type.name]) for block_type in plan.block_types)
@@ -206,7 +187,7 @@ class Agreement:
     def keep(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
         self.known_types = {digest: known for digest, known in self.known_types.items() if digest in digests}
-        self._passes = {names: alive for names, alive in self._passes.items() if names <= self.known_types.keys()}
+        self.passes.keep(self.known_types)
 
     def block_key(self, block: Block, digest: str) -> BlockKey:
         """By what a block is known to the approvals, whatever the sizes of its inputs. `digest`: its type at these."""
@@ -219,41 +200,6 @@ class Agreement:
     @property
     def undecided(self) -> tuple[str, ...]:
         return tuple(digest for digest, known in self.known_types.items() if known.policies is None)
-
-    def is_planned(self, alive: Alive) -> bool:
-        """Whether these block types were planned together, or together fit the budget under their current policies."""
-        names, agreed = frozenset(alive), [self.known_types[name].agreed for name in alive]
-        if None in agreed:
-            return False
-        # An adopted type was priced in the live sets of its origin, beside what was planned there. Not beside another
-        # size of the same program, nor beside others that have adopted: each may have used what was left of the budget.
-        origins = frozenset(map(self.origin, names))
-        is_known = len(origins) == len(names) and any(origins <= known for known in (*self.live_sets, *self.unfit))
-        is_known = is_known and self.unpriced.isdisjoint(names) and len(names & self.origins.keys()) <= 1
-        if is_known and all(alive[each.spec.name] <= each.spec.count for each in agreed):
-            return True
-        return self.budget.limit is not None and self.peak(agreed, alive) <= self.budget.limit
-
-    def peak(self, agreed: Iterable[AgreedType], alive: Alive | None = None) -> int:
-        """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are."""
-        agreed = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in agreed]
-        request, own = self._request([each.spec for each in agreed]), {each.spec.name: each.policies for each in agreed}
-        problem = request.problem(request.block_types)
-        policies = {self.origin(name): chosen for name, chosen in own.items()} | own
-        return planner.peak_bytes(problem, [policies[each.name] for each in problem.block_types])
-
-    def _request(self, specs: Sequence[planner.BlockType], alive: Alive | None = None) -> PlanRequest:
-        """What the planner is asked about these block types together. `alive`: the calls of the one pass that they had.
-
-        Backward is thought to take them in the order of the sizes that were planned for, if that is known. Each then
-        has the name of the size from which it has adopted.
-        """
-        names, orders = {spec.name: self.origin(spec.name) for spec in specs}, self.forward_order.orders
-        if len(set(names.values())) < len(names):
-            names, orders = {name: name for name in names}, {}  # two sizes of one program have no order
-        types = {names[spec.name]: replace(spec, name=names[spec.name]) for spec in specs}
-        passes = () if alive is None else ({names[name]: calls for name, calls in alive.items()},)
-        return PlanRequest(types, [frozenset(types)], orders, passes=passes)
 
     def partners(self, digests: Sequence[str], include_unfit: bool = False) -> list[LiveSet]:
         """The live sets to plan again with these block types, the same on all ranks.
@@ -268,25 +214,10 @@ class Agreement:
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
-    def held_bytes(self, calls: Mapping[tuple[str, planner.Policy], int]) -> int:
-        """Bytes that `calls` hold: the number of calls by block type and by the policy that they ran."""
-        total = 0
-        for (digest, policy), count in calls.items():
-            known = self.known_types[digest]
-            profile = self.counted(known) if known.agreed is None else known.agreed.spec.profile
-            total += count * policy.held_bytes(profile)
-        return total
-
-    def counted(self, known: KnownType) -> planner.Profile:
+    def profile_of(self, known: KnownType) -> planner.Profile:
         """The profile to plan with: its codecs have the errors measured so far, its inputs are held as they will be."""
         profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
         return with_placed_inputs(profile, known.recording, self.inputs)
-
-    def may_all_run(self, agreed: AgreedType) -> bool:
-        """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""
-        profile, policies = agreed.spec.profile, enumerate(agreed.policies)
-        name = self.origin(agreed.spec.name)
-        return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank.

@@ -53,6 +53,11 @@ class Budget:
         are = "" if self._asked.kind == "bytes" else "here "
         return f"adacc.memory_budget = {self._asked} ({are}{planner.human_bytes(nbytes)})"
 
+    def grow(self, without: int) -> None:
+        """A pass takes so many bytes without checkpointing. Once there is a limit, it grows as `grown` says."""
+        if self.limit is not None:
+            self.limit = self.grown(without)
+
     def grown(self, without: int) -> int:
         """The budget once there is a limit. A fraction is of the largest peak without checkpointing so far."""
         assert self.limit is not None

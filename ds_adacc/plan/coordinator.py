@@ -77,7 +77,7 @@ class Coordinator:
             for digest in sorted(touched & agreement.known_types.keys())
         }
         available = None if device is None else available_bytes(device, self._recomputed(known), agreement.budget.peak)
-        passes = agreement.passes_of(reports.keys())
+        passes = agreement.passes.within(reports.keys())
         everyone = self._ranks.gather(RankAnswer(reports, passes, agreement.forward_order.orders, available))
         present = frozenset(digest for answer in everyone for digest in answer.reports)
         sets, orders = largest(names & present for names in known), merge_orders([each.orders for each in everyone])
@@ -132,13 +132,13 @@ class Coordinator:
     ) -> RankReport:
         known = self.agreement.known_types[digest]
         channels = {**known.capacity, **capacity.get(digest, {})}
-        profile = self.agreement.counted(known)
+        profile = self.agreement.profile_of(known)
         return RankReport(profile, known.count, known.calls_per_block, channels, corrections.get(digest))
 
     def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
         """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
         own = {
-            digest: planner.BlockType(digest, self.agreement.counted(block_type), block_type.count)
+            digest: planner.BlockType(digest, self.agreement.profile_of(block_type), block_type.count)
             for digest, block_type in self.agreement.known_types.items()
         }
         sets = [tuple(own[name] for name in sorted(names & own.keys())) for names in live_sets]

@@ -46,7 +46,7 @@ def conclude_observation(controller: StepController) -> Mapping[str, Correction]
         return {}
     if controller.observation is not None or not step.was_observed:
         return {}
-    held = Pair(controller.agreement.held_bytes(step.observer.held_calls), step.observer.held_bytes)
+    held = Pair(controller.prices.held(step.observer.held_calls), step.observer.held_bytes)
     types, origins = controller.agreement.known_types, controller.agreement.origins
     findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))

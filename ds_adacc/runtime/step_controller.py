@@ -35,6 +35,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.memory_trace import is_in_backward
@@ -73,6 +74,7 @@ class StepController:
         rectifier: Rectifier | None = None,
     ) -> None:
         self.agreement = coordinator.agreement
+        self.prices = Prices(self.agreement)
         self.rectifier = rectifier
         self.journal = journal
         self.ranks = ranks
@@ -258,7 +260,7 @@ class StepController:
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
-        adopter, passes = self.new_sizes.adopter, map(self.agreement.largest_pass, known)
+        adopter, passes = self.new_sizes.adopter, map(self.prices.largest_pass, known)
         self.waiting.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
         self.choose_policies({name for names in known for name in names})
 

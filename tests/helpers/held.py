@@ -15,7 +15,7 @@ def watch_held(controller):
 
     def ending():
         observer = controller.step.observer
-        pairs.append((controller.agreement.held_bytes(observer.held_calls), observer.held_bytes))
+        pairs.append((controller.prices.held(observer.held_calls), observer.held_bytes))
         end_step()
         count()
 
