@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ds_adacc.config import COMPACT_SCALE, CompactConfig, ConfigError
+from ds_adacc.program.parameters import whole_shape
 
 # Names of attention's output projection. Some are used in MLPs too: those count within an attention module only.
 _OUTPUT_ANYWHERE = frozenset({"o", "o_proj", "out_proj", "to_out", "proj", "projection"})
@@ -67,7 +68,7 @@ def _matrices(blocks: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]
     for name, block in blocks.items():
         for inner, module in block.named_modules(prefix=name, remove_duplicate=False):
             weight = module._parameters.get("weight")
-            if weight is not None and len(_shape(weight)) > 1 and not isinstance(module, nn.Embedding):
+            if weight is not None and len(whole_shape(weight)) > 1 and not isinstance(module, nn.Embedding):
                 yield inner, module
 
 
@@ -116,7 +117,7 @@ def _is_attention_output(name: str) -> bool:
 
 
 def _rank(name: str, layer: nn.Linear, config: CompactConfig) -> int:
-    features = _shape(layer.weight)[1]
+    features = whole_shape(layer.weight)[1]
     if isinstance(config.rank, float):
         return max(round(config.rank * features), 1)
     if config.rank > features:
@@ -132,11 +133,6 @@ def _scale(name: str, config: CompactConfig) -> float:
         return config.scale
     fitting = (scale for pattern, scale in config.scale.items() if fnmatchcase(name, pattern))
     return next(fitting, COMPACT_SCALE)
-
-
-def _shape(weight: nn.Parameter) -> tuple[int, ...]:
-    """The whole shape. Under zero.Init, `shape` is that of a partition."""
-    return tuple(getattr(weight, "ds_shape", weight.shape))
 
 
 def _told(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ds_adacc.compact.projection import project
 from ds_adacc.compact.shared import Shared
+from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.registration import register_function
 
 PROXY = "compact_update"  # the name of the proxy parameter among a layer's own
@@ -67,7 +68,7 @@ def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
     The class changes and the object stays: names, hooks and references to the layer remain valid.
     """
     weight = layer.weight
-    outputs, features = getattr(weight, "ds_shape", weight.shape)  # under zero.Init, `shape` is that of a partition
+    outputs, features = whole_shape(weight)
     weight.requires_grad_(False)
     layer.__class__ = CompactLinear
     device = weight.device

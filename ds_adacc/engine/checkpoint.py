@@ -18,6 +18,7 @@ from ds_adacc.engine import checkpoint_file
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
+from ds_adacc.program.parameters import whole_shape
 from ds_adacc.runtime.saved_state import ControllerState, RuntimeState
 from ds_adacc.runtime.step_schedule import StepSchedule
 
@@ -167,5 +168,5 @@ def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 def _fingerprint(model: nn.Module) -> str:
     """The name of the model's class, and a hash of the names, whole shapes and dtypes of its parameters."""
-    told = [(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype)) for name, p in model.named_parameters()]
+    told = [(name, whole_shape(p), str(p.dtype)) for name, p in model.named_parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"

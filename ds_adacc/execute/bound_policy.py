@@ -14,7 +14,8 @@ from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec, is_offloaded
 from ds_adacc.program.arguments import ParameterRef
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.recording import Position, RecordedOp, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Position, Recording
 
 
 def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:

@@ -12,7 +12,8 @@ from ds_adacc.execute.copied import copied
 from ds_adacc.planner import RETAIN, Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, RecordedValue, Recording
+from ds_adacc.program.recorded_op import Draw
+from ds_adacc.program.recording import RecordedValue, Recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 
 _SUMS = ("add", "add_", "sub", "sub_")
 

@@ -14,7 +14,8 @@ from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.recording import RecordedOp, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
 from ds_adacc.program.replay import replay, run, view_of
 from ds_adacc.program.slots import copy_of

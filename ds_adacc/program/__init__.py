@@ -4,8 +4,8 @@ A program has operators (ATen calls, and calls of `autograd.Function`), values (
 autograd saves them. `record/` writes it down; the rooms above read it and replay parts of it. The rules cited here are
 those of `record/`.
 
-* `recording`: the program: values, operators, positions of the pack hook; `arguments`: what operators are called with;
-  `parameters`: the block's, by index.
+* `recording`: the program: values, operators, positions of the pack hook; `recorded_op`: one operator; `arguments`:
+  what it is called with; `parameters`: the block's, by index.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
 * `geometry`: where a view lies in memory; `same_bits`: whether two tensors have the same bits.
 * `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.function_operator import FunctionOperator, arguments_of
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp
 
 ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.

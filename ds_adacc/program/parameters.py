@@ -8,6 +8,11 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 
+def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's shape. Under ZeRO-3 its `shape` may be that of a partition, and `ds_shape` is the whole's."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 class Parameters(Sequence[torch.Tensor]):
     """Parameters by index. Those in `loose` belong to no module of the block, and are not kept alive.
 

@@ -12,7 +12,7 @@ from ds_adacc.config.presets import ROLES
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.function_operator import arguments_of
 from ds_adacc.program.known_functions import aten_counterpart, roles_by_name
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp
 
 _REPLAY = ("auto", "never", "operators")
 _PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names

@@ -9,7 +9,8 @@ import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.generators import drawing_again
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.parameters import whole_shape
+from ds_adacc.program.recorded_op import RecordedOp
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
 
@@ -86,10 +87,10 @@ def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
 
 def updated(parameter: torch.Tensor) -> RuntimeError:
     """The error for a parameter that the optimizer has changed after its block's forward."""
-    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # under ZeRO-3 its own may be that of a partition
     return RuntimeError(
-        f"a parameter of shape {shape}, needed to recompute a tensor of its block, has been changed by a step of the "
-        "optimizer since the block's forward: call backward before the step, or run the forward again after it"
+        f"a parameter of shape {whole_shape(parameter)}, needed to recompute a tensor of its block, has been changed "
+        "by a step of the optimizer since the block's forward: call backward before the step, or run the forward again "
+        "after it"
     )
 
 
@@ -106,6 +107,6 @@ def _released(parameter: torch.Tensor) -> RuntimeError:
             "of one forward (retain_graph): add up the losses and call backward once, or run the forward again"
         )
     return RuntimeError(
-        f"parameter {getattr(parameter, 'ds_id', '?')} of shape {tuple(parameter.ds_shape)} is partitioned away while "
+        f"parameter {getattr(parameter, 'ds_id', '?')} of shape {whole_shape(parameter)} is partitioned away while "
         f"its block's backward needs it: {remedy}"
     )

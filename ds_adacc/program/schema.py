@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import Constant, tensors_in
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import reads_data
 
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed

@@ -18,7 +18,8 @@ from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, put, t
 from ds_adacc.program.formula import Variables, fit
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import length_bounds
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.signature import Sizes
 
 

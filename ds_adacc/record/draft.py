@@ -13,7 +13,8 @@ from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.parameters import Parameters
-from ds_adacc.program.recording import Position, RecordedOp, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Position, Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
 from ds_adacc.python_state.guards import snapshot

@@ -10,7 +10,8 @@ import torch
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.generators import default_generators, same_state
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Draw, RecordedOp, RecordedValue
+from ds_adacc.program.recorded_op import Draw, RecordedOp
+from ds_adacc.program.recording import RecordedValue
 from ds_adacc.record.tensors import RecordedTensors
 
 

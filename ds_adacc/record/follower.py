@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall

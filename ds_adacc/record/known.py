@@ -11,7 +11,8 @@ import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry, span, storage_of
-from ds_adacc.program.recording import RecordedOp, RecordedValue
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.tensors import RecordedTensors
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.frames import frames_of_block
 

@@ -13,7 +13,8 @@ from ds_adacc.program.arguments import generators_in, tensors_in
 from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
-from ds_adacc.program.recording import RecordedOp, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors

@@ -15,7 +15,8 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
-from ds_adacc.program.recording import RecordedOp, RecordedValue, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.tensors import RecordedTensors

@@ -9,7 +9,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.recording import RecordedOp, RecordedValue
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import RecordedValue
 from ds_adacc.program.replay import replay
 
 

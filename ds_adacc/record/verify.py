@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.recording import RecordedOp, Recording
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.replay import replay
 from ds_adacc.program.same_bits import same_bits
 from ds_adacc.record.tensors import RecordedTensors

@@ -10,6 +10,7 @@ from torch import nn
 
 from ds_adacc.config import ConfigError
 from ds_adacc.program.module_class import class_name, class_of
+from ds_adacc.program.parameters import whole_shape
 
 
 def find_blocks(
@@ -92,8 +93,8 @@ def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[s
 
 
 def _shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """The shapes of its parameters. Under zero.Init, `shape` is that of a partition, and `ds_shape` is the whole's."""
-    return tuple(tuple(getattr(p, "ds_shape", p.shape)) for p in module.parameters())
+    """The shapes of its parameters."""
+    return tuple(map(whole_shape, module.parameters()))
 
 
 def _numel(module: nn.Module) -> int:

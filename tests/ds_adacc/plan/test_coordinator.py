@@ -19,7 +19,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.rank_reports import RankReport, RankRequest, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.program.recording import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.runtime.runtime import Runtime
 
 
