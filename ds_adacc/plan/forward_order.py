@@ -49,11 +49,13 @@ class ForwardOrder:
     """Learns the order of the blocks from forward passes.
 
     `orders` holds, for each live set, the block type of every call in forward order; () if backward does not run the
-    calls in reverse. The ranks exchange `orders`: the planner uses an order only if all ranks agree on it.
+    calls in reverse, or frees nothing while it runs. The ranks exchange `orders`: the planner uses an order only if all
+    ranks agree on it.
     """
 
     def __init__(self) -> None:
         self.orders: Orders = {}
+        self._unordered: set[LiveSet] = set()
         self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def index(self, block: Block, digest: str) -> int | None:
@@ -72,7 +74,7 @@ class ForwardOrder:
         block types of which a block has another index now.
         """
         digests = seen.digests.intersection(known)
-        self.orders = {**self.orders, digests: seen.order}
+        self.orders = {**self.orders, digests: () if digests in self._unordered else seen.order}
         elsewhere = {block for _, block in seen.calls}  # in the pass, perhaps as another block type
         moved = set()
         for digest in digests:
@@ -86,6 +88,14 @@ class ForwardOrder:
                 if before.get(block, index) != index:
                     moved.add(digest)
         return moved
+
+    def unorder(self, live_set: LiveSet) -> bool:
+        """Note that a backward of these block types frees nothing. Returns whether they have had an order so far."""
+        self._unordered.add(live_set)
+        had_order = bool(self.orders.get(live_set))
+        if had_order:
+            self.orders = {**self.orders, live_set: ()}
+        return had_order
 
     def follow(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""
@@ -104,6 +114,7 @@ class ForwardOrder:
         for block, indices in self._indices.items():
             self._indices[block] = {name: index for name, index in indices.items() if name in names}
         self.orders = {live_set: order for live_set, order in self.orders.items() if live_set <= set(names)}
+        self._unordered = {live_set for live_set in self._unordered if live_set <= set(names)}
 
     def indices(self, block: Block) -> dict[str, int]:
         """The block's index for each block type that it runs."""
@@ -116,7 +127,7 @@ class ForwardOrder:
         indices: Sequence[Mapping[str, int]],
     ) -> None:
         """Restore these orders, and for each of the blocks what `indices` returned."""
-        self.orders = dict(orders)
+        self.orders, self._unordered = dict(orders), set()
         self._indices = weakref.WeakKeyDictionary()
         for block, known in zip(blocks, indices, strict=True):
             self._indices[block] = dict(known)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ds_adacc.execute.alive_calls import AliveCall, AliveCalls, Forward
 from ds_adacc.execute.block import Block, Trial
 from ds_adacc.profile.arrival import Entrance
@@ -32,7 +34,8 @@ class CurrentPass:
     `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its
     calls hold. `probed`: the block types whose codecs a call of it measures. `trials`: the trials of policies that its
     calls have begun. `entrances`: those of its calls that are probed. `has_backward`: whether the backward of a call
-    has begun. `alive_calls`: all that are alive; they may be of earlier passes.
+    has begun. `keeps_graph`: whether that is one with `retain_graph`, which frees nothing while it runs. `alive_calls`:
+    all that are alive; they may be of earlier passes.
     """
 
     def __init__(self, alive_calls: AliveCalls) -> None:
@@ -43,6 +46,7 @@ class CurrentPass:
         self.trials: list[Trial] = []
         self.entrances: set[Entrance] = set()
         self.has_backward = False
+        self.keeps_graph = False
         self._alive_calls = alive_calls
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False
@@ -95,3 +99,4 @@ class CurrentPass:
 
     def _note_backward(self) -> None:
         self.has_backward = True
+        self.keeps_graph |= torch._C._autograd._get_current_graph_task_keep_graph()

@@ -176,7 +176,10 @@ class StepController:
         self._pass_end_is_pending = is_in_backward()
         if self._pass_end_is_pending:
             return
+        keeps_graph = self.step.current_pass.keeps_graph
         ran = self.step.end_pass()
+        if keeps_graph:
+            self.waiting.note_kept_graph(ran)
         if self.waiting.note(ran, self.step.is_observed_whole):
             self.choose_policies(ran)
 

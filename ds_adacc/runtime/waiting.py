@@ -64,6 +64,15 @@ class Waiting:
         self._planned[live_set] = alive
         return not is_planned
 
+    def note_kept_graph(self, ran: Ran) -> None:
+        """Note that the backward of this pass has kept its graph. A plan for one that frees it takes more than it says.
+
+        That one counts what later blocks hold as free by the time of earlier ones.
+        """
+        live_set = frozenset(map(self._agreement.origin, ran))
+        if self._agreement.forward_order.unorder(live_set):
+            self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
+
     def _note_growth(self, ran: Ran, is_observed: bool) -> bool:
         """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
 from ds_adacc.observe.calibration import Calibration
 from ds_adacc.runtime.runtime import Runtime
 
@@ -103,6 +104,44 @@ def test_the_plan_that_stays_has_the_measured_peak(make, budget):
     plan = runtime.controller.plan
     assert plan.peak <= plan.budget
     assert plan.peak - ALLOWANCE <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
+
+
+class TwoLosses(Model):
+    """From a step on, the first of two losses keeps the graph for the second."""
+
+    def __init__(self, adacc, kept_from):
+        super().__init__(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+        self.adacc, self.steps_until_kept = adacc, kept_from
+        self.other_weight = self.weight.flip(0)
+
+    def step(self, call):
+        x = self.leaf * 1.0
+        for block in self.blocks:
+            x = call(block, x)
+        first, second = (x * self.weight).sum(), (x * self.other_weight).sum()
+        del x
+        if self.steps_until_kept > 0:
+            first = first + second
+        first.backward(retain_graph=self.steps_until_kept <= 0)
+        self.adacc.runtime.controller.end_backward()
+        if self.steps_until_kept <= 0:
+            second.backward()
+        self.steps_until_kept -= 1
+        self.adacc.end_step()
+
+
+@pytest.mark.parametrize("kept_from", [0, 7])
+@pytest.mark.parametrize("budget", [0.35, 0.5])
+def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
+    config = load({"adacc": {"codecs": "none", "memory_budget": budget}})
+    runtime = Runtime(config, stepped=True)
+    model = TwoLosses(Adacc(config, runtime), kept_from)
+    for _ in range(kept_from + 4):
+        model.step(runtime.checkpoint)
+    plan = runtime.controller.plan
+    assert plan.peak <= plan.budget
+    assert 0.98 * plan.peak <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
+    assert runtime.controller.plan is plan, "it is planned for once"
 
 
 @pytest.mark.parametrize("codecs", ["none", "paper"])
