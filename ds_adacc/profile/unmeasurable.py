@@ -37,22 +37,28 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     if recording.loses_graphs:
         return "no call tells which of its compiled graphs it runs"
     has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
-    for node in _nodes([tensor for tensor in tensors_in(output) if tensor.grad_fn is not None], starts):
-        is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
-        if node.name() == "BackwardHookFunctionBackward":
-            return "a module in it has a backward hook, which would run more than once"
-        if is_graph(getattr(node, "_forward_cls", type(node))):
-            reason = compiled_backward.why_not_ahead(node, watched[0].device)
-            if reason is not None:
-                return reason
-        elif is_function and node.name() not in _KNOWN and not _computes_only(node):
-            return (
-                f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
-                "Function with ds_adacc.register_function"
-            )
-        if is_function and has_main_grad:
-            return f"its backward runs {node.name()}, which may add to a parameter's main_grad"
-    return "a hook on a tensor in it would run more than once" if recording.has_hooks else None
+    nodes = _nodes([tensor for tensor in tensors_in(output) if tensor.grad_fn is not None], starts)
+    reasons = (_why_not_ahead(node, watched[0].device, has_main_grad) for node in nodes)
+    of_hooks = "a hook on a tensor in it would run more than once" if recording.has_hooks else None
+    return next(filter(None, reasons), of_hooks)
+
+
+def _why_not_ahead(node: torch.autograd.graph.Node, device: torch.device, has_main_grad: bool) -> str | None:
+    """Why this node of the block's backward must not be run ahead of training's own; None if it may."""
+    if node.name() == "BackwardHookFunctionBackward":
+        return "a module in it has a backward hook, which would run more than once"
+    is_function = isinstance(node, torch.autograd.function.BackwardCFunction) or "CppNode" in node.name()
+    reason = None
+    if is_graph(getattr(node, "_forward_cls", type(node))):
+        reason = compiled_backward.why_not_ahead(node, device)
+    elif is_function and node.name() not in _KNOWN and not _computes_only(node):
+        reason = (
+            f"its backward runs {node.name()}, which may hold a collective; if it holds none, register its "
+            "Function with ds_adacc.register_function"
+        )
+    if reason is None and is_function and has_main_grad:
+        reason = f"its backward runs {node.name()}, which may add to a parameter's main_grad"
+    return reason
 
 
 def _computes_only(node: torch.autograd.graph.Node) -> bool:
