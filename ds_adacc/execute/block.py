@@ -56,8 +56,9 @@ class Variant:
     `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
-    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `is_unseen`: no call has
-    confirmed the prediction yet. `failures`: how often the block could not be recorded under this signature.
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_new_numbers`: it was
+    not recorded with these numbers among the arguments. `is_unseen`: no call has confirmed the prediction yet.
+    `failures`: how often the block could not be recorded under this signature.
     """
 
     guards: Guards | None = None
@@ -70,6 +71,7 @@ class Variant:
     ignored: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
+    has_new_numbers: bool = False
     is_unseen: bool = False
     failures: int = 0
     _bind: Callable[[Variant], BoundPolicy] | None = field(default=None, repr=False)
@@ -262,9 +264,12 @@ class Block:
         return found
 
     def changing_numbers(self, signature: Signature) -> dict[str, int]:
-        """How many values each number among the arguments has had, with that of a new call; by the argument's name."""
+        """With how many values of each number among the arguments it was recorded; by the argument's name.
+
+        That of a new call, which is about to be recorded, counts too.
+        """
         values: dict[str, set[Any]] = {}
-        for known, _ in self._variants:
+        for known in (known for known, variant in self._variants if not variant.is_predicted):
             for name, (before, now) in (differing_numbers(known, signature) or {}).items():
                 values.setdefault(name, {now}).add(before)
         return {name: len(each) for name, each in values.items()}

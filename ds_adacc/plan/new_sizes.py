@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +16,17 @@ from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, as_block, fits
+
+
+class Predicted(NamedTuple):
+    """A block at input sizes at which it was not recorded. `recording`: its program there.
+
+    `has_new_numbers`: the program was not recorded with such numbers among the block's arguments.
+    """
+
+    known: KnownType
+    recording: Recording
+    has_new_numbers: bool
 
 
 class NewSizes:
@@ -29,10 +41,8 @@ class NewSizes:
         self._agreement = agreement
         self._predicted = 0  # how many times
 
-    def at_sizes(
-        self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]
-    ) -> tuple[KnownType, Recording] | None:
-        """The block type and the recording of a block at these input sizes, as predicted from other sizes.
+    def at_sizes(self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> Predicted | None:
+        """What a block is at these input sizes, as predicted from other sizes.
 
         `example` is the block's recording as the block type `like`. None if the recordings so far do not tell.
         """
@@ -44,22 +54,25 @@ class NewSizes:
             return None
         if not program.program.tells(sizes.numbers, example):
             return None
+        has_new_numbers = not program.program.known_with(sizes.numbers)
         known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = as_block(known.recording, recording)
-            return (known, predicted) if fits(predicted, inputs) else None
+            return Predicted(known, predicted, has_new_numbers) if fits(predicted, inputs) else None
         predicted = program.program.at(sizes, example)
         if predicted is None or not fits(predicted, inputs):
             return None
-        profile = program.profile.at(sizes, predicted)
-        if profile is None:
-            return None
-        known = self._agreement.add(predicted.digest, predicted, profile)
-        known.take_over(relative)
+        known = self._agreement.known_types.get(predicted.digest)  # with other numbers that decide nothing
+        if known is None:
+            profile = program.profile.at(sizes, predicted)
+            if profile is None:
+                return None
+            known = self._agreement.add(predicted.digest, predicted, profile)
+            known.take_over(relative)
+            self._tell(predicted, inputs, example)
         self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopter.adopt(known, like)
-        self._tell(predicted, inputs, example)
-        return known, predicted
+        return Predicted(known, predicted, has_new_numbers)
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1

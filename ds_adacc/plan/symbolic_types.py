@@ -38,7 +38,11 @@ class SymbolicType:
 
     def at(self, sizes: Sizes) -> str | None:
         """The block type at these sizes, if it was recorded or predicted before."""
-        return self.recorded.get(sizes) or self.predicted.get(sizes)
+        known = {**self.predicted, **self.recorded}
+        if sizes in known or not self.program.numbers_may_vary:
+            return known.get(sizes)
+        of = self.program.sizes_of(sizes)
+        return next((name for its, name in known.items() if self.program.sizes_of(its) == of), None)
 
     def sizes(self, digest: str) -> tuple[int, ...]:
         """The sizes of the block type; () if they are not known."""
@@ -133,12 +137,20 @@ class SymbolicTypes:
         self._types[digest] = known = self._types[like]
         known.predicted[sizes] = digest
 
-    def doubt(self, digest: str) -> None:
-        """Predict no further sizes of this block type's program until a recording confirms how it follows them."""
+    def doubt(self, digest: str, has_new_numbers: bool) -> None:
+        """A call has run another program than was predicted. `has_new_numbers`: those among its arguments may be why.
+
+        Then the program is not predicted with new numbers any more. Else it is predicted at no further sizes, until a
+        recording confirms how it follows them.
+        """
         known = self._types.get(digest)
-        if known is not None:
-            known.program.is_confirmed = False
-            known.predicted, known.was_mistaken = {}, True
+        if known is None:
+            return
+        known.predicted = {}
+        if has_new_numbers:
+            known.program.numbers_may_vary = False
+        else:
+            known.program.is_confirmed, known.was_mistaken = False, True
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget these predicted block types. Those that were recorded stay."""

@@ -7,6 +7,7 @@ Also then a call's hooks compare every saved tensor with what is predicted, as t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,21 +54,24 @@ class LengthBound:
 class SymbolicProgram:
     """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it.
 
-    A number among the block's arguments may vary only if nothing but the length bounds of fused attention follow it,
-    and only between the least and the greatest that were recorded: any other may also choose a branch, of which the
-    saved tensors do not tell. Numbers with which the program was recorded at two sizes may come at any size.
+    A number among the block's arguments may choose a branch, of which the saved tensors do not tell. So the program is
+    `known_with` those with which it was recorded at two sizes, and with those that bound lengths for fused attention,
+    between the least and the greatest that were recorded. Other numbers that it was recorded with, and that nothing in
+    it follows, may be any if `numbers_may_vary`: then each block must be seen to run the program with them.
     """
 
     def __init__(self, example: Example) -> None:
         self.is_confirmed = False
+        self.numbers_may_vary = True
         self._sizes = [example.sizes]
         self._numbers = [_numbers(example.opened)]
         self._skeleton = example.skeleton
         self._ranges = [(number, number) for number in example.sizes.numbers]
         self._lengths_with: dict[tuple[int, ...], set[Hashable]] = {}
         self.note(example.sizes)
-        self._bounds: list[LengthBound] = []
-        take((LengthBound,), self._skeleton, self._bounds)
+        bounds: list[LengthBound] = []
+        take((LengthBound,), self._skeleton, bounds)
+        self._bounds = sorted({bound.number for bound in bounds})
 
     def is_of(self, example: Example) -> bool:
         """Whether the recording is this program, at whatever sizes."""
@@ -79,7 +83,7 @@ class SymbolicProgram:
         return len(Variables([known.lengths for known in self._sizes]).seen)
 
     def tells(self, numbers: Sequence[int], like: Example) -> bool:
-        """Whether the program is known with these numbers among a block's arguments. `like` is the block's recording.
+        """Whether the program may run with these numbers among a block's arguments. `like` is the block's recording.
 
         Numbers may mean something else to each block, so its recording must be what the program is at its sizes.
         """
@@ -94,12 +98,10 @@ class SymbolicProgram:
             return False
         numbers = _numbers(example.opened)
         self.note(example.sizes)
+        alike = (its for sizes, its in zip(self._sizes, self._numbers, strict=True) if self._is_alike(sizes, example))
+        self.numbers_may_vary &= all(its == numbers for its in alike)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
-        self._ranges = [
-            (min(low, number), max(high, number))
-            for (low, high), number in zip(self._ranges, example.sizes.numbers, strict=True)
-        ]
         self.is_confirmed = self._predict(example.sizes) == numbers
         if not self.is_confirmed:
             self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
@@ -108,6 +110,17 @@ class SymbolicProgram:
     def note(self, sizes: Sizes) -> None:
         """Note that the program was recorded at these sizes."""
         self._lengths_with.setdefault(sizes.numbers, set()).add(sizes.lengths)
+        self._ranges = [
+            (min(low, number), max(high, number))
+            for (low, high), number in zip(self._ranges, sizes.numbers, strict=True)
+        ]
+
+    def sizes_of(self, sizes: Sizes) -> Sizes:
+        """Those of the sizes on which the program depends if numbers may vary: of these, those that bound lengths."""
+        return Sizes(sizes.lengths, tuple(sizes.numbers[bound] for bound in self._bounds))
+
+    def _is_alike(self, sizes: Sizes, example: Example) -> bool:
+        return self.sizes_of(sizes) == self.sizes_of(example.sizes)
 
     def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
@@ -139,21 +152,40 @@ class SymbolicProgram:
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
-    def _may_have(self, numbers: Sequence[int]) -> bool:
+    def known_with(self, numbers: Sequence[int]) -> bool:
         """Whether the program has run with such numbers: with just these, or between those that bound lengths."""
-        if len(self._lengths_with.get(tuple(numbers), ())) > 1:
+        is_recorded = len(self._lengths_with.get(tuple(numbers), ())) > 1
+        return is_recorded or all(map(self._is_known, range(len(numbers)), itertools.repeat(numbers)))
+
+    def _may_have(self, numbers: Sequence[int]) -> bool:
+        if self.known_with(numbers):
             return True
-        columns = list(zip(*(known.numbers for known in self._sizes), strict=True))
-        others = set(zip(*self._numbers, strict=True))
+        places = range(len(numbers))
+        return self.numbers_may_vary and all(self._is_known(i, numbers) or self._is_free(i) for i in places)
 
-        def is_known(number: int) -> bool:
-            (low, high), same = self._ranges[number], columns.index(columns[number])
-            if low == high:
-                return numbers[number] == low
-            is_bound = LengthBound(same) in self._bounds and columns[same] not in others
-            return is_bound and low <= numbers[number] <= high and numbers[number] == numbers[same]
+    def _is_known(self, place: int, numbers: Sequence[int]) -> bool:
+        """Whether the number at this place has always been the same, or bounds lengths, and is as it was recorded."""
+        low, high = self._ranges[place]
+        if low == high:
+            return numbers[place] == low
+        same = self._first_like(place)
+        is_bound = same in self._bounds and not self._is_followed(same)
+        return is_bound and low <= numbers[place] <= high and numbers[place] == numbers[same]
 
-        return all(map(is_known, range(len(numbers))))
+    def _is_free(self, place: int) -> bool:
+        """Whether the number at this place has varied, and nothing in the program follows it."""
+        low, high = self._ranges[place]
+        return low < high and self._first_like(place) not in self._bounds and not self._is_followed(place)
+
+    def _first_like(self, place: int) -> int:
+        """The place of the first number that was the same as this one in all recordings."""
+        columns = list(zip(*self._lengths_with, strict=True))
+        return columns.index(columns[place])
+
+    def _is_followed(self, place: int) -> bool:
+        """Whether a whole number of the program varies just as the number at this place does."""
+        column = tuple(known.numbers[place] for known in self._sizes)
+        return len(set(column)) > 1 and column in set(zip(*self._numbers, strict=True))
 
 
 def as_block(predicted: Recording, like: Recording) -> Recording:

@@ -191,8 +191,8 @@ class Runtime:
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
             if predicted is not None:
-                known, recording = predicted
-                variant = like.at_other_sizes(guards, known.recording.digest, recording)
+                variant = like.at_other_sizes(guards, predicted.known.recording.digest, predicted.recording)
+                variant.has_new_numbers = predicted.has_new_numbers
                 self.controller.choose_policy(block, variant)
                 block.add(signature, variant)
                 return variant

@@ -150,13 +150,13 @@ class Warnings:
         )
 
     def mispredicted(self, bound: BoundPolicy, position: int) -> None:
-        """A call saved something else than was predicted for the sizes of its inputs."""
+        """A call saved something else than was predicted for its arguments."""
         name = bound.recording.name
         self._tell(
             (name, "mispredicted"),
-            "block %s: from saved tensor %d on, a call differs from what was predicted for the sizes of its inputs, "
-            "which is %d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than "
-            "planned. The next call of this size is recorded",
+            "block %s: from saved tensor %d on, a call differs from what was predicted for its arguments, which is "
+            "%d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than planned. "
+            "The next call like it is recorded",
             name,
             position,
             len(bound.course.instructions),

@@ -446,7 +446,7 @@ def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):
         training.compare(40)
     assert training.runtime.recordings > recorded
     (warning,) = [r.getMessage() for r in caplog.records if "a call differs" in r.getMessage()]
-    assert "from what was predicted for the sizes of its inputs" in warning
+    assert "from what was predicted for its arguments" in warning
 
 
 def test_lossy_policies_are_tried_once_and_run_at_every_length():

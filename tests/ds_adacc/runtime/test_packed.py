@@ -3,6 +3,7 @@
 The longest is a number among the arguments, as flash-attn and transformers take it, and another one in each batch.
 """
 
+import gc
 import random
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.program.signature import Sizes
 from ds_adacc.runtime.runtime import Runtime
 
 LAYERS = 3
@@ -123,10 +125,36 @@ def test_texts_that_are_of_one_length_at_first():
     train(14, lengths=lengths)
 
 
-@pytest.mark.parametrize("first", [3, 5])
+@pytest.mark.parametrize("first", [3, 5, 9])
 def test_a_number_that_no_operator_is_given_may_choose_the_branch(first):
-    recordings = train(8, lambda step: (step + first,))
-    assert all(before < after for before, after in pairwise(recordings)), "a block is recorded at each step"
+    """A step that is counted. Nothing follows it, until at 9 it chooses another branch."""
+    recordings = train(16, lambda step: (step + first,), lengths=lambda step, lot: [5, 7, 9])
+    turn = max(9 - first, 0)
+    assert len(set(recordings[1:turn])) <= 1, "any number may come before the other branch"
+    assert len(set(recordings[turn + 1 :])) == 1, "and after it"
+    assert recordings[-1] <= 2 * LAYERS + 2
+
+
+def test_such_a_number_beside_lengths_that_vary():
+    recordings = train(24, lambda step: (step - 30,))
+    assert recordings[-1] == recordings[15] < 12
+
+
+def test_a_number_that_chooses_by_turns_is_predicted_wrongly_once(caplog):
+    recordings = train(24, lambda step: (step % 7 + 3,), lengths=lambda step, lot: [5, 7, 9])
+    assert recordings[-1] == recordings[14]
+    assert sum("differs from what was predicted" in record.message for record in caplog.records) <= 1
+
+
+def test_numbers_that_are_always_new_pile_nothing_up():
+    sizes = []
+
+    def arguments(step):
+        sizes.append(sum(isinstance(each, Sizes) for each in gc.get_objects()))
+        return (step + 10,)
+
+    train(90, arguments, lengths=lambda step, lot: [5, 7, 9])
+    assert sizes[-1] <= sizes[70]
 
 
 class Rolled(nn.Module):
@@ -168,6 +196,13 @@ class RolledByMultiple(Rolled):
         return step * self.number
 
 
+class RolledInMost(Rolled):
+    """All layers are alike up to a step. The first stays as it is: so each must be seen with each number."""
+
+    def shift(self, step):
+        return 2 if step >= 4 and self.number else 1
+
+
 class RolledByTurns(Rolled):
     def act(self, hidden, step):
         return hidden.tanh() if step < 5 else hidden.sigmoid()
@@ -176,7 +211,9 @@ class RolledByTurns(Rolled):
         return step
 
 
-@pytest.mark.parametrize("make", [RolledByRest, RolledUpTo, RolledByLayer, RolledByMultiple, RolledByTurns])
+@pytest.mark.parametrize(
+    "make", [RolledByRest, RolledUpTo, RolledByLayer, RolledByMultiple, RolledInMost, RolledByTurns]
+)
 def test_numbers_that_decide_something_else_as_well(make):
     def lengths(step, lot):
         return [5, 7, 9]
