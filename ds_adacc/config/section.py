@@ -76,7 +76,7 @@ def _bound(value: float) -> float:
 
 def _meant(name: str) -> str:
     """What a string is likely to mean where "auto" or a list of strings is valid."""
-    return "'auto'" if name.lower() == "auto" else f"[{name!r}]"
+    return "'auto'" if name.lower() in ("auto", "all") else f"[{name!r}]"
 
 
 def _block_classes(value: Any) -> str | tuple[str, ...]:
@@ -128,7 +128,9 @@ def _memory_budget(value: Any) -> MemoryBudget:
 def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
     if isinstance(value, str):
         if value not in PRESETS:
-            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS)}"))
+            role = "dropout_mask" if value == "bits" else "linear"
+            hint = f"; a codec is given by role, as in {{{role!r}: {value!r}}}" if value in CODECS else ""
+            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS)}{hint}"))
         return value
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))
@@ -143,6 +145,7 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
 def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
     if role not in ROLES:
         yield (role,), names, f"unknown role{nearest(role, ROLES)}"
+        return
     if isinstance(names, str):
         named = {(role,): names}
     elif isinstance(names, list | tuple):

@@ -81,7 +81,7 @@ def fraction(nbytes: int, without: int) -> str:
     of = MemoryBudget("fraction", parts / 10**_FRACTION_DIGITS)
     if budget_bytes(of, without, 0) < nbytes:  # by one byte, for what a floating-point number loses
         of = MemoryBudget("fraction", (parts + 1) / 10**_FRACTION_DIGITS)
-    return f"{of.amount:g}"
+    return "1.0" if of.amount == 1 else f"{of.amount:g}"  # 1 reads like a byte
 
 
 def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recording]) -> bool:

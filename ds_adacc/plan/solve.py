@@ -37,7 +37,7 @@ def solve(
     codec that is no longer on offer, is recomputed. If that breaks the budget, the group takes the policies of the
     smallest peak, unless more live sets would then break it. If only some block types of the group are new, only these
     change: the others also run in live sets that fit, and would be slower there. The new ones take the leanest policies
-    that simple rules find; so do new ones if the solver was out of time.
+    that simple rules find; so does a new group if the solver was out of time and these fit.
     """
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
@@ -129,7 +129,9 @@ def _lean(
             return group
     if new:
         of = request.problem(new)
-        return _with_policies(planner.leanest(of, group.shortfall), of, group, budget)
+        group = _with_policies(planner.leanest(of, group.shortfall), of, group, budget)
+        if is_mixed or not group.unfit(budget):
+            return group
     least = planner.least_peak_in_process(group.problem, max_seconds=config.solver.max_seconds)
     return _with_policies(least, group.problem, group, budget)
 

@@ -347,6 +347,15 @@ def test_presets_name_codecs_that_exist():
             "(valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none')",
         ),
         (
+            {"codecs": "bits"},
+            "adacc.codecs = 'bits': unknown preset (valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', "
+            "'none'); a codec is given by role, as in {'dropout_mask': 'bits'}",
+        ),
+        (
+            {"blocks": "all"},
+            "adacc.blocks = 'all': must be 'auto' or a list of module class names; did you mean 'auto'?",
+        ),
+        (
             {"codecs": ["group"]},
             "adacc.codecs = ['group']: must be one of 'auto', 'paper', 'paper-no-outliers', 'quantization', "
             "'none', or an object of roles and their codecs",

@@ -92,7 +92,7 @@ def test_the_fraction_that_it_names_is_large_enough():
     """0.6315 * 3_000_000 is 1894499.9999999998 as a floating-point number."""
     assert fraction(1_894_500, 3_000_000) == "0.6316"
     assert fraction(1_894_499, 3_000_000) == "0.6315"
-    assert fraction(3_000_000, 3_000_000) == "1"
+    assert fraction(3_000_000, 3_000_000) == "1.0"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -107,3 +107,14 @@ def test_where_no_plan_fits_beside_a_new_block_type_the_others_keep_their_polici
     assert chosen["old"] == kept
     assert set(chosen["new"]) == {planner.leanest(planner.Problem((new,)), "").policies[0][0]}
     assert chosen["new"][0] != planner.recompute_policy(new.profile)
+
+
+def test_a_new_group_that_simple_rules_do_not_fit_takes_the_smallest_peak_found(monkeypatch):
+    """An error may name that peak as the smallest budget: who enters it gets a plan that keeps it."""
+    monkeypatch.setattr(planner, "solve_in_process", busy)
+    monkeypatch.setattr(planner, "leanest", lambda problem, why: planner.everywhere(planner.retain_policy, problem))
+    block_type = chain("a", 100)
+    least = planner.least_peak_in_process(planner.Problem((block_type,)), max_seconds=5.0).peak
+    assert least < peak(block_type, planner.retain_policy(block_type.profile))
+    (group,) = solve(PlanRequest({"a": block_type}, [frozenset("a")]), least, CONFIG, {}, Forgiven.OUT_OF_TIME)
+    assert group.solution.peak == least and not group.shortfall
