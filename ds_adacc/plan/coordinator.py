@@ -110,7 +110,7 @@ class Coordinator:
                 elif any(kept):
                     which = "New blocks take the leanest policies found, and the others keep theirs"
                 else:
-                    which = "The plan of the smallest peak found is in force"
+                    which = "New policies are in force"
                 text = (
                     "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. "
                     '"memory_budget": %s would allow it. A smaller micro-batch needs less'

@@ -292,7 +292,7 @@ def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
     adacc = stepped(model, memory_budget=f"{budget}B")
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9, 64, 64))
-    assert "The plan of the smallest peak found is in force, with a peak of " in caplog.text
+    assert "New policies are in force, with a peak of " in caplog.text
 
 
 def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
