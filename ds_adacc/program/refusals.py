@@ -5,6 +5,7 @@ These are the first of the checks; `record/verify.py` replays what they let pass
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
+    return _refusal_of(func, writes_to_fresh) or (TAINTED if tainted else None)
+
+
+@functools.cache
+def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | None:
     if func.namespace in _COLLECTIVES:
         return COLLECTIVE
     if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
@@ -40,8 +46,6 @@ def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str |
         return UNINITIALISED
     if reads_data(func):
         return "reads data into Python"
-    if tainted:
-        return TAINTED
     return None
 
 

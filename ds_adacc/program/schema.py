@@ -107,9 +107,8 @@ def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
 
     The default may be another one in backward.
     """
-    schema = getattr(op.func, "_schema", None)
-    names = {argument.name for argument in schema.arguments} if schema is not None and op.refusal is None else set()
-    given = dict(op.kwargs)
+    has_schema, given = getattr(op.func, "_schema", None) is not None, dict(op.kwargs)
+    names = _arguments_of(op.func).names if has_schema and op.refusal is None else ()
     if "dtype" not in names or given.get("dtype") is not None or any(True for _ in op.references):
         return op
     return replace(op, kwargs=tuple({**given, "dtype": made.dtype}.items()))
