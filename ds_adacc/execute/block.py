@@ -56,9 +56,9 @@ class Variant:
     `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
-    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_new_numbers`: it was
-    not recorded with these numbers among the arguments. `is_unseen`: no call has confirmed the prediction yet.
-    `failures`: how often the block could not be recorded under this signature.
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
+    numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
+    often the block could not be recorded under this signature.
     """
 
     guards: Guards | None = None
@@ -71,7 +71,7 @@ class Variant:
     ignored: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
-    has_new_numbers: bool = False
+    has_varied_numbers: bool = False
     is_unseen: bool = False
     failures: int = 0
     _bind: Callable[[Variant], BoundPolicy] | None = field(default=None, repr=False)
@@ -201,6 +201,7 @@ class Block:
 
     `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
+    `mispredicted`: the block types that it was predicted to be of, and was not: its next calls like these are recorded.
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
@@ -209,6 +210,7 @@ class Block:
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
         self.begins_gradient = False
+        self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0
         self.places: dict[str, Place] = {}

@@ -74,7 +74,8 @@ class ForwardOrder:
         block types of which a block has another index now.
         """
         digests = seen.digests.intersection(known)
-        self.orders = {**self.orders, digests: () if digests in self._unordered else seen.order}
+        is_unordered = any(live_set <= digests for live_set in self._unordered)
+        self.orders = {**self.orders, digests: () if is_unordered else seen.order}
         elsewhere = {block for _, block in seen.calls}  # in the pass, perhaps as another block type
         moved = set()
         for digest in digests:
@@ -90,12 +91,14 @@ class ForwardOrder:
         return moved
 
     def unorder(self, live_set: LiveSet) -> bool:
-        """Note that a backward of these block types frees nothing. Returns whether they have had an order so far."""
+        """Note that a backward of these block types frees nothing. Returns whether they have had an order so far.
+
+        Larger live sets lose theirs too: a plan is made for them, and counts for what is a part of them.
+        """
         self._unordered.add(live_set)
-        had_order = bool(self.orders.get(live_set))
-        if had_order:
-            self.orders = {**self.orders, live_set: ()}
-        return had_order
+        ordered = [names for names, order in self.orders.items() if order and live_set <= names]
+        self.orders = {**self.orders, **dict.fromkeys(ordered, ())}
+        return bool(ordered)
 
     def follow(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""

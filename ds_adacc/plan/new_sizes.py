@@ -21,12 +21,12 @@ from ds_adacc.program.symbolic_program import Example, as_block, fits
 class Predicted(NamedTuple):
     """A block at input sizes at which it was not recorded. `recording`: its program there.
 
-    `has_new_numbers`: the program was not recorded with such numbers among the block's arguments.
+    `has_varied_numbers`: as of `SymbolicProgram`.
     """
 
     known: KnownType
     recording: Recording
-    has_new_numbers: bool
+    has_varied_numbers: bool
 
 
 class NewSizes:
@@ -52,13 +52,13 @@ class NewSizes:
             return None
         if recording.constants not in program.constants:
             return None
-        if not program.program.tells(sizes.numbers, example):
+        if not program.program.tells(sizes, example):
             return None
-        has_new_numbers = not program.program.known_with(sizes.numbers)
+        has_varied_numbers = program.program.has_varied_numbers
         known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = as_block(known.recording, recording)
-            return Predicted(known, predicted, has_new_numbers) if fits(predicted, inputs) else None
+            return Predicted(known, predicted, has_varied_numbers) if fits(predicted, inputs) else None
         predicted = program.program.at(sizes, example)
         if predicted is None or not fits(predicted, inputs):
             return None
@@ -72,7 +72,7 @@ class NewSizes:
             self._tell(predicted, inputs, example)
         self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopter.adopt(known, like)
-        return Predicted(known, predicted, has_new_numbers)
+        return Predicted(known, predicted, has_varied_numbers)
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1

@@ -39,10 +39,8 @@ class SymbolicType:
     def at(self, sizes: Sizes) -> str | None:
         """The block type at these sizes, if it was recorded or predicted before."""
         known = {**self.predicted, **self.recorded}
-        if sizes in known or not self.program.numbers_may_vary:
-            return known.get(sizes)
-        of = self.program.sizes_of(sizes)
-        return next((name for its, name in known.items() if self.program.sizes_of(its) == of), None)
+        same = (name for its, name in known.items() if self.program.is_same(sizes, its))
+        return known.get(sizes) or next(same, None)
 
     def sizes(self, digest: str) -> tuple[int, ...]:
         """The sizes of the block type; () if they are not known."""
@@ -108,6 +106,8 @@ class SymbolicTypes:
         known = self._types.get(digest)
         if known is not None:
             known.program.note(sizes)
+            first = next((its for its, name in known.recorded.items() if name == digest), sizes)
+            known.program.note_equal(sizes, first)
 
     def confirm(self, digest: str, constants: tuple[float, ...]) -> None:
         """Note that a block of this type was found to have these constants at two sizes."""
@@ -137,20 +137,17 @@ class SymbolicTypes:
         self._types[digest] = known = self._types[like]
         known.predicted[sizes] = digest
 
-    def doubt(self, digest: str, has_new_numbers: bool) -> None:
-        """A call has run another program than was predicted. `has_new_numbers`: those among its arguments may be why.
+    def doubt(self, digest: str, has_varied_numbers: bool) -> None:
+        """A call has run another program than was predicted. `has_varied_numbers`: those in its arguments may be why.
 
-        Then the program is not predicted with new numbers any more. Else it is predicted at no further sizes, until a
-        recording confirms how it follows them.
+        The program is predicted at no further sizes until a recording confirms how it follows them.
         """
         known = self._types.get(digest)
         if known is None:
             return
+        known.program.doubt()
         known.predicted = {}
-        if has_new_numbers:
-            known.program.numbers_may_vary = False
-        else:
-            known.program.is_confirmed, known.was_mistaken = False, True
+        known.was_mistaken |= not has_varied_numbers
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget these predicted block types. Those that were recorded stay."""

@@ -25,6 +25,7 @@ class Entrance:
     def __init__(self) -> None:
         self._place = 0
         self.is_reached = False
+        self.is_probing = False  # while a call's gradient errors are measured, by backwards of their own
 
     def choose(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The output to watch, of those that can be."""

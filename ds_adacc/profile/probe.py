@@ -112,6 +112,7 @@ class Probe:
         own = [slot.slot for slot in self.slots]
         # No backward writes to a parameter, and a compiled one takes all parameters of its block at once.
         self._copied = [self._copies and not isinstance(slot, ParameterSlot) for slot in own]
+        self._entrance.is_probing = True
         try:
             self._learn(edge, gradient, own)
         except torch.OutOfMemoryError:
@@ -121,6 +122,7 @@ class Probe:
                 self._name,
             )
         finally:
+            self._entrance.is_probing = False
             for slot, held in zip(self.slots, own, strict=True):
                 slot.slot = held
 

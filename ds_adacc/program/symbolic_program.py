@@ -7,7 +7,6 @@ Also then a call's hooks compare every saved tensor with what is predicted, as t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,8 @@ from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.signature import Sizes
+
+_MOST_MISTAKES = 3  # wrong predictions, after which no number is taken to decide nothing
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ class SymbolicProgram:
     """One program at several sizes. `is_confirmed`: the latest example was as the earlier ones had predicted it.
 
     A number among the block's arguments may choose a branch, of which the saved tensors do not tell. So the program is
-    `known_with` those with which it was recorded at two sizes, and with those that bound lengths for fused attention,
-    between the least and the greatest that were recorded. Other numbers that it was recorded with, and that nothing in
-    it follows, may be any if `numbers_may_vary`: then each block must be seen to run the program with them.
+    predicted with those with which it was recorded at two sizes, and with those that bound lengths for fused attention,
+    between the least and the greatest that were recorded. Any other may come once a recording with a new one has shown
+    that nothing follows it. Except for bounds, a number may mean something else to each block: if
+    the program `has_varied_numbers`, each is to be seen to run as predicted.
     """
 
     def __init__(self, example: Example) -> None:
         self.is_confirmed = False
-        self.numbers_may_vary = True
+        self._independent: set[int] = set()  # the places of the numbers that were seen to decide nothing
+        self._is_dependent = False  # whether any number was seen to decide something
+        self._mistakes = 0
         self._sizes = [example.sizes]
         self._numbers = [_numbers(example.opened)]
         self._skeleton = example.skeleton
@@ -82,27 +86,30 @@ class SymbolicProgram:
         """How many sizes differ between the examples; those that always agree are one."""
         return len(Variables([known.lengths for known in self._sizes]).seen)
 
-    def tells(self, numbers: Sequence[int], like: Example) -> bool:
-        """Whether the program may run with these numbers among a block's arguments. `like` is the block's recording.
+    def tells(self, sizes: Sizes, like: Example) -> bool:
+        """Whether the program may run with the numbers among these sizes. `like` is the block's recording at others.
 
         Numbers may mean something else to each block, so its recording must be what the program is at its sizes.
         """
-        if not numbers:
+        if not sizes.numbers:
             return True
         is_like = self.is_of(like) and _numbers(like.opened) == self._predict(like.sizes)
-        return is_like and self._may_have(numbers)
+        return is_like and self._may_have(sizes)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
         if not self.is_of(example):
             return False
-        numbers = _numbers(example.opened)
+        numbers, before = _numbers(example.opened), list(zip(*self._lengths_with, strict=True))
         self.note(example.sizes)
-        alike = (its for sizes, its in zip(self._sizes, self._numbers, strict=True) if self._is_alike(sizes, example))
-        self.numbers_may_vary &= all(its == numbers for its in alike)
+        known = zip(self._sizes, self._numbers, strict=True)
+        self._is_dependent |= any(sizes.lengths == example.sizes.lengths and its != numbers for sizes, its in known)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
         self.is_confirmed = self._predict(example.sizes) == numbers
+        if self.is_confirmed:
+            given = enumerate(example.sizes.numbers)
+            self._independent |= {place for place, number in given if number not in before[place]}
         if not self.is_confirmed:
             self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
         return True
@@ -115,12 +122,25 @@ class SymbolicProgram:
             for (low, high), number in zip(self._ranges, sizes.numbers, strict=True)
         ]
 
-    def sizes_of(self, sizes: Sizes) -> Sizes:
-        """Those of the sizes on which the program depends if numbers may vary: of these, those that bound lengths."""
-        return Sizes(sizes.lengths, tuple(sizes.numbers[bound] for bound in self._bounds))
+    def note_equal(self, sizes: Sizes, others: Sizes) -> None:
+        """Note that recordings at these sizes and at the others are equal, but for constants."""
+        pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
+        self._independent |= {place for place, (number, other) in pairs if number != other}
 
-    def _is_alike(self, sizes: Sizes, example: Example) -> bool:
-        return self.sizes_of(sizes) == self.sizes_of(example.sizes)
+    def doubt(self) -> None:
+        """A prediction was wrong. Nothing is predicted until a recording is as predicted, nor with any number."""
+        self.is_confirmed, self._independent = False, set()
+        self._mistakes += 1
+
+    @property
+    def has_varied_numbers(self) -> bool:
+        """Whether other numbers than those that bound lengths have varied between recordings."""
+        return any(map(self._has_varied, range(len(self._ranges))))
+
+    def is_same(self, sizes: Sizes, others: Sizes) -> bool:
+        """Whether these sizes differ from the others in nothing but numbers that decide nothing."""
+        pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
+        return sizes.lengths == others.lengths and all(a == b or self._is_free(place) for place, (a, b) in pairs)
 
     def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
@@ -128,7 +148,8 @@ class SymbolicProgram:
         None if the examples do not tell. They do not where a tensor would have a negative size, as the last of a fixed
         number of chunks: the program is another one there.
         """
-        numbers = self._predict(sizes) if self.is_confirmed or sizes in self._sizes else None
+        may_be = self._may_have(sizes) and (self.is_confirmed or sizes in self._sizes)
+        numbers = self._predict(sizes) if may_be else None
         if numbers is None:
             return None
         found = _with_numbers(like.opened, iter(numbers))
@@ -137,8 +158,6 @@ class SymbolicProgram:
     def _predict(self, sizes: Sizes) -> list[int] | None:
         if sizes in self._sizes:
             return self._numbers[self._sizes.index(sizes)]
-        if not self._may_have(sizes.numbers):
-            return None
         variables = Variables([known.lengths for known in self._sizes])
         values = variables.of(sizes.lengths)
         if values is None:
@@ -152,30 +171,28 @@ class SymbolicProgram:
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
-    def known_with(self, numbers: Sequence[int]) -> bool:
-        """Whether the program has run with such numbers: with just these, or between those that bound lengths."""
-        is_recorded = len(self._lengths_with.get(tuple(numbers), ())) > 1
-        return is_recorded or all(map(self._is_known, range(len(numbers)), itertools.repeat(numbers)))
-
-    def _may_have(self, numbers: Sequence[int]) -> bool:
-        if self.known_with(numbers):
+    def _may_have(self, sizes: Sizes) -> bool:
+        numbers, lengths = sizes.numbers, self._lengths_with.get(sizes.numbers, ())
+        if len(lengths) > 1 or (sizes.lengths in lengths and self._mistakes < _MOST_MISTAKES):
             return True
         places = range(len(numbers))
-        return self.numbers_may_vary and all(self._is_known(i, numbers) or self._is_free(i) for i in places)
+        return all(self._is_known(place, numbers) or self._is_free(place) for place in places)
 
     def _is_known(self, place: int, numbers: Sequence[int]) -> bool:
         """Whether the number at this place has always been the same, or bounds lengths, and is as it was recorded."""
         low, high = self._ranges[place]
-        if low == high:
-            return numbers[place] == low
-        same = self._first_like(place)
-        is_bound = same in self._bounds and not self._is_followed(same)
-        return is_bound and low <= numbers[place] <= high and numbers[place] == numbers[same]
+        is_alike = not self._has_varied(place) and (low == high or numbers[place] == numbers[self._first_like(place)])
+        return is_alike and low <= numbers[place] <= high
+
+    def _has_varied(self, place: int) -> bool:
+        """Whether the number at this place has varied, and does more than bound lengths, or something else."""
+        (low, high), same = self._ranges[place], self._first_like(place)
+        return low < high and (same not in self._bounds or self._is_followed(same))
 
     def _is_free(self, place: int) -> bool:
-        """Whether the number at this place has varied, and nothing in the program follows it."""
-        low, high = self._ranges[place]
-        return low < high and self._first_like(place) not in self._bounds and not self._is_followed(place)
+        """Whether the number at this place has varied, and decides nothing."""
+        may_be = place in self._independent and not self._is_dependent and self._mistakes < _MOST_MISTAKES
+        return may_be and self._first_like(place) not in self._bounds and not self._is_followed(place)
 
     def _first_like(self, place: int) -> int:
         """The place of the first number that was the same as this one in all recordings."""

@@ -99,4 +99,6 @@ class CurrentPass:
 
     def _note_backward(self) -> None:
         self.has_backward = True
-        self.keeps_graph |= torch._C._autograd._get_current_graph_task_keep_graph()
+        # What reads the graph outside of a backward, or a probe with backwards of its own, tells nothing of training's.
+        if is_in_backward() and not any(entrance.is_probing for entrance in self.entrances):
+            self.keeps_graph |= torch._C._autograd._get_current_graph_task_keep_graph()

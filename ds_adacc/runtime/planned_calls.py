@@ -88,7 +88,7 @@ class PlannedCalls:
                 output, is_as_predicted = follow(bound.recording, incoming.call, pack, call.diverge)
                 if is_as_predicted:
                     variant.is_unseen = False
-                    if not variant.has_new_numbers:
+                    if not variant.has_varied_numbers:
                         self._seen.add(self._key(incoming, variant))
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -134,10 +134,10 @@ class PlannedCalls:
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
         """Whether the call replays operators of a program that is predicted, and that no block was seen to run.
 
-        A new number among the arguments may mean something else to each block, so each is to be seen.
+        A number among the arguments that varies may mean something else to each block, so each is to be seen.
         """
         if variant.is_unseen and variant.bound.segments:
-            variant.is_unseen = variant.has_new_numbers or self._key(incoming, variant) not in self._seen
+            variant.is_unseen = variant.has_varied_numbers or self._key(incoming, variant) not in self._seen
             return variant.is_unseen
         return False
 
@@ -196,7 +196,8 @@ class PlannedCalls:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         self._controller.step.current_pass.take_back(variant.digest, block)
         block.drop(variant)
-        self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_new_numbers)
+        block.mispredicted.add(variant.digest)
+        self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(bound, position)
 
 

@@ -177,6 +177,11 @@ class RolledByRest(Rolled):
         return step % 4
 
 
+class RolledByStep(Rolled):
+    def shift(self, step):
+        return step + 1
+
+
 class RolledUpTo(Rolled):
     def shift(self, step):
         return min(step, 4)
@@ -219,6 +224,45 @@ def test_numbers_that_decide_something_else_as_well(make):
         return [5, 7, 9]
 
     train(8, lambda step: (step,), make, lengths, layers=6, budget=0.7)
+
+
+class RolledFrom(Rolled):
+    """The number says from which layer on something else is done."""
+
+    def shift(self, step):
+        return 2 if step and self.number >= step else 1
+
+
+class ScaledFrom(Rolled):
+    def shift(self, step):
+        return 1
+
+    def act(self, hidden, step):
+        return (hidden * (0.5 if step and self.number >= step else 0.25)).tanh()
+
+
+@pytest.mark.parametrize("make", [RolledFrom, ScaledFrom])
+def test_numbers_that_mean_something_else_to_each_layer_at_lengths_that_vary(make):
+    """The first layer is recorded with both numbers at two lengths. The others have not run with the second then."""
+    steps = [(5, 0), (7, 0), (6, 0), (8, 0), (9, 1), (11, 1)]
+    train(
+        len(steps),
+        lambda step: (steps[step][1],),
+        make,
+        lambda step, lot: [steps[step][0], 3],
+        layers=6,
+        budget=0.7,
+    )
+
+
+def test_a_number_known_at_other_lengths_only_is_recorded_where_the_program_follows_it(caplog):
+    """No two recordings are at one length, so nothing has shown that the program does not."""
+    steps = [(9, 0), (11, 0), (10, 0), (8, 0), (5, 1), (7, 1), (6, 1), *[(11, 1)] * 4]
+    recordings = train(
+        len(steps), lambda step: (steps[step][1],), RolledByStep, lambda step, lot: [steps[step][0], 3], budget=0.7
+    )
+    assert recordings[-1] == recordings[7]
+    assert not any("differs from what was predicted" in record.message for record in caplog.records)
 
 
 def test_a_number_that_is_computed_with_is_recorded_anew():

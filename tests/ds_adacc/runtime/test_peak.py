@@ -144,6 +144,50 @@ def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
     assert runtime.controller.plan is plan, "it is planned for once"
 
 
+def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
+    """It is planned for together with the others, in whose backward all is freed."""
+    config = load({"adacc": {"codecs": "none", "memory_budget": 0.5}})
+    runtime = Runtime(config, stepped=True)
+    model, last = TwoLosses(Adacc(config, runtime), 0), nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh())
+    for parameter in last.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def whole():
+        x = model.leaf * 1.0
+        for block in (*model.blocks, last):
+            x = runtime.checkpoint(block, x)
+        (x * model.weight).sum().backward()
+        runtime.controller.end_backward()
+
+    for _ in range(5):
+        whole()
+        model.step(runtime.checkpoint)
+    plan = runtime.controller.plan
+    whole()
+    assert model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE <= plan.budget + ALLOWANCE
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_backwards_of_probes_and_looks_at_the_graph_keep_no_graph_of_training():
+    config = load({"adacc": {"codecs": "paper", "memory_budget": 0.5}})
+    runtime = Runtime(config, stepped=True)
+    adacc, model = Adacc(config, runtime), Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    for _ in range(4):
+        x = model.leaf * 1.0
+        for block in model.blocks:
+            x = runtime.checkpoint(block, x)
+        assert x.grad_fn.next_functions[0][0].name()  # as a drawing of the graph does; and its saved tensors:
+        seen = x.grad_fn
+        while seen is not None:
+            assert all(getattr(seen, name, None) is not None or True for name in dir(seen) if name.startswith("_saved"))
+            seen = seen.next_functions[0][0] if seen.next_functions else None
+        (x * model.weight).sum().backward()
+        runtime.controller.end_backward()
+        adacc.end_step()
+    assert runtime.agreement.errors_in_force()
+    assert all(runtime.agreement.forward_order.orders.values())
+
+
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 def test_observed_bytes_are_the_planned_ones(model, codecs):
     runtime = planned(model, codecs, 0.5)
