@@ -25,6 +25,7 @@ _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes mu
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
 _MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a second length brings one
+_MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each of its sizes
 _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
 
 
@@ -201,7 +202,7 @@ class Block:
 
     `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
     attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
-    `mispredicted`: the block types that it was predicted to be of, and was not: its next calls like these are recorded.
+    `mispredicted`: the block types that it was predicted to be of, and was not. It is recorded instead.
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
@@ -306,9 +307,12 @@ class Block:
         if self._undisturbed >= _UNDISTURBED:
             self.other_graphs = 0
 
-    def drop(self, variant: Variant) -> None:
-        """Forget this variant."""
+    def note_mispredicted(self, variant: Variant) -> None:
+        """Forget this variant, which has run another program than was predicted. It is not predicted so again."""
         self._variants = [(signature, other) for signature, other in self._variants if other is not variant]
+        if len(self.mispredicted) >= _MOST_MISPREDICTED:
+            self.mispredicted.clear()
+        self.mispredicted.add(variant.digest)
 
     def add(self, signature: Signature, variant: Variant) -> None:
         """Keep a new variant, in place of those that held for the same calls."""

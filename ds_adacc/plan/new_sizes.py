@@ -54,7 +54,7 @@ class NewSizes:
             return None
         if not program.program.tells(sizes, example):
             return None
-        has_varied_numbers = program.program.has_varied_numbers
+        has_varied_numbers = bool(sizes.numbers) and program.program.has_varied_numbers
         known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = as_block(known.recording, recording)

@@ -93,12 +93,14 @@ class SymbolicProgram:
         """
         if not sizes.numbers:
             return True
+        if not self._has_as_many(sizes):
+            return False
         is_like = self.is_of(like) and _numbers(like.opened) == self._predict(like.sizes)
         return is_like and self._may_have(sizes)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
-        if not self.is_of(example):
+        if not (self.is_of(example) and self._has_as_many(example.sizes)):
             return False
         numbers, before = _numbers(example.opened), list(zip(*self._lengths_with, strict=True))
         self.note(example.sizes)
@@ -116,6 +118,8 @@ class SymbolicProgram:
 
     def note(self, sizes: Sizes) -> None:
         """Note that the program was recorded at these sizes."""
+        if not self._has_as_many(sizes):
+            return
         self._lengths_with.setdefault(sizes.numbers, set()).add(sizes.lengths)
         self._ranges = [
             (min(low, number), max(high, number))
@@ -124,6 +128,8 @@ class SymbolicProgram:
 
     def note_equal(self, sizes: Sizes, others: Sizes) -> None:
         """Note that recordings at these sizes and at the others are equal, but for constants."""
+        if not (self._has_as_many(sizes) and self._has_as_many(others)):
+            return
         pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
         self._independent |= {place for place, (number, other) in pairs if number != other}
 
@@ -139,8 +145,10 @@ class SymbolicProgram:
 
     def is_same(self, sizes: Sizes, others: Sizes) -> bool:
         """Whether these sizes differ from the others in nothing but numbers that decide nothing."""
+        if sizes.lengths != others.lengths or not (self._has_as_many(sizes) and self._has_as_many(others)):
+            return sizes == others
         pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
-        return sizes.lengths == others.lengths and all(a == b or self._is_free(place) for place, (a, b) in pairs)
+        return all(number == other or self._is_free(place) for place, (number, other) in pairs)
 
     def at(self, sizes: Sizes, like: Example) -> Recording | None:
         """What the recording of a block would be at these sizes. `like` is its recording at others.
@@ -170,6 +178,10 @@ class SymbolicProgram:
                 return None
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
+
+    def _has_as_many(self, sizes: Sizes) -> bool:
+        """Whether there are as many numbers among these sizes. Other blocks may be given more or fewer."""
+        return len(sizes.numbers) == len(self._ranges)
 
     def _may_have(self, sizes: Sizes) -> bool:
         numbers, lengths = sizes.numbers, self._lengths_with.get(sizes.numbers, ())

@@ -195,8 +195,7 @@ class PlannedCalls:
     def _doubt_prediction(self, block: Block, variant: Variant, bound: BoundPolicy, position: int) -> None:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         self._controller.step.current_pass.take_back(variant.digest, block)
-        block.drop(variant)
-        block.mispredicted.add(variant.digest)
+        block.note_mispredicted(variant)
         self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(bound, position)
 

@@ -70,7 +70,7 @@ class Waiting:
         That one counts what later blocks hold as free by the time of earlier ones.
         """
         live_set = frozenset(map(self._agreement.origin, ran))
-        if self._agreement.forward_order.unorder(live_set):
+        if live_set and self._agreement.forward_order.unorder(live_set):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: Ran, is_observed: bool) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import deepspeed
 import families
 import lightning.pytorch as lightning
 import torch
@@ -42,6 +43,14 @@ class Attach(lightning.Callback):
         ds_adacc.attach(trainer.strategy.model)
 
 
+class Leaves(lightning.Callback):
+    """Makes the blocks leaf modules of ZeRO-3, as ds_adacc does: gradients are added up in their order."""
+
+    def setup(self, trainer, pl_module, stage):
+        layers = pl_module.model.model.layers
+        deepspeed.utils.set_z3_leaf_modules(pl_module, [type(layers[0])])
+
+
 class Language(lightning.LightningModule):
     def __init__(self):
         super().__init__()
@@ -74,7 +83,7 @@ def train(out, stage, served, epochs, resumed=None):
         max_epochs=epochs,
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
-        callbacks=[Attach()] if served else [],
+        callbacks=[Attach()] if served else [Leaves()],
         default_root_dir=out,
         logger=False,
         enable_progress_bar=False,

@@ -282,3 +282,29 @@ def test_numbers_that_were_recorded_at_two_lengths_are_known():
 
     recordings = train(24, arguments, lengths=lambda step, lot: [lot.randrange(3, 20)] * 2 + [20])
     assert recordings[-1] == recordings[9], "both numbers were recorded at two lengths"
+
+
+class Given(Rolled):
+    """One program, whichever numbers each layer is given."""
+
+    def forward(self, x, *numbers):
+        return x + self.fc2(self.fc1(self.norm(x)).tanh())
+
+
+def test_blocks_of_one_program_may_be_given_more_numbers_or_fewer():
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.8, "codecs": "none"}}), stepped=True)
+    adacc, blocks = Adacc(runtime.config, runtime), nn.ModuleList(Given() for _ in range(4))
+    for step, length in enumerate((5, 5, 7, 9, 11, 13, 15, 17)):
+        x = torch.randn(length, zoo.WIDTH, requires_grad=True)
+        given = ((step,), (), (step, 2), ())
+
+        def run(call, x=x, given=given):
+            def through(x):
+                for block, numbers in zip(blocks, given, strict=True):
+                    x = call(block, x, *numbers)
+                return x
+
+            return zoo.gradients(blocks, (x,), {}, through)
+
+        zoo.assert_same_bits(run(lambda block, *args: block(*args)), run(runtime.checkpoint))
+        adacc.end_step()
