@@ -58,8 +58,8 @@ class SymbolicProgram:
     A number among the block's arguments may choose a branch, of which the saved tensors do not tell. So the program is
     predicted with those with which it was recorded at two sizes, and with those that bound lengths for fused attention,
     between the least and the greatest that were recorded. Any other may come once a recording with a new one has shown
-    that nothing follows it. Except for bounds, a number may mean something else to each block: if
-    the program `has_varied_numbers`, each is to be seen to run as predicted.
+    that it decides nothing. Except for bounds, a number may mean something else to each block: if the program
+    `has_varied_numbers`, each block is to be seen to run as predicted.
     """
 
     def __init__(self, example: Example) -> None:
