@@ -16,7 +16,7 @@ _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 32  # programs; one that is recorded anew at every step must not pile up
 
 
-@dataclass
+@dataclass(eq=False)
 class SymbolicType:
     """One program with its sizes left open.
 

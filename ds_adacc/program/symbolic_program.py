@@ -82,6 +82,11 @@ class SymbolicProgram:
         return example.skeleton is not None and example.skeleton == self._skeleton
 
     @property
+    def examples(self) -> int:
+        """How many recordings its predictions are made from. A further one may change what is predicted."""
+        return len(self._sizes)
+
+    @property
     def varying(self) -> int:
         """How many sizes differ between the examples; those that always agree are one."""
         return len(Variables([known.lengths for known in self._sizes]).seen)

@@ -84,6 +84,13 @@ class Windowed(Block):
         return F.gelu(h * 0.5 if self.window is not None and h.shape[1] > self.window else h * 1.0)
 
 
+class Deep(Block):
+    """The last layer decides by its number, which counts the layers, and by the length."""
+
+    def inner(self, h):
+        return F.gelu(h * (0.5 if self.number >= 2 and h.shape[1] > 64 else 1.0))
+
+
 def training(make, monkeypatch, rectifies=False):
     """With 0, 1, 2 as the numbers of the layers; and a list, to which each followed call adds whether it went right.
 
@@ -113,7 +120,7 @@ def training(make, monkeypatch, rectifies=False):
     return at(float(re.search(r'"memory_budget": (\d\.\d+)', str(refused.value))[1])), followed
 
 
-@pytest.mark.parametrize("make", [Scaled, OtherFunction, Rolled, OtherParameter, Grown, Windowed])
+@pytest.mark.parametrize("make", [Scaled, OtherFunction, Rolled, OtherParameter, Grown, Windowed, Deep])
 def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
     runs, followed = training(make, monkeypatch)
     for time in (*RECORDED, *LATER):
@@ -122,12 +129,15 @@ def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
     assert (False in followed) == (make is not Grown)
 
 
-def test_one_block_is_followed_at_each_new_size(monkeypatch):
+def test_one_block_is_followed_at_each_new_size_and_all_at_sizes_beyond_those_before(monkeypatch):
     runs, followed = training(Alike, monkeypatch)
-    for time in (*RECORDED, *LATER, *LATER):
+    for time in RECORDED:
         runs.compare(time)
-    assert followed == [True] * len({RECORDED[-1], *LATER}), "the first that is predicted, and those after it"
-    assert runs.runtime.recordings < 3 * len(RECORDED)
+    assert all(followed) and runs.runtime.recordings < 3 * len(RECORDED)
+    for time, blocks in ((44, 1), (52, 1), (72, 3), (100, 3), (96, 1), (104, 3), (72, 0), (44, 0)):
+        followed.clear()
+        runs.compare(time)
+        assert followed == [True] * blocks, time
 
 
 def test_one_block_is_followed_of_those_that_are_wrapped(monkeypatch):
