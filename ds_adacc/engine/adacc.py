@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -125,10 +126,10 @@ def _end_in_silence(error: planner.InfeasibleBudget) -> None:
 
     Otherwise the launcher mixes the tracebacks of all ranks, and the text that the user needs is lost among them.
     """
-    before = sys.excepthook
+    before, told = sys.excepthook, weakref.ref(error)  # the program may catch it, and its frames hold tensors
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if value is not error:
+        if value is not told():
             before(kind, value, traceback)
 
     sys.excepthook = hook

@@ -187,10 +187,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
     """
     is_pipeline = isinstance(engine, PipelineEngine)
-    if is_pipeline:
-        checkpoints_ranges = pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)
-        if checkpoints_ranges and section.blocks == "auto":
-            blocks = {}
+    if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
+        blocks = {}
     ranks = _planning_ranks(engine)
     if compact is not None:
         compact.begin(engine, ranks.from_first(new_seed()))
@@ -206,16 +204,18 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     )
     wrap_blocks(blocks, runtime)
     try:
-        checkpointing.use(runtime, engine.module)
-        keep_replaced(engine.module, blocks)
         engine.adacc = Adacc(section, runtime, blocks, compact)
-        patch_engine(engine, is_pipeline)
-        # Not the model: torch.compile would compile the hook too.
-        runtime.agreement.budget.begin_with(engine)
+        patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
     except BaseException:
         unwrap_blocks(blocks)
         vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
         raise
+    # Not the model: torch.compile would compile the hook too.
+    runtime.agreement.budget.begin_with(engine)
+    checkpointing.use(runtime, engine.module)
+    keep_replaced(engine.module, blocks)
+    if is_pipeline:
+        pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)
     get_logger().info("%s", _summary(blocks))
 
 

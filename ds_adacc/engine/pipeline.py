@@ -9,16 +9,19 @@ from ds_adacc.log import get_logger
 from ds_adacc.program.module_class import class_of
 
 
-def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> bool:
-    """Whether a PipelineModule checkpoints ranges of its layers. `checkpoint` then replaces DeepSpeed's function."""
+def checkpoints_ranges(module: Any) -> bool:
+    """Whether a PipelineModule checkpoints ranges of its layers."""
+    return module.activation_checkpoint_interval != 0
+
+
+def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> None:
+    """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, `checkpoint` does so now."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
-    if module.activation_checkpoint_interval == 0:
-        return False
-    if module.activation_checkpoint_func in (deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint):
+    of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
+    if checkpoints_ranges(module) and module.activation_checkpoint_func in of_deepspeed:
         module.activation_checkpoint_func = checkpoint
         get_logger().info("the pipeline's activation_checkpoint_func is ds_adacc.checkpointing.checkpoint from now on")
-    return True
 
 
 def layer_classes(module: Any) -> set[str]:

@@ -170,7 +170,8 @@ class Variant:
         if self.guards == guards:
             self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        return bool(self.ignored) and (moved(self.guards, guards, self.ignored) or {""}) <= self.ignored
+        changed = moved(self.guards, guards, self.ignored) if self.ignored else None
+        return bool(changed) and changed <= self.ignored
 
     def succeed(self, earlier: Variant) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).

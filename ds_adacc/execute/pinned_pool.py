@@ -60,8 +60,9 @@ class PinnedPool:
         self._free[buffer.memory.numel()].append(buffer)
 
     def _make(self, size: int) -> Buffer:
+        buffer = Buffer(pinned(size))
         self._made[size] += 1
-        return Buffer(pinned(size))
+        return buffer
 
 
 def pinned(nbytes: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ds_adacc import planner
-from ds_adacc.profile.memory_trace import MemoryTrace, is_in_backward
+from ds_adacc.profile.memory_trace import MemoryTrace
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class StepProfiler:
     def forward_begins(
         self, digest: str, policy: planner.Policy, times_forward: bool, times_backward: bool
     ) -> CallMoments | None:
-        """Note that a call's forward begins. None if it is not measured: such as a forward inside a backward."""
-        if self._is_closed or is_in_backward() or threading.get_ident() != self._thread:
+        """Note that a call's forward begins. None if it is not measured: after `close`, or on another thread."""
+        if self._is_closed or threading.get_ident() != self._thread:
             return None
         if self._trace is None:
             self._trace = MemoryTrace(self._device)

@@ -13,7 +13,7 @@ from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, SymbolicProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
-_MOST = 32  # programs; one that is recorded anew at every step must not pile up
+_MOST = 256  # programs; those of a block that is recorded anew at every step must not pile up
 
 
 @dataclass(eq=False)
@@ -58,7 +58,8 @@ class SymbolicTypes:
     """The programs met so far, by the block types that are sizes of them."""
 
     def __init__(self) -> None:
-        self._types: OrderedDict[str, SymbolicType] = OrderedDict()
+        self._types: dict[str, SymbolicType] = {}
+        self._by_use: OrderedDict[SymbolicType, None] = OrderedDict()  # the last used one is last
 
     def of(self, digest: str | None) -> SymbolicType | None:
         """The program of which this block type is a size; None if it is not known."""
@@ -97,14 +98,16 @@ class SymbolicTypes:
             known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
         known.profile.learn(example.sizes, example.recording, profile)
         known.recorded[example.sizes] = digest
-        self._types[digest] = known
-        while len({id(each) for each in self._types.values()}) > _MOST:
-            self._types.popitem(last=False)
+        self._note_use(digest, known)
+        if len(self._by_use) > _MOST:
+            forgotten, _ = self._by_use.popitem(last=False)
+            self._types = {name: each for name, each in self._types.items() if each is not forgotten}
 
     def note(self, digest: str, sizes: Sizes) -> None:
         """Note that this known block type was recorded at these sizes. Its numbers may have no part in the program."""
         known = self._types.get(digest)
         if known is not None:
+            self._note_use(digest, known)
             known.program.note(sizes)
             first = next((its for its, name in known.recorded.items() if name == digest), sizes)
             known.program.note_equal(sizes, first)
@@ -134,7 +137,8 @@ class SymbolicTypes:
 
     def follow(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
-        self._types[digest] = known = self._types[like]
+        known = self._types[like]
+        self._note_use(digest, known)
         known.predicted[sizes] = digest
 
     def doubt(self, digest: str, has_varied_numbers: bool) -> None:
@@ -157,6 +161,11 @@ class SymbolicTypes:
                 known.predicted = {sizes: other for sizes, other in known.predicted.items() if other != name}
             if known is not None and name not in known.recorded.values():
                 del self._types[name]
+
+    def _note_use(self, digest: str, known: SymbolicType) -> None:
+        self._types[digest] = known
+        self._by_use[known] = None
+        self._by_use.move_to_end(known)
 
     @property
     def recorded(self) -> set[str]:

@@ -70,10 +70,10 @@ def measure_codecs(measure: Measure, profile: planner.Profile, bind: Bind) -> Co
             continue
         worst = max(lossy, key=lambda cost: cost.error)
         coarsest[index] = worst.codec, worst.error, measure(bind(alone(profile, index, worst.codec)))
-        for op, (inputs, _) in together.items():
-            if index in inputs:
-                error = measure(bind(alone(profile, index, worst.codec, replays=False)))
-                stale[op] = max(error, stale.get(op, 0.0))
+        read_by = [op for op, (inputs, _) in together.items() if index in inputs]
+        if read_by:
+            error = measure(bind(alone(profile, index, worst.codec, replays=False)))
+            stale.update((op, max(error, stale.get(op, 0.0))) for op in read_by)
     return CodecErrors(coarsest, stale)
 
 
@@ -89,15 +89,18 @@ def measure_policy(
         return PolicyError(policy, error)
     chosen = {value: policy.stores[value] for value in policy.lossy_values(profile)}
     single = {v: measure(bind(alone(profile, v, store))) for v, store in chosen.items()}
+    together = planner.read_together(profile.graph)
+    read = {op: chosen.keys() & set(together[op][0]) for op in planner.stale_ops(profile, policy)}
+    unreplayed = {
+        v: measure(bind(alone(profile, v, chosen[v], replays=False))) for v in sorted(set().union(*read.values()))
+    }
     stale = [0.0] * len(profile.graph.ops)
-    for op in planner.stale_ops(profile, policy):
-        inputs, _ = planner.read_together(profile.graph)[op]
-        for value in chosen.keys() & set(inputs):
-            stale[op] = max(stale[op], measure(bind(alone(profile, value, chosen[value], replays=False))))
-        stale[op] = stale[op] or error  # an input is altered without being compressed itself: blame the op
-    together = math.hypot(*single.values(), *stale)
+    for op, values in read.items():
+        # If no input is compressed itself, but one is altered, the operator is to blame.
+        stale[op] = max((unreplayed[v] for v in values), default=0.0) or error
+    of_parts = math.hypot(*single.values(), *stale)
     # What the parts do not explain is laid on all of them.
-    excess = max(1.0, error / together) if together else planner.HOPELESS
+    excess = max(1.0, error / of_parts) if of_parts else planner.HOPELESS
     factors = [1.0] * len(profile.graph.values)
     for value, alone_error in single.items():
         estimate = profile.codec(value, chosen[value]).gradient_error

@@ -12,7 +12,6 @@ from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
 
@@ -43,7 +42,7 @@ class Profiler:
         profile = self._cache.load(key)
         if profile is None or not _is_of(profile, recording):
             profile = self._measure(recording, captured)
-            if not _profiler_enabled() and not is_in_backward():  # Rule P6
+            if not _profiler_enabled():  # Rule P6
                 self._cache.save(key, profile, describe(device))
         return profile
 

@@ -48,6 +48,8 @@ def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:
             return f"an argument is a tensor of type {type(tensor).__name__}"
         if tensor.layout is not torch.strided or tensor.is_nested:
             return f"an argument is a {'nested tensor' if tensor.is_nested else f'tensor of layout {tensor.layout}'}"
+        if tensor.is_inference():
+            return "an argument was made within torch.inference_mode, so writes to it cannot be noticed"
     return None
 
 

@@ -60,9 +60,13 @@ class Unreadable:
 
 
 def mark_of_number(value: Any) -> tuple[type, Any]:
-    """The mark of a plain number, string or the like. Zeros differ by their sign, which equality does not tell."""
+    """The mark of a plain number, string or the like.
+
+    Zeros differ by their sign, which equality does not tell; and a NaN is like any other, which equality denies.
+    """
     kind = type(value)
-    return kind, str(value) if kind is float and not value else value
+    is_odd = kind in (float, complex) and (value == 0 or value != value)
+    return kind, str(value) if is_odd else value
 
 
 @functools.lru_cache(4096)  # a function's code does not change, and a function that is a block is asked at each call

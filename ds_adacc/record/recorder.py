@@ -21,6 +21,7 @@ from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
+from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
@@ -218,7 +219,11 @@ class Recorder(TorchDispatchMode):
 
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
-        return holds(self._closure.read({}, last=None)[0].marks, thing) or holds(self.watch.reads.marks, thing)
+        try:
+            of_modules = self._closure.read({}, last=None)[0].marks
+        except UnreadableModule:  # the forward has just made it
+            return False
+        return holds(of_modules, thing) or holds(self.watch.reads.marks, thing)
 
     def _ran(
         self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any

@@ -54,9 +54,7 @@ class CurrentPass:
     def note_call(self, digest: str, block: Block) -> None:
         """Note a call of a block of this type."""
         self.has_begun = True
-        called = self.called.setdefault(digest, set())
-        if not is_in_backward():  # of the calls of a backward, few are alive at once
-            called.add(block)
+        self.called.setdefault(digest, set()).add(block)
 
     def take_back(self, digest: str, block: Block) -> None:
         """The call was counted under this block type, but the block has run another program.

@@ -100,14 +100,9 @@ class PlannedCalls:
                 self._note_other_graphs(incoming.block, variant, outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
-            if probe is not None and not call.diverged:  # else it would measure another program
-                output = probe.watch(output)
-            done(output)
+            return self._finish(call, output, probe, done)
         finally:
             call.close()
-        if call.diverged:
-            step.current_pass.note_plain(call.alive, output)
-        return output
 
     def pack_recorded(self, incoming: Incoming, learned: Learned) -> Any:
         """Pack what the forward of a recorded call has saved, and return the output."""
@@ -126,12 +121,18 @@ class PlannedCalls:
             captured.hand_over(pack)
             if not call.diverged:
                 call.release()
-            done(output)
+            return self._finish(call, output, probe, done)
         finally:
             call.close()
+
+    def _finish(self, call: Call, output: Any, probe: Probe | None, done: Callable[[Any], None]) -> Any:
+        """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one."""
+        if probe is not None and not call.diverged:  # else it would measure another program
+            output = probe.watch(output)
+        done(output)
         if call.diverged:
-            step.current_pass.note_plain(call.alive, output)
-        return output if probe is None else probe.watch(output)
+            self._controller.step.current_pass.note_plain(call.alive, output)
+        return output
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
         """Whether the call replays operators of a predicted program, and the block and its likes may decide otherwise.

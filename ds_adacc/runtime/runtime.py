@@ -33,7 +33,7 @@ from ds_adacc.program.signature import (
     why_unrecordable,
 )
 from ds_adacc.program.symbolic_program import Example
-from ds_adacc.python_state.closure import closure_of, with_modules
+from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.record.block_call import BlockCall
@@ -47,6 +47,8 @@ from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import RuntimeState
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+
+_OTHER_THREAD = "another thread runs a block at the same time"
 
 
 class Runtime:
@@ -80,6 +82,7 @@ class Runtime:
         self.calls = 0
         self.recordings = 0
         self._thread: int | None = None  # that runs a block now
+        self._is_taken = threading.Lock()  # by that thread
         self.warnings = Warnings()
         self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, config.rectifier.roles)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
@@ -130,24 +133,36 @@ class Runtime:
             if not block.begins_gradient:
                 self.warnings.holds_nothing(block)
             return output
+        if not self._is_taken.acquire(blocking=False):
+            self.warnings.fallen_back(block, _OTHER_THREAD)
+            return function(*args, **kwargs)
         self._thread = threading.get_ident()
         try:
             self.controller.begin_call()
-            block.last_reading, held = closure.read(marks_of(block.places), block.last_reading)
+            held = self._read(block, closure)
+            if held is None:
+                return function(*args, **kwargs)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
             training, given = getattr(owner, "training", None), self.controller.held_before(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, given)
             call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
             return self._record_or_run(Incoming(block, signature, guards, call))
-        except UnreadableModule as reason:
-            self.warnings.fallen_back(block, str(reason))
-            return function(*args, **kwargs)
         except BaseException:
             self.controller.step.drop_pass()
             raise
         finally:
             self._thread = None
+            self._is_taken.release()
+
+    def _read(self, block: Block, closure: Closure) -> list[torch.Tensor] | None:
+        """Read what the block holds, as its `last_reading`. Returns the tensors in it; None if it cannot be read."""
+        try:
+            block.last_reading, held = closure.read(marks_of(block.places), block.last_reading)
+        except UnreadableModule as reason:
+            self.warnings.fallen_back(block, str(reason))
+            return None
+        return held
 
     def _is_left_alone(self, block: Block) -> bool:
         """Whether the call of the block that begins now runs as if there were no ds_adacc.
@@ -157,7 +172,7 @@ class Runtime:
         a_block_runs = self._thread is not None
         if a_block_runs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if a_block_runs and not self.is_inside:
-                self.warnings.fallen_back(block, "another thread runs a block at the same time")
+                self.warnings.fallen_back(block, _OTHER_THREAD)
             if not (self.recordings or a_block_runs or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return True

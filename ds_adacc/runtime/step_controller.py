@@ -112,13 +112,8 @@ class StepController:
     # -- while a step runs
 
     def begin_call(self) -> None:
-        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step.
-
-        A forward inside a backward (torch.utils.checkpoint around the block) belongs to the step.
-        """
+        """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
         self.end_pending_pass()
-        if is_in_backward():
-            return
         self._end_pass_if_over()
         if self.stepped:
             return

@@ -11,7 +11,7 @@ from torch import nn
 from translator import Translator
 
 import ds_adacc
-from ds_adacc import planner
+from ds_adacc import checkpointing, planner
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
@@ -345,9 +345,15 @@ def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
     section = load({"adacc": {}})
     blocks = find_blocks(served.module, "auto")
     plain = [block.forward for block in blocks.values()]
+    checkpoints = {"gradient_checkpointing": True, "_gradient_checkpointing_func": torch.utils.checkpoint.checkpoint}
+    for block in blocks.values():
+        vars(block).update(checkpoints)
+    checkpointing.reset()
     with pytest.raises(AttributeError):
         engine.serve(served, section, blocks)
     assert not hasattr(served, "adacc")
+    assert all(vars(block).items() >= checkpoints.items() for block in blocks.values())
+    assert not checkpointing._default.is_lent
     assert "backward" not in vars(served)
     assert [block.forward for block in blocks.values()] == plain
     monkeypatch.setattr(engine, "patch_engine", lambda *_: None)

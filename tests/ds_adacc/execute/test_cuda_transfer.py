@@ -221,6 +221,20 @@ def test_a_pool_grows_when_more_is_taken_at_once(made):
     pool.give(second)
 
 
+def test_a_buffer_that_could_not_be_made_is_not_counted(made, monkeypatch):
+    pool, make = PinnedPool(), pinned_pool.pinned
+
+    def refuse(nbytes):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(pinned_pool, "pinned", refuse)
+    with pytest.raises(RuntimeError, match="no room"):
+        pool.reserve([64])
+    monkeypatch.setattr(pinned_pool, "pinned", make)
+    pool.reserve([64])
+    assert made == [64]
+
+
 def test_a_new_plan_gives_up_what_is_free(made):
     pool = PinnedPool()
     pool.reserve([64, 64, 32])

@@ -3,6 +3,7 @@
 import pickle
 import re
 import sys
+import weakref
 
 import pytest
 import zoo
@@ -11,7 +12,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.engine.adacc import Adacc
+from ds_adacc.engine.adacc import Adacc, _end_in_silence
 from ds_adacc.plan.budget_error import BudgetTooSmall, fraction
 from ds_adacc.runtime.runtime import Runtime
 
@@ -93,6 +94,23 @@ def test_the_fraction_that_it_names_is_large_enough():
     assert fraction(1_894_500, 3_000_000) == "0.6316"
     assert fraction(1_894_499, 3_000_000) == "0.6315"
     assert fraction(3_000_000, 3_000_000) == "1.0"
+
+
+def test_a_rank_that_catches_it_keeps_nothing_of_it(monkeypatch, uncollected):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+
+    class Held:
+        pass
+
+    def refuses():
+        held = Held()
+        try:
+            raise planner.InfeasibleBudget(1, 2, True)
+        except planner.InfeasibleBudget as error:
+            _end_in_silence(error)
+            return weakref.ref(held)
+
+    assert refuses()() is None
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -9,7 +9,7 @@ import zoo
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.planner import HOPELESS
-from ds_adacc.profile.gradient_error import CodecErrors, alone, measure_policy
+from ds_adacc.profile.gradient_error import CodecErrors, alone, measure_codecs, measure_policy
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -59,6 +59,16 @@ def test_a_value_without_a_measured_error_is_offered_no_lossy_codec():
     for errors in (CodecErrors(), hopeless):
         left = {cost.codec for costs in errors.of(known.profile).codecs for cost in costs}
         assert left == {"bits"}
+
+
+def test_a_value_that_several_operators_read_is_measured_once_without_replays(monkeypatch):
+    known, asked = met("gpt"), []
+    together = {op: ((0,), ()) for op in range(3)}
+    monkeypatch.setattr(planner, "read_together", lambda graph: together)
+    found = measure_codecs(lambda policy: asked.append(policy) or len(asked), known.profile, lambda policy: policy)
+    lossy = [i for i, costs in enumerate(known.profile.codecs) if not all(cost.lossless for cost in costs)]
+    assert 0 in lossy and len(asked) == len(lossy) + 1
+    assert found.stale == dict.fromkeys(together, 2)
 
 
 def test_attention_is_fragile_where_it_is_sharp():

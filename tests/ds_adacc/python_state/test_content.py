@@ -7,7 +7,7 @@ import deepspeed
 import pytest
 
 from ds_adacc.python_state import content
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.content import is_library, mark_of_number
 
 
 @pytest.fixture
@@ -49,3 +49,10 @@ def elsewhere(monkeypatch):
 
 def test_deepspeed_is_a_library_wherever_it_lies(elsewhere):
     assert is_library("deepspeed.runtime.zero")
+
+
+def test_a_number_is_equal_to_itself_and_zeros_are_told_apart():
+    for number in (float("nan"), complex(float("nan"), 1), -0.0, complex(-0.0, 0.0), 1.5, 3, True, "text"):
+        assert mark_of_number(number) == mark_of_number(type(number)(number))
+    for one, other in ((0.0, -0.0), (1, True), (1, 1.0), (complex(0, 0), complex(0, -0.0)), (float("nan"), 1.0)):
+        assert mark_of_number(one) != mark_of_number(other)

@@ -13,6 +13,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
+from ds_adacc.runtime import runtime as room
 from ds_adacc.runtime.runtime import Runtime
 
 SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -177,6 +178,84 @@ def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
             zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x))
         )
     assert work.recordings == 1
+
+
+def test_of_two_threads_whose_calls_begin_at_once_one_runs_without(monkeypatch, caplog):
+    """The other thread is first, though it comes after this one has looked whether a block runs."""
+    runtime, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def waits(x):
+        is_inside.set()
+        may_go.wait()
+        return x.sin()
+
+    x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+    expected = zoo.gradients(block, (x,), {})
+    other = threading.Thread(target=runtime.checkpoint, args=(waits, torch.randn(2, 5, requires_grad=True)))
+    look = room.why_unrecordable
+
+    def looks(tensors):
+        monkeypatch.setattr(room, "why_unrecordable", look)
+        other.start()
+        is_inside.wait()
+        return look(tensors)
+
+    monkeypatch.setattr(room, "why_unrecordable", looks)
+    zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, lambda x: runtime.checkpoint(block, x)))
+    may_go.set()
+    other.join()
+    assert runtime.recordings == 1 and "another thread runs a block at the same time" in caplog.text
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Scripting(nn.Module):
+    """Its first forward makes a module of TorchScript, and calls a Function after that."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.forwards = nn.Linear(zoo.WIDTH, zoo.WIDTH), 0
+
+    def forward(self, x):
+        self.forwards += 1
+        if not hasattr(self, "scripted"):
+            self.scripted = torch.jit.script(nn.GELU())
+        return self.scripted(Doubled.apply(self.linear(x)))
+
+
+def test_a_forward_that_makes_a_module_of_torchscript_runs_once():
+    runtime, block = Runtime(load({"adacc": {**SECTION, "memory_budget": 1.0}})), Scripting()
+    for forwards in (1, 2):
+        x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+        zoo.loss_of(runtime.checkpoint(block, x)).backward()
+        assert block.forwards == forwards
+
+
+@pytest.mark.parametrize("section", [SECTION, LOSSY])
+def test_a_tensor_of_inference_mode_among_the_arguments(section, caplog):
+    runtime, block = Runtime(load({"adacc": section})), zoo.GPTBlock()
+    with torch.inference_mode():
+        shift = torch.randn(5, zoo.WIDTH)
+
+    def shifted(x, shift):
+        return block(Doubled.apply(x) + shift)
+
+    for _ in range(2):
+        x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+        zoo.assert_same_bits(
+            zoo.gradients(block, (x,), {}, lambda x: shifted(x, shift)),
+            zoo.gradients(block, (x,), {}, lambda x: runtime.checkpoint(shifted, x, shift)),
+        )
+    assert "an argument was made within torch.inference_mode" in caplog.text
 
 
 def test_a_block_that_runs_while_another_thread_runs_one_is_told_of(caplog):

@@ -1,0 +1,34 @@
+"""Programs at several sizes: those used least recently are forgotten as a whole."""
+
+import torch
+import zoo
+from recorded import profile_of, record
+from torch import nn
+
+from ds_adacc.plan import symbolic_types as room
+from ds_adacc.plan.symbolic_types import SymbolicTypes
+from ds_adacc.program.signature import Sizes
+from ds_adacc.program.symbolic_program import Example
+
+
+def learned(types, layers, *times):
+    """The block types of a program with so many layers, at these sizes."""
+    block = nn.Sequential(*(nn.Linear(zoo.WIDTH, zoo.WIDTH) for _ in range(layers)), nn.GELU())
+    digests = []
+    for time in times:
+        recording = record(block, (torch.randn(2, time, zoo.WIDTH, requires_grad=True),), {})
+        example = Example(Sizes((2, time, zoo.WIDTH)), recording)
+        types.learn(recording.digest, next(iter(digests), None), example, profile_of(recording))
+        digests.append(recording.digest)
+    return digests
+
+
+def test_of_too_many_programs_the_least_recently_used_one_is_forgotten_with_all_its_sizes(monkeypatch):
+    monkeypatch.setattr(room, "_MOST", 2)
+    types = SymbolicTypes()
+    first, second = (learned(types, layers, 3, 5) for layers in (1, 2))
+    assert types.of(first[0]) is types.of(first[1]) is not None
+    types.note(first[1], Sizes((2, 5, zoo.WIDTH)))
+    third = learned(types, 3, 3, 5)
+    assert types.recorded == {*first, *third}
+    assert not any(map(types.of, second))
