@@ -207,11 +207,12 @@ class Block:
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
+    `is_one_of_many`: it is a function, and hundreds that differ only in what they hold were each called once.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
-        self.begins_gradient = False
+        self.begins_gradient = self.is_one_of_many = False
         self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0

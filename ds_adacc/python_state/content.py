@@ -69,6 +69,11 @@ def mark_of_number(value: Any) -> tuple[type, Any]:
     return kind, str(value) if is_odd else value
 
 
+def is_same_number(value: Any, number: Any) -> bool:
+    """Whether any value is of the same type as this plain number or string, and has the same mark."""
+    return value is number or (type(value) is type(number) and mark_of_number(value) == mark_of_number(number))
+
+
 @functools.lru_cache(4096)  # a function's code does not change, and a function that is a block is asked at each call
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code reads or sets as globals, in order. Other names in it are of attributes."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS, mark_of_number
+from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, of_users, token
 from ds_adacc.python_state.plain_objects import PlainObjects
 
@@ -174,8 +174,8 @@ class Structure:
             return None
         attributes = dicts[::_DICTS]
         numbers = [attributes[place][key] for place, key in self._attributes]
-        # By identity: an equal number may be of another type, as 1 and True are.
-        return modules if all(map(operator.is_, numbers, self._numbers)) else None
+        are_same = all(map(operator.is_, numbers, self._numbers)) or all(map(is_same_number, numbers, self._numbers))
+        return modules if are_same else None
 
     def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
         """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""

@@ -217,6 +217,8 @@ class Runtime:
         """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""
         refuse_checkpointed(incoming.block.name)
         self.recordings += 1
+        if incoming.block.is_one_of_many:
+            self.warnings.always_new(incoming.block)
         learned = self._learner.learn(incoming)
         if learned.variant is None:
             return learned.captured.output

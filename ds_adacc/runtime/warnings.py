@@ -122,6 +122,16 @@ class Warnings:
                     count,
                 )
 
+    def always_new(self, block: Block) -> None:
+        """The block is a function that has never been called before, as were hundreds like it."""
+        self._tell(
+            (block.class_name, "always new"),
+            "block %s is another function at every call: it holds a whole number, a string or a module that is never "
+            "the same. So each call is recorded, which takes several times as long, and follows no plan. Pass as an "
+            "argument what changes, a number best as a tensor",
+            block.name,
+        )
+
     def changed_again(self, block: Block, variant: Variant) -> None:
         """The block is recorded since what it depends on has changed, as it had many times before."""
         for name, count in variant.changes.items():

@@ -151,7 +151,7 @@ def test_the_time_of_a_forward_that_checks_a_predicted_size_is_no_observation(mo
 
     monkeypatch.setattr(calibration, "observed_seconds", noting)
     training = Training(memory_budget=0.4, rectifier={"enabled": False})
-    for time in (9, 12, 15, 18):
+    for time in (9, 12, 15, 14):
         training.compare(time)
     first, *others = reversed(calls)  # these came in the order of backward
     assert first.forward_seconds is None and first.forward_growth > 0

@@ -63,7 +63,7 @@ def test_a_value_without_a_measured_error_is_offered_no_lossy_codec():
 
 def test_a_value_that_several_operators_read_is_measured_once_without_replays(monkeypatch):
     known, asked = met("gpt"), []
-    together = {op: ((0,), ()) for op in range(3)}
+    together = dict.fromkeys(range(3), ((0,), ()))
     monkeypatch.setattr(planner, "read_together", lambda graph: together)
     found = measure_codecs(lambda policy: asked.append(policy) or len(asked), known.profile, lambda policy: policy)
     lossy = [i for i, costs in enumerate(known.profile.codecs) if not all(cost.lossless for cost in costs)]

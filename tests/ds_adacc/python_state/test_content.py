@@ -5,9 +5,10 @@ import types
 
 import deepspeed
 import pytest
+import torch
 
 from ds_adacc.python_state import content
-from ds_adacc.python_state.content import is_library, mark_of_number
+from ds_adacc.python_state.content import is_library, is_same_number, mark_of_number
 
 
 @pytest.fixture
@@ -56,3 +57,5 @@ def test_a_number_is_equal_to_itself_and_zeros_are_told_apart():
         assert mark_of_number(number) == mark_of_number(type(number)(number))
     for one, other in ((0.0, -0.0), (1, True), (1, 1.0), (complex(0, 0), complex(0, -0.0)), (float("nan"), 1.0)):
         assert mark_of_number(one) != mark_of_number(other)
+        assert not is_same_number(one, other)
+    assert is_same_number(float("1.5"), 1.5) and not is_same_number(torch.ones(2), 1.0)

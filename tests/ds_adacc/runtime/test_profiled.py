@@ -75,6 +75,7 @@ def test_a_predicted_size_is_followed(profiler, followed, caplog):
     for time in RECORDED:
         training.compare(time)
     before = training.runtime.recordings
+    followed.clear()
     profiled_step(training, profiler, PREDICTED)
     assert followed == [True]
     assert training.runtime.recordings == before
@@ -87,6 +88,7 @@ def test_a_predicted_size_with_a_function_waits_until_the_profiler_is_gone(profi
     for time in RECORDED:
         training.compare(time)
     before = training.runtime.recordings
+    followed.clear()
     profiled_step(training, profiler, PREDICTED)
     assert not followed
     assert "runs without ds_adacc, under plain autograd: a profiler of Python's calls is running" in caplog.text

@@ -219,7 +219,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Scripting(nn.Module):
-    """Its first forward makes a module of TorchScript, and calls a Function after that."""
+    """Its first forward makes a module of TorchScript. After that it calls a Function that refers to another module."""
 
     def __init__(self):
         super().__init__()
@@ -229,7 +229,14 @@ class Scripting(nn.Module):
         self.forwards += 1
         if not hasattr(self, "scripted"):
             self.scripted = torch.jit.script(nn.GELU())
-        return self.scripted(Doubled.apply(self.linear(x)))
+        linear = self.linear
+
+        class Applied(Doubled):
+            @staticmethod
+            def forward(ctx, x):
+                return Doubled.forward(ctx, linear(x).detach())
+
+        return self.scripted(Applied.apply(self.linear(x)))
 
 
 def test_a_forward_that_makes_a_module_of_torchscript_runs_once():

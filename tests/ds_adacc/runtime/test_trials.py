@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
+from equal_times import SECONDS
 from replayed import replayed
 from torch import nn
 
@@ -25,6 +26,8 @@ WIDTH, HEADS, LAYERS, TIME = 64, 4, 3, 64
 BOUND = 0.1
 # no lossless policies fit this budget, and the first lossy ones keep this bound
 LOSSY = {"budget": 0.3, "max_gradient_error": 0.5}
+
+pytestmark = pytest.mark.usefixtures("slow_replays")
 
 
 def sharpened(block, scale, bias):
@@ -159,7 +162,6 @@ def test_what_only_a_loss_reads_that_the_block_has_put_aside_is_never_altered():
 @pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
 @pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 40), (1, 100), (3, 0), (3, 10), (3, 40)])
-@pytest.mark.usefixtures("slow_replays")
 def test_sharp_attention_keeps_the_bound(codecs, scale, bias):
     training = Training(codecs=codecs)
     for block in training.blocks:
@@ -178,7 +180,6 @@ def test_one_sharp_layer_is_planned_by_its_own_errors():
         assert training.runtime.agreement.permits(known.recording.digest, index), policy
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step(caplog):
     caplog.set_level("INFO", logger="ds_adacc")
     training = Training(**LOSSY, rectifier={"max_interval": 4})
@@ -196,7 +197,6 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
     )
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_plan_made_in_a_tracking_step_loses_no_error_that_was_measured_in_it():
     training = Training(**LOSSY, rectifier={"max_interval": 1})
     training.run(9)
@@ -220,7 +220,6 @@ def out_of_time(monkeypatch):
     return search_in_vain
 
 
-@pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("enabled", (False, True))
 def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_takes_least_runs(
     caplog, out_of_time, enabled
@@ -245,7 +244,6 @@ def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_ta
     )
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
     training = Training(**LOSSY, rectifier={"enabled": False})
     training.step()
@@ -260,7 +258,6 @@ def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
     assert not controller.trials.waiting(controller.blocks)
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     """A block may run another policy at this size, whose profile does not have all the codecs of the trial's."""
     training = Training(**LOSSY, rectifier={"enabled": False})
@@ -313,7 +310,6 @@ def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
         assert text == f"the gradient error of layers.0 (Block) is {shown}, above adacc.max_gradient_error = 0.1"
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_errors_that_differ_from_batch_to_batch_make_tracking_steps_no_more_frequent():
     """A step that measures takes as long as three others."""
     training = Training(**LOSSY)
@@ -327,7 +323,6 @@ def test_errors_that_differ_from_batch_to_batch_make_tracking_steps_no_more_freq
     assert training.purposes.count(Purpose.TRACK) <= 8
 
 
-@pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("bound", [1e-6, 0.003])
 def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes_least_runs(caplog, bound):
     training = Training(**LOSSY, rectifier={"max_interval": 4})
@@ -360,15 +355,20 @@ def test_other_blocks_keep_the_bound(name):
 
 
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
-def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(codecs):
+def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(codecs, monkeypatch):
     """A buffer is read as it was before the forward, also by a replay of a measurement."""
+
+    def seconds(op, *_):
+        """That operator, and the next one, whose output is saved, are quicker than a codec. All else is slow."""
+        return SECONDS / 10 if op.short_name in ("mul", "sigmoid") else 1e-2
+
+    monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", seconds)
     training = Training(Scaled, codecs=codecs, budget=0.5)
     errors = training.run(6)
     assert training.purposes.count(Purpose.TRY) and max(errors) <= 2 * BOUND
     assert training.is_lossy and any(replayed(training.runtime.controller.plan))
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_without_a_bound_nothing_is_tried():
     training = Training(max_gradient_error=None)
     training.run(3)
@@ -388,7 +388,6 @@ def test_a_bound_that_no_lossy_codec_keeps_has_everything_exact():
     assert not training.is_lossy
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_first_plan_of_simple_rules_that_trials_reject_ends_in_the_error_too(monkeypatch):
     """As where the machine was busy in step 1 alone: then the solver tells in step 2 that nothing fits."""
     solve = planner.solve_in_process
@@ -523,7 +522,6 @@ def test_after_a_backward_that_failed_the_next_one_of_the_step_measures():
     assert run(fails=True) == run(fails=False) != set()
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_what_was_measured_before_a_backward_failed_counts():
     training = Training(**LOSSY, rectifier={"enabled": False})
     training.step()
@@ -558,7 +556,6 @@ def test_codecs_that_a_failed_forward_was_to_measure_are_measured_in_the_next():
     assert known.errors_are_measured
 
 
-@pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("bound", [0.5, 1e-6])
 def test_what_was_measured_at_a_predicted_size_counts_though_a_plan_forgets_the_size(bound):
     training = Training(**LOSSY, rectifier={"max_interval": 1})
@@ -578,7 +575,6 @@ def test_what_was_measured_at_a_predicted_size_counts_though_a_plan_forgets_the_
 
 
 @pytest.mark.parametrize("weight", [torch.inf, 0.0])
-@pytest.mark.usefixtures("slow_replays")
 def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight):
     """The first steps in fp16 overflow. Or their loss has a weight of 0: then all that is lossy seems to be exact."""
     training, steady = Training(**LOSSY), Training(**LOSSY)
@@ -597,7 +593,6 @@ def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight)
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
 
 
-@pytest.mark.usefixtures("slow_replays")
 @pytest.mark.parametrize("zeros", [5, 9])
 def test_lengths_that_adopted_while_nothing_could_be_measured(zeros):
     """Once gradients come, several of them are measured late. A plan is made for one, and the others are forgotten."""
@@ -612,7 +607,6 @@ def test_lengths_that_adopted_while_nothing_could_be_measured(zeros):
     assert training.runtime.agreement.errors_in_force()
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_while_gradients_are_zero_only_steps_that_measure_anyway_measure_codecs(monkeypatch):
     """To measure them takes several backwards, and a weight of 0 may last for the whole run."""
     training, measured = Training(**LOSSY), []
@@ -629,7 +623,6 @@ def test_while_gradients_are_zero_only_steps_that_measure_anyway_measure_codecs(
     assert training.purposes.count(Purpose.RUN) > 10
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_whatever_the_default_device():
     """`torch.set_default_device` says nothing of where the blocks' tensors are."""
     training = Training(**LOSSY)
@@ -638,7 +631,6 @@ def test_whatever_the_default_device():
     assert training.is_lossy and len(training.runtime.agreement.errors_in_force()) == LAYERS
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good(caplog):
     """Tracking steps record a block anew. What a codec could not hold in that one batch, it may hold in the next."""
     training = Training(**LOSSY, rectifier={"max_interval": 2})
@@ -697,7 +689,6 @@ def test_blocks_on_trial_correct_no_memory_model(called):
     assert seen.held.observed == seen.held.planned
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
     """The first four of eight are frozen at first. Then they train too, and blocks have other numbers than before."""
     training = Training(
@@ -731,7 +722,6 @@ def test_blocks_that_come_before_the_measured_ones_are_measured_themselves():
     assert {n for n, *_ in ran} >= set(range(7)), "every block but the last has come to run a lossy policy"
 
 
-@pytest.mark.usefixtures("slow_replays")
 def test_a_policy_that_was_exact_only_for_zeros_is_judged_again():
     """A gate that begins at zero, as LoRA's and adaLN-Zero's do, is not zero for long."""
 
