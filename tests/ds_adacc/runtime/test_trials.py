@@ -363,7 +363,7 @@ def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(cod
         return SECONDS / 10 if op.short_name in ("mul", "sigmoid") else 1e-2
 
     monkeypatch.setattr("ds_adacc.profile.operator_costs.replay_seconds", seconds)
-    training = Training(Scaled, codecs=codecs, budget=0.5)
+    training = Training(Scaled, codecs=codecs, budget=0.4)
     errors = training.run(6)
     assert training.purposes.count(Purpose.TRY) and max(errors) <= 2 * BOUND
     assert training.is_lossy and any(replayed(training.runtime.controller.plan))
