@@ -29,6 +29,20 @@ def test_a_room_names_its_files_and_no_others(room):
         assert item in own_names(room)
 
 
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_each_rule_is_cited_where_it_is_obeyed(room):
+    rules = re.findall(
+        r"^([A-Z]\d+)\. ", ast.get_docstring(ast.parse((room / "__init__.py").read_text())), re.MULTILINE
+    )
+    text = "".join(path.read_text() for path in (ROOT / "ds_adacc").glob("**/*.py") if path.name != "__init__.py")
+    cited = {
+        rule
+        for found in re.findall(r"Rules? ([A-Z]\d+(?:(?:, | and )[A-Z]\d+)*)", text)
+        for rule in re.split(r", | and ", found)
+    }
+    assert set(rules) <= cited, set(rules) - cited
+
+
 def test_the_main_path_names_files_that_are_there():
     text = (ROOT / "ds_adacc" / "README.md").read_text()
     path = text[text.index(PATH[0]) : text.index(PATH[1])]

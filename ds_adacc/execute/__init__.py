@@ -22,8 +22,8 @@ Rules of this room, cited by their letter and number where they are obeyed:
 
 E1. The forward runs once. Backward replays operators, never modules, so module hooks fire once and no random number is
     drawn twice.
-E2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`. A policy
-    that retains everything installs not even these.
+E2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`, but for
+    calls that are followed (`record/follower.py`). A policy that retains everything installs not even these.
 E3. A saved tensor is known by its position: autograd packs in the same order at every call. Size, stride and dtype
     must be those recorded; so must the address, once the value has been seen in this call.
 E4. A call that leaves the recorded course retains every tensor from there on. What it has dropped before must be
@@ -53,7 +53,6 @@ E14. The states of random generators that replays need are noted when the tensor
     Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.
 E15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is
     rebuilt from that tensor for an operator that backward visits later, backward gets a copy.
-
 E16. A value that only passes through a replay (`planner/segments.py`) has no holder. Each run of the replay makes it
     anew, and frees it after its last reader. The replay first asks for all that others make, so that nothing passes
     beside what passes through theirs.

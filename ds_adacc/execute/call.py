@@ -76,7 +76,7 @@ class Call:
             self.diverge()
 
     def pack(self, tensor: torch.Tensor) -> Slot:
-        """The pack hook."""
+        """The pack hook: for each saved tensor once, in the recorded order (Rule E12)."""
         # This runs for every saved tensor (Rule E2), so what it looks up, it looks up once.
         number = self._position
         self._position = number + 1

@@ -1,7 +1,7 @@
 """Which saved tensors backward gets a copy of.
 
 Backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does, which puts its gradient
-there. In plain autograd nobody reads the tensor after that. Here something might be rebuilt from it.
+there. In plain autograd nobody reads the tensor after that. Here something might be rebuilt from it (Rule E15).
 """
 
 from __future__ import annotations

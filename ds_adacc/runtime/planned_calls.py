@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from ds_adacc.execute.block import Block, Variant
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.observe.outlier_tracker import OutlierTracker
-from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.program.slots import unpack
@@ -20,7 +19,6 @@ from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
-from ds_adacc.runtime.seen_lengths import SeenLengths
 from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
@@ -44,8 +42,7 @@ class PlannedCalls:
         self._codecs = codecs
         self._warnings = warnings
         self._roles = roles
-        self._seen = SeenPrograms()
-        self._seen_lengths = SeenLengths()
+        self._seen = SeenPrograms(controller)
 
     def run(self, incoming: Incoming, variant: Variant) -> Any:
         """Run the call, and pack what its forward saves."""
@@ -91,7 +88,7 @@ class PlannedCalls:
                 output, is_as_predicted = follow(bound.recording, incoming.call, pack, call.diverge)
                 if is_as_predicted:
                     variant.is_unseen = False
-                    self._note_seen(incoming, variant)
+                    self._seen.add(incoming, variant)
             else:
                 with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                     output = incoming.call.run()
@@ -108,7 +105,7 @@ class PlannedCalls:
         """Pack what the forward of a recorded call has saved, and return the output."""
         captured, variant = learned.captured, learned.variant
         assert variant is not None
-        self._note_seen(incoming, variant)
+        self._seen.add(incoming, variant)
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
         tracking = step.is_tracking and not learned.outliers_are_new
@@ -135,31 +132,11 @@ class PlannedCalls:
         return output
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
-        """Whether the call replays operators of a predicted program, and the block and its likes may decide otherwise.
-
-        A number among the arguments that varies may mean something else to each block, so each is to be seen.
-        """
+        """Whether the call replays operators of a predicted program, and it was not seen that the block runs it."""
         if variant.is_unseen and variant.bound.segments:
-            is_seen = self._key(incoming, variant) in self._seen and self._has_seen_lengths(incoming, variant)
-            variant.is_unseen = variant.has_varied_numbers or not is_seen
+            variant.is_unseen = not self._seen.include(incoming, variant)
             return variant.is_unseen
         return False
-
-    def _has_seen_lengths(self, incoming: Incoming, variant: Variant) -> bool:
-        return self._seen_lengths.cover(*self._lengths(incoming, variant))
-
-    def _note_seen(self, incoming: Incoming, variant: Variant) -> None:
-        """Note that the call has run the program of this variant."""
-        self._seen_lengths.add(*self._lengths(incoming, variant))
-        if not variant.has_varied_numbers:
-            self._seen.add(self._key(incoming, variant))
-
-    def _lengths(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, tuple[int, ...]]:
-        program = self._controller.new_sizes.symbolic_types.of(variant.digest)
-        return program, incoming.block, incoming.signature.sizes.lengths
-
-    def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
-        return self._seen.key(variant.recording, incoming.signature, incoming.block, self._controller.blocks.all())
 
     def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
         trials, device, step = self._controller.trials, self._controller.device, self._controller.step

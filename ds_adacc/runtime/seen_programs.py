@@ -1,52 +1,76 @@
-"""Predicted programs that one block was seen to run. Blocks like it need not be followed."""
+"""Predicted programs that blocks were seen to run: which calls need not be followed."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ds_adacc.execute.block import Block
-from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Signature
+from ds_adacc.execute.block import Block, Variant
+from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.python_state.guards import without_identity
+from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.seen_lengths import SeenLengths
+from ds_adacc.runtime.step_controller import StepController
 
 _MOST = 4096  # each combination of input sizes is one
 
 
 class SeenPrograms:
-    """Programs by block type, each with what Python may have decided by: the block's marks and its arguments.
+    """Tells of a call with a predicted program whether its block, or one like it, was seen to run that program.
 
+    A program is known by its block type, and by what Python may have decided by: the block's marks and its arguments.
     Two layers may run one program up to a length, and from there on two, as where a window is set for one of them.
     Only what tells which layer it is has no part in it: its modules and parameters, and the number that counts layers.
+    Where that number may decide, each block is to be seen itself (`SeenLengths`). So it is where numbers among the
+    arguments vary, which may mean something else to each block.
 
-    When there are too many, all are forgotten: a block is then followed once more.
+    When there are too many programs, all are forgotten: a block is then followed once more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
         self._seen: set[Hashable] = set()
+        self._seen_lengths = SeenLengths()
         self._marks: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
-    def key(self, recording: Recording, signature: Signature, block: Block, blocks: Iterable[Block]) -> Hashable:
-        """Names a program as `block` runs it, one of the `blocks`, in a call of this signature.
+    def include(self, incoming: Incoming, variant: Variant) -> bool:
+        """Whether the block needs not be followed in this call, whose program is predicted to be the variant's."""
+        if variant.has_varied_numbers or self._key(incoming, variant) not in self._seen:
+            return False
+        return self._seen_lengths.cover(*self._lengths(incoming, variant))
+
+    def add(self, incoming: Incoming, variant: Variant) -> None:
+        """Note that the call has run the program of the variant."""
+        self._seen_lengths.add(*self._lengths(incoming, variant))
+        if not variant.has_varied_numbers:
+            key = self._key(incoming, variant)
+            if len(self._seen) >= _MOST and key not in self._seen:
+                self._seen.clear()
+            self._seen.add(key)
+
+    def _lengths(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, tuple[int, ...]]:
+        program = self._controller.new_sizes.symbolic_types.of(variant.digest)
+        return program, incoming.block, incoming.signature.sizes.lengths
+
+    def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
+        """Names the program as this block runs it in this call.
 
         Its constants count, which are no part of its digest: a block that was recorded may compute them from the size,
         and another one may be predicted with those of a smaller size.
         """
+        recording, block = variant.recording, incoming.block
+        arguments = incoming.signature._replace(tensors=None)
+        return recording.digest, recording.constants, block.kind, arguments, self._marks_of(block)
+
+    def _marks_of(self, block: Block) -> Hashable:
+        blocks = self._controller.blocks.all()
         alike = [each for each in blocks if each.kind == block.kind and each.last_reading is not None]
         of = (block.last_reading, len(alike))
         known = self._marks.get(block)
         if known is None or known[0] != of:
             known = self._marks[block] = of, _marks(block, alike)
-        return recording.digest, recording.constants, block.kind, signature._replace(tensors=None), known[1]
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._seen
-
-    def add(self, key: Hashable) -> None:
-        if len(self._seen) >= _MOST and key not in self._seen:
-            self._seen.clear()
-        self._seen.add(key)
+        return known[1]
 
 
 def _marks(block: Block, alike: list[Block]) -> Hashable:

@@ -188,13 +188,13 @@ class StepController:
         self._binder.note_update()
 
     def abandon(self) -> None:
-        """Stop observing the current forward: a backward has failed, or the runtime is no longer used."""
+        """Stop observing the current forward: a backward has failed (Rule T6), or the runtime is no longer used."""
         self.step = self.step.restarted(self.device)
 
     # -- when a step ends
 
     def end_step(self) -> None:
-        """End the step, and begin the next one. Every rank must call.
+        """End the step, and begin the next one, whose plan may be another one (Rule T1). Every rank must call.
 
         Raises what planning raises; the next step begins in that case too.
         """

@@ -1,8 +1,8 @@
 """Measure gradient errors in the calls of a step: those of a new block type's codecs, and those of policies on trial.
 
 A lossy policy comes into force on a block only after it was measured on that block and found within
-`adacc.max_gradient_error`. Until then the block is *on trial*: its calls hold everything exactly, at the bytes of full
-checkpointing. Its first call in a step of trials, or in a tracking step, measures the policy in backward
+`adacc.max_gradient_error` (Rule T5). Until then the block is *on trial*: its calls hold everything exactly, at the
+bytes of full checkpointing. Its first call in a step of trials, or in a tracking step, measures the policy in backward
 (`profile/probe.py`).
 
 A tracking step puts all lossy policies in force on trial again. So its peak is that of full checkpointing too.

@@ -1,13 +1,17 @@
 """Programs that were seen to run are remembered, and not without end."""
 
+import pytest
+from any_size import Training
+
 from ds_adacc.runtime import seen_programs
-from ds_adacc.runtime.seen_programs import SeenPrograms
 
 
-def test_a_run_of_ever_new_sizes_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(seen_programs, "_MOST", 3)
-    seen = SeenPrograms()
-    for key in "abcd":
-        seen.add(key)
-        assert key in seen
-    assert not any(key in seen for key in "abc")
+@pytest.mark.parametrize("most", [3, 4096])
+def test_a_run_of_ever_new_sizes_does_not_fill_the_memory(monkeypatch, most):
+    monkeypatch.setattr(seen_programs, "_MOST", most)
+    training, counts = Training(memory_budget=0.4, rectifier={"enabled": False}), []
+    seen = training.runtime._planned._seen
+    for time in (20, 12, 16, 14, 15, 17, 18):
+        training.compare(time)
+        counts.append(len(seen._seen))
+    assert max(counts) == (3 if most == 3 else 7)
