@@ -133,7 +133,7 @@ def test_a_model_that_forgets_gradients_is_corrected():
     assert model.peak(runtime.checkpoint) <= runtime.controller.plan.budget + ALLOWANCE
 
 
-def test_a_model_that_is_right_is_left_alone():
+def test_a_model_that_is_right_is_left_alone(equal_times):
     runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
     assert runtime.controller.plan.reason == "first step recorded"
     assert len(seen) == 1

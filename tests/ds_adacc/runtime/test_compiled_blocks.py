@@ -236,7 +236,7 @@ def uncompiled(x):
     return x
 
 
-def test_what_runs_between_two_graphs_is_replayed(caplog):
+def test_what_runs_between_two_graphs_is_replayed(caplog, equal_times):
     plain, _ = train(stack(Paused), prepare=in_place)
     torch._dynamo.reset()
     seen, runtime = train(stack(Paused), "none", 0.7, prepare=in_place)
