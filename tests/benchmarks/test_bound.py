@@ -36,6 +36,7 @@ def errors(injection, steps=5, **section):
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("injection", "codecs"), [*((name, "auto") for name in INJECTIONS if name != "plain"), ("all", "paper")]
 )
@@ -46,6 +47,7 @@ def test_the_gradient_keeps_the_bound(injection, codecs):
     assert found > 0 or codecs == "paper"  # whose codecs may all be too coarse here
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("budget", [0.25, 0.6, 0.8])
 def test_under_other_budgets_too(budget):
     assert max(errors("all", memory_budget=budget)) <= 2 * BOUND

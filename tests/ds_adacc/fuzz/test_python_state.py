@@ -13,7 +13,7 @@ import zoo
 from fuzz.states import KEPT, case
 from recomputing import recomputing
 
-CASES, BATCH = 500, 50
+CASES, BATCH = 250, 50
 
 
 def pytest_generate_tests(metafunc):

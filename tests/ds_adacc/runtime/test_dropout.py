@@ -126,6 +126,7 @@ def test_nothing_but_the_input_and_the_random_states_must_be_held(example):
     assert recording.draws and policy.held_bytes(profile_of(recording)) <= x.nbytes + states
 
 
+@pytest.mark.matrix
 def test_the_bytes_of_full_checkpointing_are_a_lossless_budget(example):
     model, style = example
     full = model.peak(style(by_torch))

@@ -29,6 +29,7 @@ MAKES = {
 CASES = [("llama", "none"), ("gpt with dropout", "auto"), ("bert with dropout", "auto")]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "codecs"), CASES)
 def test_steps_that_measure_take_what_full_checkpointing_takes(name, codecs):
     model = Model(MAKES[name], LAYERS)

@@ -46,6 +46,7 @@ def step(work, callable_, seed=0, stepped=True):
         work.controller.end_step()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stepped", [False, True], ids=["alone", "stepped"])
 @pytest.mark.parametrize("name", AS)
 def test_weights_are_freed_with_their_model(name, stepped, uncollected):

@@ -78,6 +78,7 @@ def _fail(_):
     raise MemoryError
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("budget", [0.4, 0.6, 1.0])  # at 0.6 the blocks retain everything of short lengths
 @pytest.mark.parametrize("between", [evaluated, interrupted, differentiated])
 def test_what_runs_between_two_steps_is_not_alive_with_them(between, budget):

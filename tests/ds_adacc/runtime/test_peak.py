@@ -130,6 +130,7 @@ class TwoLosses(Model):
         self.adacc.end_step()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kept_from", [0, 7])
 @pytest.mark.parametrize("budget", [0.35, 0.5])
 def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):

@@ -46,7 +46,7 @@ class Training:
         torch.manual_seed(0)
         self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(layers))
         # "paper" offers few codecs, so the solver is quick.
-        section = {"memory_budget": budget, "codecs": "paper", "solver": {"max_seconds": 3.0}, **section}
+        section = {"memory_budget": budget, "codecs": "paper", "solver": {"max_seconds": 1.5}, **section}
         config = load({"adacc": section})
         self.stepped = stepped
         self.runtime = Runtime(config, stepped=stepped)
@@ -212,7 +212,7 @@ def test_a_plan_made_in_a_tracking_step_loses_no_error_that_was_measured_in_it()
 @pytest.fixture
 def out_of_time(monkeypatch):
     def busy(*_, **__):
-        raise planner.NoSolutionInTime("the solver found no policy in 3 seconds")
+        raise planner.NoSolutionInTime("the solver found no policy in 1.5 seconds")
 
     def search_in_vain():
         monkeypatch.setattr(planner, "solve_in_process", busy)
@@ -237,7 +237,7 @@ def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_ta
     assert controller.plan.peak > controller.plan.budget
     (warning,) = [r.getMessage() for r in caplog.records if "no plan is known that fits" in r.getMessage()]
     assert re.fullmatch(
-        "no plan is known that fits the budget: adacc.solver.max_seconds: the solver found no policy in 3 seconds. "
+        "no plan is known that fits the budget: adacc.solver.max_seconds: the solver found no policy in 1.5 seconds. "
         r"New policies are in force, with a peak of [\d.]+ .iB, above the budget. "
         r'"memory_budget": 0\.\d+ would allow it. A smaller micro-batch needs less',
         warning,

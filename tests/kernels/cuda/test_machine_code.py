@@ -148,6 +148,7 @@ def instructions_an_element(kernels, launches):
     return total / (SHAPE[0] * SHAPE[1])
 
 
+@pytest.mark.matrix
 @needs_disassembler
 @pytest.mark.parametrize("dtype", MOST, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -166,6 +167,7 @@ def test_instructions_leave_the_memory_its_time(kernels, name, dtype):
     assert 3 < decompress <= MOST[dtype]
 
 
+@pytest.mark.matrix
 @needs_disassembler
 @pytest.mark.parametrize("dtype", MOST, ids=str)
 @pytest.mark.parametrize("name", (*NAMES, "bits"))
