@@ -141,7 +141,7 @@ class _Maker:
             order=self._order,
             segments=self._segments,
             uses=self._uses,
-            inputs=tuple((v.index, self._taken(v, v.geometry)) for v in values if v.origin in ("input", "buffer")),
+            inputs=tuple((v.index, self._taken(v, v.geometry)) for v in values if v.is_given),
             first_states=tuple(self._states.get(-1, {}).items()),
             until_confirmed=tuple(self._release.get(positions, ())),
         )
@@ -174,9 +174,8 @@ class _Maker:
         for index in self._order:
             value = self._recording.values[index]
             if (store := self._stores[index]) is not None:
-                is_given = value.origin in ("input", "buffer")
-                saved_at[index] = -1 if is_given else first[index]
-                if is_compiled and is_codec(store) and (is_given or saved_at[index] >= compiled_from):
+                saved_at[index] = -1 if value.is_given else first[index]
+                if is_compiled and is_codec(store) and (value.is_given or saved_at[index] >= compiled_from):
                     ready[index] = end
             else:
                 inputs = self._segments[value.producer].inputs
@@ -202,7 +201,7 @@ class _Maker:
         if isinstance(ref, ParameterRef):
             return Instruction(parameter=ref.index, **look, view=seen, **always)
         value, store = self._recording.values[ref.index], self._stores[ref.index]
-        is_first = self._first[ref.index] == number and value.origin not in ("input", "buffer")
+        is_first = self._first[ref.index] == number and not value.is_given
         hold = is_first and self._ready.get(ref.index, -1) > number
         fill = is_first and store is not None and not hold
         root = value.geometry.seen_from(seen)

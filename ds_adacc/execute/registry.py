@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.variant import Variant
 from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 

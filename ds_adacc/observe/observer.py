@@ -11,8 +11,9 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.alive_calls import AliveCall, AliveCount
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Variant
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.variant import Variant
 from ds_adacc.profile.codec_maker import CodecMaker
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ds_adacc.config import RectifierConfig
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.rank_reports import merge_capacity
 from ds_adacc.plan.ranks import Ranks
@@ -98,7 +99,7 @@ def _drifts(counts: Counts, agreement: Agreement) -> Iterator[_Drift]:
         for index, count in found.items():
             value, codec = known.recording.values[index], known.outlier_codec(index)
             before, now = (
-                agreement.outlier_prices.bytes(codec, known, index, channels) / value.nbytes
+                agreement.outlier_prices.payload_bytes(codec, known, index, channels) / value.nbytes
                 for channels in (known.capacity.get(index, 0), count)
             )
             if now <= before:

@@ -107,7 +107,7 @@ class Agreement:
             known, each = self.known_types[digest], seen.calls_per_block(digest)
             known.calls_per_block = _shared(known.count, seen.calls_of(digest) // each)
 
-    def count(self, digest: str, alive: int, blocks: int) -> None:
+    def note_alive(self, digest: str, alive: int, blocks: int) -> None:
         """Note for the next plan that calls in so many blocks were `alive` at once.
 
         The count never decreases. But that of a new size is a guess until a pass with it has ended.
@@ -184,10 +184,10 @@ class Agreement:
             return False
         return agreed.is_lossy(self.forward_order.index(block, digest))
 
-    def keep(self, digests: Collection[str]) -> None:
+    def forget_all_but(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
         self.known_types = {digest: known for digest, known in self.known_types.items() if digest in digests}
-        self.passes.keep(self.known_types)
+        self.passes.forget_all_but(self.known_types)
 
     def block_key(self, block: Block, digest: str) -> BlockKey:
         """By what a block is known to the approvals, whatever the sizes of its inputs. `digest`: its type at these."""
@@ -233,8 +233,8 @@ class Agreement:
             self._agree(each)
         planned = [name for name in self.agreed_types if name not in self.origins]
         self._disagree(planned[: -max(_REMEMBERED, len(agreed))])
-        self.forward_order.keep(self.agreed_types)
-        self.approvals.keep(self.agreed_types)
+        self.forward_order.forget_all_but(self.agreed_types)
+        self.approvals.forget_all_but(self.agreed_types)
 
     def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""

@@ -130,14 +130,14 @@ class Approvals:
         grown = ((now, before) for now, before in pairs if before is not None and now > before)
         return any(not before or now * (now / before) > self.max_error for now, before in grown)
 
-    def keep(self, names: Iterable[str]) -> None:
+    def forget_all_but(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""
         kept = set(names)
         self.blocks = {key: known for key, known in self.blocks.items() if key[0] in kept}
 
     def forget(self, names: Collection[str]) -> None:
         """Forget the blocks of these block types."""
-        self.keep({digest for digest, _ in self.blocks}.difference(names))
+        self.forget_all_but({digest for digest, _ in self.blocks}.difference(names))
 
     def withdraw(self, name: str, values: Collection[int]) -> None:
         """Withdraw the approved policies of a block type that separate other channels of these values than before."""

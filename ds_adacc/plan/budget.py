@@ -42,7 +42,7 @@ class Budget:
         is_asked_for = self.limit is None and self._asked.kind == "auto"
         return self.peak.aside() if is_asked_for else nullcontext()
 
-    def bytes(self, without: int, available: int) -> int:
+    def of_plan(self, without: int, available: int) -> int:
         """The budget for a plan, if the peak is `without` checkpointing, and `available` is left on the device."""
         if self._forces_compression and self._asked.kind == "auto":
             return _UNLIMITED

@@ -160,7 +160,7 @@ class Coordinator:
         request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim, passes)
         without = request.peak_without()
         available = (answer.available for answer in everyone if answer.available is not None)
-        budget = agreement.budget.bytes(without, min(available))
+        budget = agreement.budget.of_plan(without, min(available))
         in_force = {  # () for a block type whose policies were rejected, or not measured yet
             digest: agreed.policies if agreement.may_all_run(agreed) else ()
             for digest, agreed in agreement.agreed_types.items()

@@ -112,7 +112,7 @@ class ForwardOrder:
             for name in names & indices.keys():
                 del indices[name]
 
-    def keep(self, names: Collection[str]) -> None:
+    def forget_all_but(self, names: Collection[str]) -> None:
         """Forget all block types not in `names`: the orders of live sets with one, and their blocks' indices."""
         for block, indices in self._indices.items():
             self._indices[block] = {name: index for name, index in indices.items() if name in names}

@@ -20,7 +20,7 @@ class OutlierPrices:
     def __init__(self, codecs: CodecMaker) -> None:
         self._codecs = codecs
 
-    def bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
+    def payload_bytes(self, name: str, known: KnownType, index: int, capacity: int) -> int:
         """Bytes of the payload of the codec `name` for the value `index`."""
         value = known.recording.values[index]
         cpu = torch.device("cpu")
@@ -34,6 +34,6 @@ class OutlierPrices:
         codecs = list(profile.codecs)
         for index, channels in capacity.items():
             names = [cost.codec for cost in codecs[index] if separates_outliers(cost.codec)]
-            sizes = {name: self.bytes(name, known, index, channels) for name in names}
+            sizes = {name: self.payload_bytes(name, known, index, channels) for name in names}
             codecs[index] = tuple(replace(cost, nbytes=sizes.get(cost.codec, cost.nbytes)) for cost in codecs[index])
         return replace(profile, codecs=tuple(codecs))

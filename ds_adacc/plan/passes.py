@@ -28,6 +28,6 @@ class Passes:
         """The passes that had no other block types alive."""
         return [alive for live_set, passes in self._of.items() if live_set <= set(names) for alive in passes]
 
-    def keep(self, names: Collection[str]) -> None:
+    def forget_all_but(self, names: Collection[str]) -> None:
         """Forget the passes with any other block type."""
         self._of = {live_set: passes for live_set, passes in self._of.items() if live_set <= set(names)}

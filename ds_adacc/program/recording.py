@@ -60,6 +60,11 @@ class RecordedValue:
         return self.geometry.span
 
     @property
+    def is_given(self) -> bool:
+        """Whether it is there before the forward begins, and the call knows it."""
+        return self.origin in ("input", "buffer")
+
+    @property
     def owned(self) -> bool:
         """Whether dropping the value frees memory of its device.
 
@@ -180,7 +185,7 @@ class Recording:
     @functools.cached_property
     def storable(self) -> frozenset[int]:
         """Values that a call can hold: it sees what autograd saves, and what is there before the forward."""
-        given = (value.index for value in self.values if value.origin in ("input", "buffer", "generator"))
+        given = (value.index for value in self.values if value.is_given or value.origin == "generator")
         return self.saved.union(given)
 
     @functools.cached_property

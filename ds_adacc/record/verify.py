@@ -67,7 +67,7 @@ def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> di
         return reasons
     halves = recording.positions[:turn], recording.positions[turn:]
     early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in halves)
-    late = {index for index in late - early if values[index].origin not in ("input", "buffer")}
+    late = {index for index in late - early if not values[index].is_given}
     reason = "another call may save another tensor at this position"
     followers = {op.index: reason for op in recording.ops if late.intersection((*op.outputs, *op.reads))}
     return {**followers, **reasons}

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Variant
 from ds_adacc.execute.bound_policy import BoundPolicy, bind
 from ds_adacc.execute.bound_segment import Updates
 from ds_adacc.execute.course import Course
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
+from ds_adacc.execute.variant import Variant
 from ds_adacc.kernels import Codec, separates_outliers
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Trial, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.new_sizes import NewSizes
@@ -102,9 +103,11 @@ class Bindings:
         if digests:
             for block in self._blocks.all():
                 block.forget(digests)
-            self.keep_block_types()
+            self.forget_unused_types()
 
-    def keep_block_types(self) -> None:
+    def forget_unused_types(self) -> None:
         """Forget the block types of which no block has a variant, and from which no other is predicted or adopted."""
         kept = {variant.digest for _, variant in self._blocks.variants()}
-        self._agreement.keep({*kept, *self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()})
+        kept |= {*self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()}
+        self._agreement.forget_all_but(kept)
+        self._trials.forget_all_but(kept)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.alive_calls import AliveCall, AliveCalls, Forward
-from ds_adacc.execute.block import Block, Trial
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.variant import Trial
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.arguments import tensors_in
@@ -25,7 +26,7 @@ class Called:
     alive: int
 
 
-Ran = Mapping[str, Called]  # by block type
+CalledByType = Mapping[str, Called]  # by block type
 
 
 class CurrentPass:
@@ -85,7 +86,7 @@ class CurrentPass:
         for node in nodes:
             node.register_prehook(call.end)
 
-    def end(self) -> Ran:
+    def end(self) -> CalledByType:
         """The pass has ended. Returns what it has called, by block type."""
         most = self._alive_calls.end_pass()
         return {digest: Called(blocks, most[digest]) for digest, blocks in self.called.items()}

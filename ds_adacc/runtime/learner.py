@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
@@ -144,33 +145,37 @@ class Learner:
     def _known_type(self, incoming: Incoming, captured: Capture, variant: Variant) -> KnownType:
         """The block type of a variant, measured if it is new."""
         block, signature, recording = incoming.block, incoming.signature, variant.recording
-        agreement, digest = self._controller.agreement, recording.digest
-        symbolic_types, sizes = self._controller.new_sizes.symbolic_types, signature.sizes
+        agreement, symbolic_types = self._controller.agreement, self._controller.new_sizes.symbolic_types
         # Constants that are computed from the sizes make it another program at each size.
         relatives = block.relatives(signature, variant.guards)
         constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
         alike = [name for name, its in constants.items() if its == recording.constants]
-        example = Example(sizes, recording)
-        like = symbolic_types.like(alike, example)
-        if digest not in agreement.known_types:
-            self._controller.step.close()  # measuring operators would be counted as the step's own
-            profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
-            known = agreement.add(digest, recording, profile)
-            symbolic_types.learn(digest, like, example, profile)
-            if like is not None and symbolic_types.of(like) is symbolic_types.of(digest):
-                self._controller.new_sizes.adopter.adopt(known, like)
-            reason = self._controller.trials.admit(known, recording, captured)
-            if reason is not None:
-                self._warnings.unmeasurable(known.recording.name, reason)
-        symbolic_types.note(digest, sizes)
+        example = Example(signature.sizes, recording)
+        if recording.digest not in agreement.known_types:
+            self._add_type(example, captured, symbolic_types.like(alike, example))
+        symbolic_types.note(recording.digest, signature.sizes)
         if symbolic_types.computes_constants(constants.keys() - alike, example):
-            symbolic_types.refute((*constants, digest), {*constants.values(), recording.constants})
+            symbolic_types.refute((*constants, recording.digest), {*constants.values(), recording.constants})
         elif alike:
-            symbolic_types.confirm(digest, recording.constants)
-        known = agreement.known_types[digest]
+            symbolic_types.confirm(recording.digest, recording.constants)
+        known = agreement.known_types[recording.digest]
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
+
+    def _add_type(self, example: Example, captured: Capture, like: str | None) -> None:
+        """Measure a new block type. `like`: the type that the program has at other sizes; None if there is none yet."""
+        controller, recording = self._controller, example.recording
+        symbolic_types, adopter = controller.new_sizes.symbolic_types, controller.new_sizes.adopter
+        controller.step.close()  # measuring operators would be counted as the step's own
+        profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
+        known = controller.agreement.add(recording.digest, recording, profile)
+        symbolic_types.learn(recording.digest, like, example, profile)
+        if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
+            adopter.adopt(known, like)
+        reason = controller.trials.admit(known, recording, captured)
+        if reason is not None:
+            self._warnings.unmeasurable(known.recording.name, reason)
 
     def _find_outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
         """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.outlier_tracker import OutlierTracker
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
 from ds_adacc.observe.rectifier import Rectifier
 from ds_adacc.plan.agreement import Agreement

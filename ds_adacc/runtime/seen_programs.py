@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.python_state.guards import without_identity
 from ds_adacc.runtime.incoming import Incoming

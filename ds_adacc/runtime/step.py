@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from ds_adacc.execute.alive_calls import AliveCalls
-from ds_adacc.execute.block import Block, Trial
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.variant import Trial
 from ds_adacc.observe.observer import Observer
 from ds_adacc.observe.step_profiler import StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.runtime.current_pass import CurrentPass, Ran
+from ds_adacc.runtime.current_pass import CalledByType, CurrentPass
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -87,7 +88,7 @@ class Step:
         """Whether the observer has been there from the start."""
         return self.observer is not None and not self.is_partly_observed
 
-    def end_pass(self) -> Ran:
+    def end_pass(self) -> CalledByType:
         """Note the end of a forward and its backward. Returns what it has called, by block type."""
         for entrance in self.current_pass.entrances:
             entrance.end_pass()

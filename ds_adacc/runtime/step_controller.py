@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.calibration import Calibration, Observation
 from ds_adacc.observe.rectifier import Rectifier, Review
 from ds_adacc.plan.coordinator import Coordinator
@@ -115,9 +116,7 @@ class StepController:
         """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
         self.end_pending_pass()
         self._end_pass_if_over()
-        if self.stepped:
-            return
-        if not self.step.was_observed:
+        if self.stepped or not self.step.was_observed:
             return
         if self.step.is_partly_observed:
             self.step = Step(Purpose.OBSERVE)  # calls before the new block were not counted: observe a whole step
@@ -279,12 +278,12 @@ class StepController:
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
         self.plan, self.observation = plan, None
-        self.waiting.ask_again()
+        self.waiting.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
         self.choose_policies([*plan.policies, *adopted])
-        self.bindings.keep_block_types()
+        self.bindings.forget_unused_types()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan
 

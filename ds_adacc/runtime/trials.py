@@ -10,14 +10,15 @@ A tracking step puts all lossy policies in force on trial again. So its peak is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Trial, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.block_type import KnownType
@@ -106,6 +107,10 @@ class Trials:
         entrance = self._entrances.setdefault(variant.digest, Entrance())
         step.current_pass.entrances.add(entrance)
         return Probe(variant.recording, inputs, study, entrance)
+
+    def forget_all_but(self, digests: Collection[str]) -> None:
+        """Forget where backward enters all other block types."""
+        self._entrances = {digest: each for digest, each in self._entrances.items() if digest in digests}
 
     def are_unknown(self, known: KnownType) -> bool:
         """Whether the type's codecs have errors that are bounded and not measured yet."""

@@ -12,7 +12,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.prices import Prices
-from ds_adacc.runtime.current_pass import Ran
+from ds_adacc.runtime.current_pass import CalledByType
 
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
@@ -36,13 +36,13 @@ class Waiting:
         self.wants_observation = False
         self._asked: weakref.WeakSet[Block] = weakref.WeakSet()  # have called for a plan
 
-    def note(self, ran: Ran, is_observed: bool) -> bool:
+    def note(self, ran: CalledByType, is_observed: bool) -> bool:
         """Note what one pass has called: these block types were alive together.
 
         Returns whether they have got other policies by that.
         """
         for name, called in ran.items():
-            self._agreement.count(name, called.alive, len(called.blocks))
+            self._agreement.note_alive(name, called.alive, len(called.blocks))
         if self._note_growth(ran, is_observed):
             return False
         alive = {name: called.alive for name, called in ran.items()}
@@ -64,7 +64,7 @@ class Waiting:
         self._planned[live_set] = alive
         return not is_planned
 
-    def note_kept_graph(self, ran: Ran) -> None:
+    def note_kept_graph(self, ran: CalledByType) -> None:
         """Note that the backward of this pass has kept its graph. A plan for one that frees it takes more than it says.
 
         That one counts what later blocks hold as free by the time of earlier ones.
@@ -73,7 +73,7 @@ class Waiting:
         if live_set and self._agreement.forward_order.unorder(live_set):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
-    def _note_growth(self, ran: Ran, is_observed: bool) -> bool:
+    def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:
         """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
 
         Or in blocks of unknown index, as after LayerDrop has left them out: these may run nothing lossy. Each number of
@@ -99,7 +99,7 @@ class Waiting:
             self.add([frozenset(counts)], "more blocks ran than were planned for, or others")
             self._asked.update(unknown)
         for name in grown.keys() & self._agreement.known_types.keys():
-            self._agreement.count(name, grown[name], grown[name])
+            self._agreement.note_alive(name, grown[name], grown[name])
         self._most_blocks |= counts
         return False
 
@@ -122,7 +122,7 @@ class Waiting:
         taken, self._reasons = self._reasons, {}
         return taken.keys(), next(iter(taken.values()), "")
 
-    def ask_again(self) -> None:
+    def forget_planned(self) -> None:
         """There is a new plan: forget which live sets have one."""
         for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
             del self._most_blocks[name]

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs

@@ -9,9 +9,10 @@ from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.variant import Variant
 from ds_adacc.kernels import make_codec
 from ds_adacc.observe.observer import Observer
 from ds_adacc.program.slots import unpack

@@ -11,11 +11,12 @@ from recorded import offloading, profile_of, random_policy, record, tensors_of, 
 from storages import Storages
 
 from ds_adacc import planner
-from ds_adacc.execute.block import Block, Variant
+from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.execute.pinned_pool import pinned
+from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.observer import Observer
 from ds_adacc.program.slots import unpack
 

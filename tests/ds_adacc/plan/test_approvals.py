@@ -202,5 +202,5 @@ def test_errors_that_only_scatter_are_looked_at_ever_more_rarely(seed):
 def test_types_that_are_forgotten_take_their_errors_along():
     approvals = Approvals(0.1)
     approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.1)), (("b", 0), PolicyError(LOSSY, 0.1))]])
-    approvals.keep(["b"])
+    approvals.forget_all_but(["b"])
     assert [approvals.error((name, 0), LOSSY) for name in "ab"] == [None, pytest.approx(0.1)]

@@ -242,7 +242,7 @@ def test_a_kind_that_comes_back_counts_as_before():
     runs = runtime()
     step(runs, [block := Numbered()] * 6)
     ((digest, block_type),) = runs.agreement.known_types.items()
-    runs.agreement.keep(())
+    runs.agreement.forget_all_but(())
     assert runs.agreement.add(digest, block_type.recording, block_type.profile).count == 6
     assert block is not None
 

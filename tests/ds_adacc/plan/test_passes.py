@@ -23,5 +23,5 @@ def test_each_live_set_has_its_own():
         passes.note(alive)
     assert passes.of(frozenset("a")) == ({"a": 4},) and passes.of(frozenset("c")) == ()
     assert passes.within("ab") == [{"a": 4}, {"a": 2, "b": 2}]
-    passes.keep("ac")
+    passes.forget_all_but("ac")
     assert passes.within("abc") == [{"a": 4}]

@@ -11,9 +11,9 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.execute.block import Variant
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.execute.variant import Variant
 from ds_adacc.planner import OFFLOAD, is_codec, is_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.runtime.binder import Binder

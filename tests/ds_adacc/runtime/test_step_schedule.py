@@ -93,7 +93,7 @@ def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
     order = runs.agreement.forward_order
     (known,) = (order.indices(each) for each in runs.blocks.all())
     assert known
-    order.keep(())
+    order.forget_all_but(())
     assert order.indices(runs.blocks.all()[0]) == {}
 
 

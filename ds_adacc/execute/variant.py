@@ -1,0 +1,193 @@
+"""A block under one signature and guards: the program that it runs then, and the policy for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ds_adacc import planner
+from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.program.recording import Recording
+from ds_adacc.python_state.changes import differing, is_number, moved
+from ds_adacc.python_state.guards import Guards
+
+_DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
+_ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded may change its state at every call
+
+
+@dataclass
+class Trial:
+    """A policy whose gradient error is measured in a step of trials or a tracking step (`runtime/trials.py`).
+
+    `profile`: the one that the policy was made for, with the estimates of its errors. `has_begun`: a call is measuring
+    it. `result`: the `PolicyError` that was measured; None before.
+    """
+
+    policy: planner.Policy
+    profile: planner.Profile
+    has_begun: bool = False
+    result: Any = None
+
+
+@dataclass
+class Variant:
+    """A block under one signature and these guards: the program that it runs then, and what is known of it.
+
+    `guards`: the marks of what it depends on when it was recorded; None: any will do.
+    `digest`: that of its recording, which names its block type.
+    `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
+    `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while the plan's is on trial.
+    `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
+    `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
+    the threshold, both on the device.
+    `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
+    longer.
+    `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
+    `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
+    numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
+    often the block could not be recorded under this signature.
+    """
+
+    guards: Guards | None = None
+    digest: str = ""
+    recording: Recording | None = None
+    policy: planner.Policy | None = None
+    trial: Trial | None = None
+    outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    changes: Counter[str] = field(default_factory=Counter)
+    ignored: frozenset[str] = frozenset()
+    doubt: str = ""
+    is_predicted: bool = False
+    has_varied_numbers: bool = False
+    is_unseen: bool = False
+    failures: int = 0
+    _bind: Callable[[Variant], BoundPolicy] | None = field(default=None, repr=False)
+    _bound: BoundPolicy | None = field(default=None, repr=False)
+
+    @classmethod
+    def failed(cls, guards: Guards, earlier: Variant | None) -> Variant:
+        """That of a block that could not be recorded under these guards. Under others it is tried again, a few times.
+
+        `earlier`: the last variant of the same signature.
+        """
+        failures = 1 if earlier is None else earlier.failures + 1
+        return cls(guards if failures < _ATTEMPTS else None, failures=failures)
+
+    def bind_later(self, bind: Callable[[Variant], BoundPolicy]) -> None:
+        """From the next call on, run under what `bind` returns for this variant.
+
+        It is called when the policy is needed: of the sizes that a block has met, few come back before it changes.
+        """
+        self._bind, self._bound = bind, None
+
+    @property
+    def bound(self) -> BoundPolicy | None:
+        """Its policy, ready to run, bound now if it is new; None if there is no recording."""
+        if self._bind is not None:
+            self._bound, self._bind = self._bind(self), None
+        return self._bound
+
+    def note_outliers(self, index: int, order: torch.Tensor, count: torch.Tensor, is_finite: torch.Tensor) -> None:
+        """Note the channels of the value `index`, as `ds_adacc.kernels.rank_outliers` returns them.
+
+        Data with Inf or NaN say nothing of where the outliers will be in the next batch: the channels before stay.
+        """
+        if index in self.outliers:
+            before = (each.to(order.device) for each in self.outliers[index])
+            order, count = (torch.where(is_finite, *pair) for pair in zip((order, count), before, strict=True))
+        self.outliers[index] = order, count
+
+    def at_other_sizes(self, guards: Guards, digest: str, recording: Recording) -> Variant:
+        """A variant of the same program at other sizes of its inputs, without a policy yet.
+
+        `recording` is the program at these sizes, and `digest` that of its block type. Where the last dimension of a
+        value follows them, its channels are positions, and the outliers found at one size are none at another.
+        """
+        values = recording.values
+        return Variant(
+            guards,
+            digest,
+            recording,
+            outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
+            changes=self.changes,
+            ignored=self.ignored,
+            doubt=self.doubt,
+            is_predicted=True,
+            is_unseen=True,
+        )
+
+    def to_plain(self, on_host: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """What a checkpoint keeps of it: plain containers, numbers, and tensors on the host.
+
+        `on_host`: by the tensor's id, what other variants of the block have put there. Variants of one program at
+        several sizes share their tensors, and a file that they are saved to has each of them once.
+        """
+        outliers = {}
+        for index, (order, count) in self.outliers.items():
+            if id(order) not in on_host:
+                on_host[id(order)] = order.to("cpu", torch.int32)
+            outliers[index] = on_host[id(order)], int(count)
+        return {
+            "block_type": self.digest,
+            "outliers": outliers,
+            "changes": dict(self.changes),
+            "ignored": sorted(self.ignored),
+            "doubt": self.doubt,
+        }
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Variant:
+        """The variant that `to_plain` made `data` of; it has no policy yet."""
+        outliers = {
+            i: (order.long(), torch.tensor(count, device="cpu")) for i, (order, count) in data["outliers"].items()
+        }
+        return cls(
+            digest=data["block_type"],
+            outliers=outliers,
+            changes=Counter(data["changes"]),
+            ignored=frozenset(data["ignored"]),
+            doubt=data["doubt"],
+        )
+
+    def holds(self, guards: Guards) -> bool:
+        """Whether the block runs the recorded program when what it depends on has these marks."""
+        if self.guards is None or self.guards is guards:
+            return True
+        if self.guards == guards:
+            self.guards = guards  # those of the next call are the same object, unless something changes
+            return True
+        changed = moved(self.guards, guards, self.ignored) if self.ignored else None
+        return bool(changed) and changed <= self.ignored
+
+    def succeed(self, earlier: Variant) -> None:
+        """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
+
+        A number on a schedule, or a list that grows, would have the block recorded at every step. Once a number has
+        been seen with three values, or a container with eight, it is guarded no longer. Then nothing is replayed: its
+        next value may change any constant or choose another branch. Anything else that changes is only counted, for a
+        warning.
+        """
+        self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
+        if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
+            return
+        changed = moved(earlier.guards, self.guards, earlier.ignored)
+        if changed is None:
+            names = differing(earlier.guards, self.guards)
+            first = next((name for name in names if name in earlier.guards and name in self.guards), "what it holds")
+            self.changes = earlier.changes + Counter([first])
+            return
+        changed -= earlier.ignored
+        self.changes = earlier.changes + Counter(changed)
+        most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
+        if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
+            self.ignored = earlier.ignored | changed
+            self.doubt = self.doubt or f"{_named(changed)}, which keeps changing"
+
+
+def _named(numbers: Collection[str]) -> str:
+    first, *others = sorted(numbers)
+    return f"{first} (and {len(others)} more)" if others else first
