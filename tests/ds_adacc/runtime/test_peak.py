@@ -45,11 +45,15 @@ def smallest(model, codecs):
 @pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["none", "paper"])
 @pytest.mark.parametrize("budget", [0.5, "smallest"])
-def test_measured_peak_is_within_the_budget(model, codecs, budget):
-    runtime = planned(model, codecs, smallest(model, codecs) if budget == "smallest" else budget)
+def test_measured_peak_is_within_the_budget(model, codecs, budget, caplog):
+    budget = smallest(model, codecs) if budget == "smallest" else budget
+    caplog.clear()
+    runtime = planned(model, codecs, budget)
     plan = runtime.controller.plan
-    assert plan.peak <= plan.budget
-    assert model.peak(runtime.checkpoint) <= plan.budget + ALLOWANCE
+    # A step under the smallest budget may show that the plan takes more, and nothing takes less: a warning says so.
+    is_above = "no plan is known that fits the budget" in caplog.text
+    assert plan.peak <= (1.02 if is_above else 1) * plan.budget
+    assert model.peak(runtime.checkpoint) <= max(plan.peak, plan.budget) + ALLOWANCE
 
 
 def test_blocks_of_functions_need_no_more_than_full_checkpointing():
