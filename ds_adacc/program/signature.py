@@ -141,6 +141,13 @@ class Signature(NamedTuple):
         return Sizes(lengths, tuple(numbers))
 
 
+def apart(signature: Signature) -> tuple[Hashable, tuple[int, ...]]:
+    """What a call's signature says apart from sizes; and all sizes, with numbers and lengths of tensors in objects."""
+    inner: list[int] = []
+    others = _without_sizes(signature, inner)
+    return others, (*signature.sizes.lengths, *signature.sizes.numbers, *inner)
+
+
 def differ_in_sizes(one: Signature, other: Signature) -> bool:
     """Whether two calls' signatures differ in nothing but sizes and strides, and do differ in sizes.
 

@@ -9,7 +9,8 @@ from typing import Any
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.symbolic_types import SymbolicType
-from ds_adacc.python_state.guards import without_identity
+from ds_adacc.program.signature import apart
+from ds_adacc.python_state.guards import token, without_identity
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.seen_lengths import SeenLengths
 from ds_adacc.runtime.step_controller import StepController
@@ -39,20 +40,27 @@ class SeenPrograms:
         """Whether the block needs not be followed in this call, whose program is predicted to be the variant's."""
         if variant.has_varied_numbers or self._key(incoming, variant) not in self._seen:
             return False
-        return self._seen_lengths.cover(*self._lengths(incoming, variant))
+        return self._seen_lengths.cover(*self._way(incoming, variant))
 
     def add(self, incoming: Incoming, variant: Variant) -> None:
         """Note that the call has run the program of the variant."""
-        self._seen_lengths.add(*self._lengths(incoming, variant))
+        self._seen_lengths.add(*self._way(incoming, variant))
         if not variant.has_varied_numbers:
             key = self._key(incoming, variant)
             if len(self._seen) >= _MOST and key not in self._seen:
                 self._seen.clear()
             self._seen.add(key)
 
-    def _lengths(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, tuple[int, ...]]:
+    def _way(
+        self, incoming: Incoming, variant: Variant
+    ) -> tuple[SymbolicType | None, Block, Hashable, tuple[int, ...]]:
+        """What `SeenLengths` asks for."""
+        recording, block = variant.recording, incoming.block
         program = self._controller.new_sizes.symbolic_types.of(variant.digest)
-        return program, incoming.block, incoming.signature.sizes.lengths
+        others, lengths = apart(incoming.signature)
+        parameters = tuple(map(token, recording.parameters))
+        way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(block)
+        return program, block, way, lengths
 
     def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
         """Names the program as this block runs it in this call.

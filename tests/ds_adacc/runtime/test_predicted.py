@@ -91,6 +91,33 @@ class Deep(Block):
         return F.gelu(h * (0.5 if self.number >= 2 and h.shape[1] > 64 else 1.0))
 
 
+class TwoBiases(Block):
+    """The last layer adds another parameter beyond a length."""
+
+    def __init__(self, number=0):
+        super().__init__(number)
+        self.one, self.two = nn.Parameter(torch.randn(zoo.WIDTH)), nn.Parameter(torch.randn(zoo.WIDTH))
+
+    def inner(self, h):
+        return F.gelu(h + (self.one if self.number >= 2 and h.shape[1] > 64 else self.two))
+
+
+class Flagged(Block):
+    """The last layer decides by its number and by the length, if a flag is set."""
+
+    is_on = False
+
+    def inner(self, h):
+        return F.gelu(h * (0.5 if self.is_on and self.number >= 2 and h.shape[1] > 64 else 1.0))
+
+
+class ManyTokens(Block):
+    """The last layer decides by its number and by how many tokens there are."""
+
+    def inner(self, h):
+        return F.gelu(h * (0.5 if self.number >= 2 and h.shape[0] * h.shape[1] > 300 else 1.0))
+
+
 def training(make, monkeypatch, rectifies=False):
     """With 0, 1, 2 as the numbers of the layers; and a list, to which each followed call adds whether it went right.
 
@@ -127,6 +154,33 @@ def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
         runs.compare(time)
     # The other one is found out while it is recorded at several sizes.
     assert (False in followed) == (make is not Grown)
+
+
+@pytest.mark.parametrize("make", [Deep, TwoBiases])
+@pytest.mark.parametrize("later", [(100, 100, 44, 72, 80, 44, 90), (44, 100, 100, 44, 50, 72)])
+def test_lengths_on_both_sides_of_a_threshold_of_the_last_layer(make, later, monkeypatch):
+    runs, _ = training(make, monkeypatch)
+    for time in (*RECORDED, *later):
+        runs.compare(time)
+
+
+def test_what_was_seen_without_a_flag_tells_nothing_of_calls_with_it(monkeypatch):
+    runs, followed = training(Flagged, monkeypatch)
+    for time in (*RECORDED, 100, 44):
+        runs.compare(time)
+    for block in runs.blocks:
+        block.is_on = True
+    for time in (*RECORDED, 80, 72):
+        runs.compare(time)
+    assert False in followed
+
+
+def test_batches_and_lengths_that_vary_together(monkeypatch):
+    runs, followed = training(ManyTokens, monkeypatch)
+    sizes = ((2, 64), (2, 48), (3, 48), (4, 40), (2, 100), (4, 64), (3, 64), (3, 90), (4, 90), (5, 80))
+    for batch, time in sizes:
+        runs.compare(time, batch)
+    assert False in followed
 
 
 def test_one_block_is_followed_at_each_new_size_and_all_at_sizes_beyond_those_before(monkeypatch):
