@@ -180,6 +180,21 @@ def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
         _default.borrow(runtime, module)
 
 
+def use_no_longer(runtime: Runtime) -> None:
+    """Take back what `use` has done: the engine of this runtime could not be served."""
+    _default.take_back(runtime)
+
+
+def turn_off() -> None:
+    """The section of an engine says `"enabled": false`: from now on `checkpoint` only calls the function.
+
+    Not if `configure` or another engine has set it up.
+    """
+    if not _default.is_configured:
+        _default.serve_by(None)
+        _default.is_configured = True
+
+
 def had_engine() -> bool:
     """Whether ds_adacc has run with an engine in this process."""
     return _default.has_lent

@@ -65,6 +65,8 @@ def initialize(
     section = section_of(ds_config)
     if SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
+    elif section is None:
+        checkpointing.turn_off()
     compact, blocks = None, {}
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
@@ -128,6 +130,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
             )
         return served
     if section is None:
+        checkpointing.turn_off()
         return None
     if section.compact is not None:
         raise ConfigError(
@@ -204,15 +207,16 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     )
     wrap_blocks(blocks, runtime)
     try:
+        checkpointing.use(runtime, engine.module)  # raises what the user's mpu raises
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
     except BaseException:
         unwrap_blocks(blocks)
+        checkpointing.use_no_longer(runtime)
         vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
         raise
     # Not the model: torch.compile would compile the hook too.
     runtime.agreement.budget.begin_with(engine)
-    checkpointing.use(runtime, engine.module)
     keep_replaced(engine.module, blocks)
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)

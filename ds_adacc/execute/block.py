@@ -32,7 +32,7 @@ class Block:
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
-    `is_one_of_many`: it is a function, and hundreds that differ only in what they hold were each called once.
+    `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:

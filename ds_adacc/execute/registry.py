@@ -15,7 +15,6 @@ from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
-_MANY = 256  # of one function, each called once; no model has so many layers that a first forward calls
 
 
 class Registry:
@@ -28,8 +27,8 @@ class Registry:
     def __init__(self, past: Sequence[Mapping[str, Any]] = ()) -> None:
         self._past = [Block.from_plain(data) for data in past]
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
-        self._functions: OrderedDict[tuple[Hashable, ...], Block] = OrderedDict()
-        self._called_once: dict[Hashable, set[Hashable]] = {}  # those functions, by their code
+        self._functions: OrderedDict[Hashable, Block] = OrderedDict()
+        self._called_once: set[Hashable] = set()  # those functions
 
     def of(self, function: Callable[..., Any]) -> Block:
         """The block of a module, or of a function: the same code over the same closure cells is the same block."""
@@ -40,15 +39,14 @@ class Registry:
         if block is None:
             block = self._functions[key] = self._meet(name_of(function))
             block.live_with(closure_of(function).modules)
-            called_once = self._called_once.setdefault(key[0], set())
-            called_once.add(key)
-            block.is_one_of_many = len(called_once) >= _MANY
+            self._called_once.add(key)
             if len(self._functions) > _FUNCTIONS:
                 forgotten, _ = self._functions.popitem(last=False)
-                self._called_once[forgotten[0]].discard(forgotten)
+                block.is_one_of_many = forgotten in self._called_once
+                self._called_once.discard(forgotten)
         else:
             self._functions.move_to_end(key)
-            self._called_once[key[0]].discard(key)
+            self._called_once.discard(key)
         return block
 
     def of_module(self, module: nn.Module, name: str) -> Block:

@@ -98,7 +98,7 @@ class SymbolicTypes:
             known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
         known.profile.learn(example.sizes, example.recording, profile)
         known.recorded[example.sizes] = digest
-        self._note_use(digest, known)
+        self._add(digest, known)
         if len(self._by_use) > _MOST:
             forgotten, _ = self._by_use.popitem(last=False)
             self._types = {name: each for name, each in self._types.items() if each is not forgotten}
@@ -107,7 +107,6 @@ class SymbolicTypes:
         """Note that this known block type was recorded at these sizes. Its numbers may have no part in the program."""
         known = self._types.get(digest)
         if known is not None:
-            self._note_use(digest, known)
             known.program.note(sizes)
             first = next((its for its, name in known.recorded.items() if name == digest), sizes)
             known.program.note_equal(sizes, first)
@@ -138,7 +137,7 @@ class SymbolicTypes:
     def follow(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
         known = self._types[like]
-        self._note_use(digest, known)
+        self._add(digest, known)
         known.predicted[sizes] = digest
 
     def doubt(self, digest: str, has_varied_numbers: bool) -> None:
@@ -162,7 +161,13 @@ class SymbolicTypes:
             if known is not None and name not in known.recorded.values():
                 del self._types[name]
 
-    def _note_use(self, digest: str, known: SymbolicType) -> None:
+    def note_use(self, digest: str) -> None:
+        """A block of this type has run."""
+        known = self._types.get(digest)
+        if known is not None:
+            self._by_use.move_to_end(known)
+
+    def _add(self, digest: str, known: SymbolicType) -> None:
         self._types[digest] = known
         self._by_use[known] = None
         self._by_use.move_to_end(known)

@@ -77,10 +77,8 @@ def closure_of(function: Callable[..., Any]) -> Closure:
     return closure
 
 
-def identity(function: Callable[..., Any]) -> tuple[Hashable, ...]:
+def identity(function: Callable[..., Any]) -> Hashable:
     """A key that is equal for two callables of one block: the same module, or the same code over the same cells.
-
-    Its first item is the code.
 
     A whole number tells blocks apart, as the first of the layers that a block runs. A fraction does not: it is a factor
     that may change at every step.

@@ -65,7 +65,7 @@ def mark_of_number(value: Any) -> tuple[type, Any]:
     Zeros differ by their sign, which equality does not tell; and a NaN is like any other, which equality denies.
     """
     kind = type(value)
-    is_odd = kind in (float, complex) and (value == 0 or value != value)
+    is_odd = kind is complex or (kind is float and (not value or value != value))
     return kind, str(value) if is_odd else value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, of_users, token
@@ -61,7 +62,7 @@ def read(
     `more`: marks of what else the block depends on. `last`: what was read at the call before, which is
     returned if it is still the same. Beside it, the tensors that were met, without parameters: a reading keeps none.
 
-    Raises UnreadableModule if a module is a ScriptModule.
+    Raises UnreadableModule if a module is a ScriptModule, or has a parameter of inference mode.
     """
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
@@ -138,6 +139,9 @@ class Structure:
         keys, attributes = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS])), guarded(module)
         self.marks[name] = token(module), type(module), keys, tuple(attributes), _hooks_of(module)
         for key, parameter in module._parameters.items():
+            if parameter is not None and not is_lazy(parameter) and parameter.is_inference():
+                why = "was made within torch.inference_mode, so writes to it cannot be noticed"
+                raise UnreadableModule(f"its parameter {key} {why}")
             mark = None if parameter is None else mark_of_parameter(parameter)
             self.marks[f"{name}.{key}"] = mark
             self._parameters.append(types.NoneType if mark is None else mark[0])
@@ -174,8 +178,11 @@ class Structure:
             return None
         attributes = dicts[::_DICTS]
         numbers = [attributes[place][key] for place, key in self._attributes]
-        are_same = all(map(operator.is_, numbers, self._numbers)) or all(map(is_same_number, numbers, self._numbers))
-        return modules if are_same else None
+        if not all(map(operator.is_, numbers, self._numbers)):
+            if not all(map(is_same_number, numbers, self._numbers)):
+                return None
+            self._numbers = numbers  # equal ones, which the next call has too
+        return modules
 
     def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
         """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""

@@ -95,13 +95,20 @@ class DefaultRuntime:
 
     def borrow(self, runtime: Runtime, module: nn.Module | None) -> None:
         """Use the runtime of an engine, which trains `module`, until the engine is gone."""
+        placement = self._placement()  # it may raise what the user's mpu raises
         if not self._lent:
             self._abandon()
             self._own, self.section = None, None
         self.is_configured = self.has_lent = True
         modules = weakref.WeakSet(() if module is None else module.modules())
         self._lent.append((weakref.ref(runtime, self._forget), modules))
-        runtime.controller.hold_inputs(self._placement())
+        runtime.controller.hold_inputs(placement)
+
+    def take_back(self, runtime: Runtime) -> None:
+        """Do no longer use this runtime, whose engine could not be served."""
+        for reference, _ in self._lent:
+            if reference() is runtime:
+                self._forget(reference)
 
     def place_inputs(self) -> None:
         """Make the engines' runtimes hold block inputs as the options say."""

@@ -124,7 +124,10 @@ class PlannedCalls:
             call.close()
 
     def _finish(self, call: Call, output: Any, probe: Probe | None, done: Callable[[Any], None]) -> Any:
-        """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one."""
+        """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one.
+
+        What is observed of its backward begins before the probe's own ones, which are not timed.
+        """
         if probe is not None and not call.diverged:  # else it would measure another program
             output = probe.watch(output)
         done(output)

@@ -137,8 +137,8 @@ class Runtime:
         if not self._is_taken.acquire(blocking=False):
             self.warnings.fallen_back(block, _OTHER_THREAD)
             return function(*args, **kwargs)
-        self._thread = threading.get_ident()
         try:
+            self._thread = threading.get_ident()
             self.controller.begin_call()
             held = self._read(block, closure)
             if held is None:

@@ -142,6 +142,7 @@ class StepController:
         """Note a call of this program. What an earlier call holds of its inputs, that call keeps whole."""
         digest = recording.digest
         self.agreement.note_use(digest)
+        self.new_sizes.symbolic_types.note_use(digest)
         self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
         saved = {place: inputs[place] for place in recording.saved_inputs}
         for owner, place in self.step.current_pass.given.add(digest, saved):

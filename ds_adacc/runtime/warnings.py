@@ -124,12 +124,13 @@ class Warnings:
                 )
 
     def always_new(self, block: Block) -> None:
-        """The block is a function that has never been called before, as were hundreds like it."""
+        """The block is a new function, as were a thousand before it, and the oldest of them was not called again."""
         self._tell(
             (block.class_name, "always new"),
-            "block %s is another function at every call: it holds a whole number, a string or a module that is never "
-            "the same. So each call is recorded, which takes several times as long, and follows no plan. Pass as an "
-            "argument what changes, a number best as a tensor",
+            "block %s is another function at every call: over a thousand functions have been checkpointed, and they do "
+            "not come again. One that holds another whole number, string or module is another one. So each call is "
+            "recorded, which takes several times as long, and follows no plan. Pass what changes as an argument, a "
+            "number best as a tensor",
             block.name,
         )
 

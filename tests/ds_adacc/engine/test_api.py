@@ -38,7 +38,23 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     assert ds_adacc.initialize(model=model, config=config) == "theirs"
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
+    checkpointing.use(None)
     assert ('ds_config has no "adacc" section: ds_adacc does nothing' in caplog.text) == (config == {})
+
+
+def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: "theirs")
+    x = torch.ones(2, requires_grad=True)
+    checkpointing.use(None)
+    try:
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
+        assert checkpointing.checkpoint(nn.Identity(), x) is x
+        assert checkpointing._default.runtime is None
+        checkpointing.configure(None, {"adacc": {"codecs": "none"}})
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
+        assert checkpointing._default.runtime is not None
+    finally:
+        checkpointing.use(None)
 
 
 def test_the_blocks_found_are_told():

@@ -28,7 +28,7 @@ def test_of_too_many_programs_the_least_recently_used_one_is_forgotten_with_all_
     types = SymbolicTypes()
     first, second = (learned(types, layers, 3, 5) for layers in (1, 2))
     assert types.of(first[0]) is types.of(first[1]) is not None
-    types.note(first[1], Sizes((2, 5, zoo.WIDTH)))
+    types.note_use(first[1])
     third = learned(types, 3, 3, 5)
     assert types.recorded == {*first, *third}
     assert not any(map(types.of, second))

@@ -55,7 +55,14 @@ def test_deepspeed_is_a_library_wherever_it_lies(elsewhere):
 def test_a_number_is_equal_to_itself_and_zeros_are_told_apart():
     for number in (float("nan"), complex(float("nan"), 1), -0.0, complex(-0.0, 0.0), 1.5, 3, True, "text"):
         assert mark_of_number(number) == mark_of_number(type(number)(number))
-    for one, other in ((0.0, -0.0), (1, True), (1, 1.0), (complex(0, 0), complex(0, -0.0)), (float("nan"), 1.0)):
+    for one, other in (
+        (0.0, -0.0),
+        (1, True),
+        (1, 1.0),
+        (complex(0, 0), complex(0, -0.0)),
+        (complex(0.0, 1), complex(-0.0, 1)),
+        (float("nan"), 1.0),
+    ):
         assert mark_of_number(one) != mark_of_number(other)
         assert not is_same_number(one, other)
     assert is_same_number(float("1.5"), 1.5) and not is_same_number(torch.ones(2), 1.0)

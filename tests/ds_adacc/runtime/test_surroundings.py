@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -263,6 +264,23 @@ def test_a_tensor_of_inference_mode_among_the_arguments(section, caplog):
             zoo.gradients(block, (x,), {}, lambda x: runtime.checkpoint(shifted, x, shift)),
         )
     assert "an argument was made within torch.inference_mode" in caplog.text
+
+
+def test_a_parameter_of_inference_mode(caplog):
+    runtime, block = Runtime(load({"adacc": LOSSY})), zoo.GPTBlock()
+    with torch.inference_mode():
+        block.shift = nn.Parameter(torch.randn(zoo.WIDTH), requires_grad=False)
+
+    def shifted(x):
+        return block(x + block.shift)
+
+    for _ in range(2):
+        x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+        plain, mine = (
+            zoo.gradients(block.fc1, (x,), {}, call) for call in (shifted, partial(runtime.checkpoint, shifted))
+        )
+        zoo.assert_same_bits(plain, mine)
+    assert "its parameter shift was made within torch.inference_mode" in caplog.text
 
 
 def test_a_block_that_runs_while_another_thread_runs_one_is_told_of(caplog):
