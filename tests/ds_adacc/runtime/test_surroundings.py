@@ -3,7 +3,6 @@
 import functools
 import logging
 import threading
-from functools import partial
 
 import pytest
 import torch
@@ -277,7 +276,8 @@ def test_a_parameter_of_inference_mode(caplog):
     for _ in range(2):
         x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
         plain, mine = (
-            zoo.gradients(block.fc1, (x,), {}, call) for call in (shifted, partial(runtime.checkpoint, shifted))
+            zoo.gradients(block.fc1, (x,), {}, call)
+            for call in (shifted, functools.partial(runtime.checkpoint, shifted))
         )
         zoo.assert_same_bits(plain, mine)
     assert "its parameter shift was made within torch.inference_mode" in caplog.text
