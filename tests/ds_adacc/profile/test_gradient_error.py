@@ -71,6 +71,18 @@ def test_a_value_that_several_operators_read_is_measured_once_without_replays(mo
     assert found.stale == dict.fromkeys(together, 2)
 
 
+def test_so_it_is_where_a_policy_is_above_the_bound(monkeypatch):
+    known, asked = met("gpt"), []
+    profile = known.errors.of(known.profile)
+    lossy = next(cost.codec for cost in profile.codecs[0] if not cost.lossless)
+    together = dict.fromkeys(range(3), ((0,), ()))
+    monkeypatch.setattr(planner, "read_together", lambda graph: together)
+    monkeypatch.setattr(planner, "stale_ops", lambda profile, policy: tuple(together))
+    policy = alone(known.profile, 0, lossy)
+    found = measure_policy(lambda policy: asked.append(policy) or 0.5, profile, policy, lambda policy: policy, 0.1)
+    assert found.error == 0.5 and len(asked) == 3, "all together, the value alone, and without replays"
+
+
 def test_attention_is_fragile_where_it_is_sharp():
     even, sharp = (max(met("gpt", sharp=sharp).errors.stale.values()) for sharp in (0.0, 40.0))
     assert even < 0.1 < 1e6 < sharp
