@@ -153,6 +153,9 @@ class Learner:
         example = Example(signature.sizes, recording)
         if recording.digest not in agreement.known_types:
             self._add_type(example, captured, symbolic_types.like(alike, example))
+        elif symbolic_types.of(recording.digest) is None:  # many other programs have come in between
+            like, profile = symbolic_types.like(alike, example), agreement.known_types[recording.digest].profile
+            symbolic_types.learn(recording.digest, like, example, profile)
         symbolic_types.note(recording.digest, signature.sizes)
         if symbolic_types.computes_constants(constants.keys() - alike, example):
             symbolic_types.refute((*constants, recording.digest), {*constants.values(), recording.constants})

@@ -2,6 +2,7 @@
 
 import torch
 import zoo
+from any_size import Training
 from recorded import profile_of, record
 from torch import nn
 
@@ -32,3 +33,17 @@ def test_of_too_many_programs_the_least_recently_used_one_is_forgotten_with_all_
     third = learned(types, 3, 3, 5)
     assert types.recorded == {*first, *third}
     assert not any(map(types.of, second))
+
+
+def test_a_program_that_was_forgotten_is_learned_again():
+    training = Training(rectifier={"enabled": False})
+    types = training.runtime.controller.new_sizes.symbolic_types
+    for _ in range(2):
+        for time in (20, 12, 16):
+            training.compare(time)
+        before = training.runtime.recordings
+        training.compare(14)
+        assert training.runtime.recordings == before
+        for block in training.runtime.blocks.all():
+            block.forget(block.digests)
+        types._types.clear(), types._by_use.clear()
