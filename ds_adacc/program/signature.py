@@ -144,8 +144,8 @@ class Signature(NamedTuple):
 def apart(signature: Signature) -> tuple[Hashable, tuple[int, ...]]:
     """What a call's signature says apart from sizes; and all sizes, with numbers and lengths of tensors in objects."""
     inner: list[int] = []
-    others = _without_sizes(signature, inner)
-    return others, (*signature.sizes.lengths, *signature.sizes.numbers, *inner)
+    others, sizes = _without_sizes(signature, inner), signature.sizes
+    return others, (*sizes.lengths, *sizes.numbers, *inner)
 
 
 def differ_in_sizes(one: Signature, other: Signature) -> bool:

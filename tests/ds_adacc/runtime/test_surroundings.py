@@ -180,15 +180,22 @@ def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
     assert work.recordings == 1
 
 
-def test_of_two_threads_whose_calls_begin_at_once_one_runs_without(monkeypatch, caplog):
-    """The other thread is first, though it comes after this one has looked whether a block runs."""
-    runtime, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+def waiting():
+    """A function to checkpoint that waits; what it sets when it is inside, and what it waits for."""
     is_inside, may_go = threading.Event(), threading.Event()
 
     def waits(x):
         is_inside.set()
         may_go.wait()
         return x.sin()
+
+    return waits, is_inside, may_go
+
+
+def test_of_two_threads_whose_calls_begin_at_once_one_runs_without(monkeypatch, caplog):
+    """The other thread is first, though it comes after this one has looked whether a block runs."""
+    runtime, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+    waits, is_inside, may_go = waiting()
 
     x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
     expected = zoo.gradients(block, (x,), {})
@@ -285,12 +292,7 @@ def test_a_parameter_of_inference_mode(caplog):
 
 def test_a_block_that_runs_while_another_thread_runs_one_is_told_of(caplog):
     runtime, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
-    is_inside, may_go = threading.Event(), threading.Event()
-
-    def waits(x):
-        is_inside.set()
-        may_go.wait()
-        return x.sin()
+    waits, is_inside, may_go = waiting()
 
     def batch():
         return torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
