@@ -15,6 +15,7 @@ from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import span, storage_of
+from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import Look, snapshot, token
 
 _HOOKS_OF_ALL_MODULES = (
@@ -28,17 +29,28 @@ _HOOKS_OF_ALL_MODULES = (
 def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | None = None) -> Hashable:
     """Append the tensors in nested tuples, lists and dicts to `tensors`. Returns a key of everything else (Rule R8).
 
-    Those in other objects are appended to `inner`; the key tells how they look.
+    Those in other objects are appended to `inner`; the key tells how they look. So are those among the attributes of a
+    list, tuple or dict of a class of its own.
     The items of a dict come as they are given: a block that takes `**kwargs` may compute with one after the other.
     """
     if isinstance(tree, torch.Tensor):
         tensors.append(tree)
         return "tensor"
     if isinstance(tree, tuple | list):
-        return type(tree), tuple([flatten(item, tensors, inner) for item in tree])
+        return type(tree), (*[flatten(item, tensors, inner) for item in tree], *_besides_items(tree, inner))
     if isinstance(tree, dict):
-        return dict, tuple([(key, flatten(item, tensors, inner)) for key, item in tree.items()])
+        items = [(key, flatten(item, tensors, inner)) for key, item in tree.items()]
+        return type(tree), (*items, *_besides_items(tree, inner))
     return snapshot(tree, inner)
+
+
+def _besides_items(tree: Any, inner: list[torch.Tensor] | None) -> tuple[Hashable, ...]:
+    """A key of what a list, tuple or dict of a class of its own is besides its items: the class, and the attributes."""
+    kind = type(tree)
+    if kind in (tuple, list, dict):
+        return ()
+    held = besides_items(tree)
+    return (("its attributes", held if isinstance(held, Unreadable) else snapshot((kind, held), inner)),)
 
 
 def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:
@@ -184,7 +196,7 @@ def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
     if kind is int:
         numbers.append(inside)
         return kind
-    if kind is dict:
+    if isinstance(kind, type) and issubclass(kind, dict):
         return kind, tuple([(name, _without_numbers(item, numbers)) for name, item in inside])
     if isinstance(kind, type) and issubclass(kind, tuple | list):
         return kind, tuple([_without_numbers(item, numbers) for item in inside])

@@ -156,11 +156,22 @@ def _items_of(value: Any) -> Items | None:
     items = _attributes(value, kind)
     if isinstance(value, dict):
         items += dict.items(value)
-        if isinstance(value, collections.defaultdict):
-            items.append(("default_factory", value.default_factory))
     elif isinstance(value, list | tuple | collections.deque):
         items += enumerate(kind.__iter__(value))
     return items
+
+
+def besides_items(value: Any) -> dict[str, Any] | Unreadable:
+    """The attributes of a list, tuple or dict of a class of its own. Those that are items too are left out.
+
+    Of a class of a library whose attributes are out of sight, as those of what `torch.max` returns: none.
+    """
+    kind = type(value)
+    if not _is_visible(kind):
+        return {} if is_library(kind.__module__) else Unreadable(kind)
+    items = value.values() if isinstance(value, dict) else value
+    held = set(map(id, items))
+    return {name: each for name, each in _attributes(value, kind) if id(each) not in held}
 
 
 def attributes_alone(value: Any) -> dict[str, Any] | None:
@@ -189,7 +200,8 @@ def _special(value: Any) -> Items | None:
     if isinstance(value, types.FunctionType):
         cells = [(f"<{n}>", c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)]
         defaults = [("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__)]
-        return [("code", value.__code__), *cells, *((n, v) for n, v in defaults if v), *value.__dict__.items()]
+        of_code = [("code", value.__code__), ("globals", id(value.__globals__))]
+        return [*of_code, *cells, *((n, v) for n, v in defaults if v), *value.__dict__.items()]
     if isinstance(value, types.CellType):
         try:
             return [("contents", value.cell_contents)]
@@ -224,6 +236,8 @@ def _attributes(value: Any, kind: type) -> Items:
                 items.append((slot.__name__, slot.__get__(value, kind)))
             except AttributeError:  # a slot that is not assigned
                 continue
+    if isinstance(value, collections.defaultdict):
+        items.append(("default_factory", value.default_factory))
     return items
 
 
@@ -247,8 +261,9 @@ def _size(base: type, has_dict: bool, has_weakref: bool) -> int:
     """Bytes of an object of a Python class that adds no slots to `base`."""
     names = ("__dict__",) * (has_dict and not base.__dictoffset__)
     names += ("__weakref__",) * (has_weakref and not base.__weakrefoffset__)
+    body = {} if base is tuple and names == ("__dict__",) else {"__slots__": names}  # tuple allows no slots by name
     try:
-        return type("_", (base,), {"__slots__": names}).__basicsize__
+        return type("_", (base,), body).__basicsize__
     except TypeError:  # no class that is derived from tuple allows weak references
         return -1
 

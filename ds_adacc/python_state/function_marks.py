@@ -16,17 +16,22 @@ _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod h
 
 
 def mark_of_function(function: types.FunctionType) -> Hashable | None:
-    """The mark of a function that holds nothing but its code and plain defaults; None if it holds more."""
+    """The mark of a function that holds nothing but its code and plain defaults; None if it holds more.
+
+    Codes are equal if they do the same. The globals with which they do it may be others, as where a file runs twice;
+    they are told by their address, which is not used again as long as a block reads any of them.
+    """
     code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
+    mark = code, id(function.__globals__)
     is_closed = function.__closure__ is None or code.co_freevars == ("__class__",)  # what super() needs
     if not is_closed or function.__dict__:
         return None
     if defaults is None and named is None:
-        return code
+        return mark
     values = (*(defaults or ()), *(named or {}).values())
     if not SCALARS.issuperset(map(type, values)):
         return None
-    return code, tuple(map(mark_of_number, values)), tuple(named or ())
+    return *mark, tuple(map(mark_of_number, values)), tuple(named or ())
 
 
 def state_in(attribute: Any) -> Any | None:

@@ -114,3 +114,25 @@ def test_methods_of_objects_may_be_replaced():
     held = Activation()
     block.use = lambda h, step: held.of(h)
     assert recordings(block, lambda: setattr(Activation, "of", lambda self, x: torch.sigmoid(x))) == 2
+
+
+FILES = {
+    "bare": "def act(x):\n    return (x * SCALE).tanh()",
+    "with a default": "def act(x, power=2.0):\n    return (x * SCALE).tanh()",
+    "with a list": "def act(x, shift=[0.0]):\n    return (x * SCALE).tanh() + shift[0]",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_function_of_equal_code_with_other_globals_is_another_one(name):
+    """As of a file of settings that is run once more."""
+    block = zoo.HolderBlock()
+
+    def run(scale):
+        settings = {"SCALE": scale}
+        exec(FILES[name], settings)
+        block.act = settings["act"]
+
+    run(2.0)
+    block.use = lambda h, step: block.act(h)
+    assert recordings(block, lambda: run(3.0)) > 1

@@ -22,6 +22,7 @@ from any_size import Training
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -320,6 +321,54 @@ def test_a_number_may_change_within_an_object(name, as_argument, shared):
         extra = (lambda h, held=held: h * read(held)) if as_argument else None
         same_bits(work, block, batch(), None, *([extra] if as_argument else []))
     assert work.recordings == 2
+
+
+class Scales(dict):
+    """As a config that a block is given."""
+
+
+class Pair(tuple):
+    pass
+
+
+class Items(list):
+    number = 1.0
+
+    def scale(self):
+        return self.number
+
+
+GIVEN = {
+    "attribute of a dict": (Scales, lambda v: getattr(v, "number", 1.0), own),
+    "attribute of a list": (lambda: Numbers([1]), lambda v: getattr(v, "number", 1.0), own),
+    "attribute of a tuple": (lambda: Pair((1,)), lambda v: getattr(v, "number", 1.0), own),
+    "of its class": (Items, Items.scale, lambda v, n: own(Items, n)),
+    "default": (
+        lambda: collections.defaultdict(functools.partial(float, 1.0)),
+        lambda v: v.default_factory(),
+        lambda v, n: setattr(v, "default_factory", functools.partial(float, n)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_number_may_change_in_a_container_that_is_itself_an_argument(name):
+    make, read, change = GIVEN[name]
+    work, block, given = recomputing(), zoo.HolderBlock(), make()
+    block.forward = lambda x, given: torch.tanh(block.fc2(torch.tanh(block.fc1(x)) * read(given)))
+    for number in (1.0, 1.0, 3.0, 3.0):
+        change(given, number)
+        same_bits(work, block, batch(), None, given)
+    assert work.recordings == 2
+
+
+def test_tensors_among_the_attributes_of_a_container_that_are_items_too_are_one():
+    """As those of what a model of transformers returns."""
+    given, tensors, inner = Scales(), [], []
+    given["x"] = given.x = torch.ones(2)
+    given.y = torch.ones(3)
+    flatten(given, tensors, inner)
+    assert [tuple(each.shape) for each in (*tensors, *inner)] == [(2,), (3,)]
 
 
 class Raising(list):
