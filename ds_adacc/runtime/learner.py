@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import NamedTuple
 
 from ds_adacc.execute.block import Block
@@ -13,7 +14,7 @@ from ds_adacc.program.signature import Signature
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
-from ds_adacc.python_state.places import marks_of
+from ds_adacc.python_state.places import Reads, marks_of
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
@@ -50,7 +51,8 @@ class Learner:
         self._profiler = profiler
         self._codecs = codecs
         self._warnings = warnings
-        self._computed: list[Watch] = []  # those that have seen a result computed which its function may keep
+        # By the identity of a function's code, what was read where a result was computed which the function may keep.
+        self._computed: dict[int, tuple[CodeType, Reads]] = {}
 
     def learn(self, incoming: Incoming) -> Learned:
         """Record the call, and learn from it."""
@@ -118,18 +120,18 @@ class Learner:
         """
         for name, code in kept_results(variant.guards or {}).items():
             if not watch.has_seen(code):
-                other = next((each for each in self._computed if each.has_seen(code)), None)
-                if other is None:
+                _, reads = self._computed.get(id(code), (code, None))
+                if reads is None:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
-                block.places.update(other.reads.places)
-                variant.guards = {**marks_of(other.reads.places), **(variant.guards or {})}
+                block.places.update(reads.places)
+                variant.guards = {**marks_of(reads.places), **(variant.guards or {})}
         return None
 
     def _note_computed(self, variant: Variant, watch: Watch) -> None:
-        """Keep a watch that has seen a result computed which its function may keep: another block may use it."""
+        """Keep what was read where a result was computed which its function may keep: another block may use it."""
         codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
-        if any(code is not None and watch.has_seen(code) for code in codes):
-            self._computed.append(watch)
+        seen = (code for code in codes if code is not None and watch.has_seen(code))
+        self._computed.update((id(code), (code, watch.reads)) for code in seen)
 
     def _tell_limits(self, block: Block, captured: Capture) -> None:
         """Warn of what runs in the block over which no plan decides."""
