@@ -36,7 +36,7 @@ class CompactLinear(nn.Linear):
     rows: Tensor
     columns: Tensor
     compact_update: nn.Parameter
-    ds_adacc_shared: Shared  # attributes with this beginning are not guarded: what it holds is no part of a program
+    ds_adacc_shared: Shared  # guarded by identity: what it holds is no part of a program
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,6 +16,7 @@ from ds_adacc.program.known_functions import aten_counterpart, roles_by_name
 from ds_adacc.program.recorded_op import RecordedOp
 
 _REPLAY = ("auto", "never", "operators")
+_OUTPUT = re.compile("output( [1-9][0-9]*)?")  # the first one has no number
 _PLACE = "__ds_adacc__"  # on the class itself, which alone owns it; guards do not read such names
 
 Function = TypeVar("Function", bound=type[torch.autograd.Function])
@@ -47,8 +49,7 @@ def register_function(cls: Function, replay: str = "auto", roles: Mapping[str, s
     for name, role in roles.items():
         if role not in ROLES:
             raise ValueError(f"{role!r} is no role; the roles are {', '.join(ROLES)}")
-        word, _, number = name.partition(" ")
-        if name not in arguments_of(cls) and not (word == "output" and (name == word or number.isdecimal())):
+        if name not in arguments_of(cls) and not _OUTPUT.fullmatch(name):
             raise ValueError(f"forward of {cls.__name__} has no argument {name!r}, and it is no output either")
     setattr(cls, _PLACE, Registration(replay, roles))
     return cls

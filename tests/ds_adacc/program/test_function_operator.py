@@ -461,6 +461,7 @@ def test_what_is_registered():
         ({"cls": Plain, "replay": "always"}, "replay must be one of 'auto', 'never', 'operators'; got 'always'"),
         ({"cls": Plain, "roles": {"x": "q"}}, "'q' is no role"),
         ({"cls": Plain, "roles": {"y": "query"}}, "forward of Plain has no argument 'y'"),
+        ({"cls": Plain, "roles": {"output 0": "query"}}, "forward of Plain has no argument 'output 0'"),
     ],
 )
 def test_registering_what_is_wrong(wrong, message):
