@@ -27,6 +27,9 @@ from ds_adacc.python_state.places import Place, Reads
 _READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
+# The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
+_LAUNCHES = frozenset({"run", "runner", "__call__"})
+_ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
 _RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
@@ -49,6 +52,9 @@ class Listener(FunctionListener):
     def note_read(self) -> None:
         """Python is about to read a tensor's data."""
 
+    def note_address(self) -> None:
+        """Python is about to give the address of tensors to code that the dispatcher does not see: a kernel, say."""
+
     def note_collective(self) -> None:
         """Python calls a collective, perhaps inside an operator of the user's."""
 
@@ -62,13 +68,14 @@ class Listener(FunctionListener):
 class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
-    `takes_context`: its first argument is the `ctx` of a Function.
+    `takes_context`: its first argument is the `ctx` of a Function. `gives_address`: it gives a tensor's address away.
     """
 
     code: types.CodeType
     places: Mapping[str, Place]
     is_collective: bool
     takes_context: bool
+    gives_address: bool
 
 
 class Watch:
@@ -173,6 +180,8 @@ class Watch:
                 self._functions.context_is_seen(arguments(frame)[0])
             if known.places and self._listener is not None:
                 self._listener.note_places(known.places)
+            if known.gives_address and self._listener is not None:
+                self._listener.note_address()
             if known.is_collective and self._listener is not None:
                 self._listener.note_collective()
         elif event == "c_call":
@@ -197,7 +206,9 @@ class Watch:
             places = self._note_globals(frame) if is_kept else {}
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
-        found = _Code(frame.f_code, places, is_collective, takes_context)
+        is_launch = module.startswith("triton.") and name in _LAUNCHES
+        gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
+        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address)
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
@@ -211,6 +222,9 @@ class Watch:
             # AOTAutograd sets some while it traces the block.
             if self._listener is not None and not _is_of_compiler(_calls(frame)):
                 self._listener.note_hook()
+        elif called.__name__ in _ADDRESSES or _is_of_extension(owner, called):
+            if self._listener is not None and not _is_ours(frame):
+                self._listener.note_address()
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
@@ -292,6 +306,12 @@ class Watch:
             self._listener.note_read()
 
 
+def _is_of_extension(owner: Any, called: Any) -> bool:
+    """Whether it is a function in C++ of another package than torch. Pybind11 binds it to a record of its own."""
+    is_pybinds = type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
+    return is_pybinds and str(called.__module__).partition(".")[0] not in TRUSTED
+
+
 def _module_of(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
     """The Python module that an import in this namespace refers to; None if it is not there yet."""
     try:
@@ -343,6 +363,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), _module_of, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours):
+_PARTS = (_module_of, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
+for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

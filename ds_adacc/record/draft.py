@@ -15,7 +15,7 @@ from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, UNSEEN, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
@@ -28,6 +28,10 @@ from ds_adacc.record.labels import Labels
 from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import unsure
 
+_WROTE_UNSEEN = (
+    "a kernel that PyTorch does not see wrote to a tensor: neither what the tensor held before nor what it holds now "
+    "is recomputed. If you can, launch the kernel within an autograd.Function or an operator of torch.library"
+)
 _OVERWRITTEN = "what it makes is overwritten in place"
 
 
@@ -69,6 +73,7 @@ class Draft:
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known
+        self.note_unseen_writes(tuple(known.alive().values()))
         if any(op.refusal == TAINTED for op in self._ops):
             self.remark(
                 f"{self._data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
@@ -91,6 +96,7 @@ class Draft:
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
+        self.note_unseen_writes((args, kwargs))
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
             return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
@@ -149,6 +155,7 @@ class Draft:
         """
         if function is None:
             self.note_compiled()
+            self.note_unseen_writes((tensor,))
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
@@ -235,6 +242,22 @@ class Draft:
             return False
         self.doubt_from_here()
         return True
+
+    def note_address(self) -> None:
+        """Note that code may write to any value from here on, unseen (Rule R19)."""
+        self.note_unseen_writes(tuple(self.known.alive().values()))
+        self.known.sum_up(self.known.alive())
+
+    def note_unseen_writes(self, given: Any) -> None:
+        """Note as operators the writes to these arguments of which the dispatcher was not told (Rule R19)."""
+        for tensor in self.known.written_unseen(given):
+            op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
+            rewritten = self.known.overwritten(tensor, op, 0)
+            self.known.sum_up(dict.fromkeys(rewritten, tensor))
+            self.labels.note()
+            self._ops.append(replace(op, outputs=tuple(rewritten)))
+            self._fresh = True
+            self.remark(_WROTE_UNSEEN)
 
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""

@@ -14,7 +14,7 @@ from ds_adacc.program.function_operator import FunctionOperator, autocast_now, p
 from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
 from ds_adacc.program.known_functions import is_attention
-from ds_adacc.program.refusals import COLLECTIVE, OPAQUE, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
@@ -52,6 +52,8 @@ class FunctionCall:
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
         for tensor in given:
             admit(tensor)
+            if tensor.is_conj() or tensor.is_neg():
+                self.refuse(CONJUGATE)
             if self._is_graph and run_in_cuda_graphs(tensor.device):
                 self.refuse(
                     'torch.compile runs it as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second '

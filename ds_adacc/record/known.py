@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import ParameterRef, ValueRef
+from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry, span, storage_of
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue
+from ds_adacc.program.same_bits import checksum
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -34,6 +35,7 @@ class Known:
         # place may come from anywhere.
         self._buffers = [(owner, name, tensor) for owner, name, tensor in closure.buffers()]
         self._roots: dict[int, list[int]] = {}
+        self._checksums: dict[int, list[list[int]]] = {}  # of values that code may write to unseen (Rule R19)
         for position, tensor in enumerate(inputs):
             self.external(tensor, "input", position)
 
@@ -100,6 +102,23 @@ class Known:
             after = RecordedValue(new[-1], f"{op.short_name}{op.index}", "made", value.geometry, **facts)
             self._add(self.tensors.hold(index), after)
         return new
+
+    def alive(self) -> dict[int, torch.Tensor]:
+        """By index, the tensors of all current values that have not died."""
+        found = {index: self.tensors.at_hand(index) for indices in self._roots.values() for index in indices}
+        return {index: tensor for index, tensor in found.items() if tensor is not None}
+
+    def sum_up(self, alive: Mapping[int, torch.Tensor]) -> None:
+        """From now on, `written_unseen` tells which of these values have changed."""
+        self._checksums.update((index, checksum(tensor)) for index, tensor in alive.items())
+
+    def written_unseen(self, given: Any) -> list[torch.Tensor]:
+        """The tensors of the values among the arguments that have changed since `sum_up`."""
+        if not self._checksums:
+            return []
+        found = {self._value(tensor) for tensor in tensors_in(given)} & self._checksums.keys()
+        alive = {index: self.tensors.at_hand(index) for index in sorted(found)}
+        return [each for index, each in alive.items() if each is not None and checksum(each) != self._checksums[index]]
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""

@@ -15,7 +15,7 @@ from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OF_TORCH, TAINTED, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors
 from ds_adacc.python_state.guards import holds
@@ -122,6 +122,12 @@ class Recorder(TorchDispatchMode):
         if self._running is not None:
             self._running.refuse("reads data into Python")
 
+    def note_address(self) -> None:
+        """Note that code is about to get the address of tensors, to which it may write (Rule R19)."""
+        if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
+            with self._noting(), self.aside():
+                self.draft.note_address()
+
     def note_collective(self) -> None:
         """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""
         self._has_collective = True
@@ -155,6 +161,7 @@ class Recorder(TorchDispatchMode):
         with self._noting(), self.aside(), torch.no_grad():
             self._has_collective = False
             self._note_casts(args)
+            self.draft.note_unseen_writes(args)
             self._running = FunctionCall(cls, args, self.draft.draws.states())
             self.watch.reads.note(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
@@ -232,6 +239,8 @@ class Recorder(TorchDispatchMode):
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
         refusal = refusal_of(func, self.draft.is_tainted, not written or bool(self.draft.bases(written)))
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(given)):
+            refusal = refusal or CONJUGATE
         refusal = COMPILED if self.draft.note_compiled() else COLLECTIVE if self._has_collective else refusal
         changed = None if reads is None else reads.changed()
         if changed is not None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 
+import contourpy
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from ds_adacc.config import load
+from ds_adacc.python_state.watch import Listener, Watch
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
@@ -332,3 +334,20 @@ def test_an_attribute_is_not_taken_for_a_global_of_its_name(as_function, monkeyp
         output.sum().backward()
     assert runtime.recordings == 1
     assert not any("round_number" in name for each in runtime.blocks.all() for name in each.places)
+
+
+def test_an_extension_in_c_plus_plus_may_get_addresses():
+    """Torch's own functions are bound likewise."""
+    told = []
+
+    class Told(Listener):
+        def note_address(self):
+            told.append(True)
+
+    watch = Watch(Told())
+    watch.start()
+    torch._C._get_tracing_state()
+    assert not told
+    contourpy.max_threads()
+    watch.stop()
+    assert told

@@ -145,3 +145,38 @@ def test_a_transform_that_torch_runs_under_no_hooks_is_named():
     runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}))
     with pytest.raises(RuntimeError, match=r'block Activated calls torch.func.grad.* list other classes in "blocks"'):
         runtime.checkpoint(block, torch.randn(2, 4, requires_grad=True))
+
+
+class Adjoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(y := x @ weight)
+        return y.abs()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * ctx.saved_tensors[0]).real.to(torch.complex64), None
+
+
+@pytest.mark.parametrize(
+    "product", [torch.matmul, lambda x, weight: Adjoint.apply(x, weight.detach())], ids=["operator", "function"]
+)
+def test_a_conjugate_view_of_a_weight_that_is_still_real(product):
+    """A replay that reads the weight itself gives the same bits, until training has changed the weight."""
+
+    class Unitary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(8, dtype=torch.complex64))
+
+        def forward(self, x):
+            return product(torch.complex(x, x * 2), self.weight.conj().T).abs().sin()
+
+    block, args = Unitary(), (torch.randn(4, 8, requires_grad=True),)
+    recording = record(block, args, {})
+    with torch.no_grad():
+        block.weight.imag.normal_()
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    reasons = [op.refusal for op in recording.ops if op.refusal]
+    assert reasons == ["reads a view that only says that it is conjugate or negative"]

@@ -1,0 +1,137 @@
+"""Kernels that a block launches itself write to tensors by address: neither what was there nor what is, is rebuilt."""
+
+import pytest
+import torch
+import zoo
+from opaque import array
+from recorded import call_of, captured, profile_of, under
+from triton_here import DEVICE, HAS_TRITON, interpreter, needs_triton  # noqa: F401
+
+from ds_adacc import planner
+from ds_adacc.record.capture import capture
+
+if HAS_TRITON:
+    import triton
+    from triton import language as tl
+
+    @triton.jit
+    def fill(y_at, count, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_at + offsets, 3.0, mask=offsets < count)
+
+
+class Routed(torch.nn.Module):
+    """`write`: called with the block, its input, and what is to be multiplied by what it writes."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.linear, self.write = torch.nn.Linear(8, 8), write
+        self.register_buffer("scale", torch.full((8,), 2.0))
+
+    def forward(self, x):
+        return self.write(self, x, self.linear(x).sin())
+
+
+def into_zeros(block, x, y):
+    rows = torch.zeros_like(x)
+    array(rows)[...] = 3.0
+    return y * rows
+
+
+def twice(block, x, y):
+    rows = torch.zeros_like(x)
+    memory = array(rows)
+    memory[...] = 3.0
+    first = y * (rows + 1)
+    memory[...] = 5.0
+    return first * (rows + 1)
+
+
+def into_what_was_read(block, x, y):
+    rows = x.detach() * 2
+    first = y * (rows + 1)
+    array(rows)[...] = 7.0
+    return first * (rows + 1)
+
+
+def in_another_order(block, x, y):
+    rows = torch.arange(x.numel(), dtype=x.dtype).view_as(x) * 1
+    array(rows)[...] = array(rows)[::-1].copy()
+    return y * rows
+
+
+def into_a_view(block, x, y):
+    rows = torch.zeros(2, *x.shape)
+    array(rows[1])[...] = 3.0
+    return y * rows.sum(0)
+
+
+def of_triton(block, x, y):
+    rows = torch.zeros_like(x)
+    fill[(1,)](rows, rows.numel(), BLOCK=64)
+    return y * rows
+
+
+WRITES = [into_zeros, twice, into_what_was_read, in_another_order, into_a_view]
+TRITONS = pytest.param(of_triton, marks=[pytest.mark.gpu, needs_triton])
+
+
+def batch():
+    return torch.randn(3, 8, requires_grad=True, device=DEVICE)
+
+
+@pytest.mark.parametrize("write", [*WRITES, TRITONS])
+def test_recomputed_the_gradients_are_bit_identical(write):
+    block, args = Routed(write).to(DEVICE), (batch(),)
+    expected = zoo.gradients(block, args, {})
+    recording = captured(block, *args).recording
+    assert "an autograd.Function or an operator of torch.library" in "".join(recording.remarks)
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, run))
+
+
+def test_what_has_nothing_to_do_with_the_write_is_recomputed():
+    recording = captured(Routed(into_zeros), batch()).recording
+    refusals = {(op.short_name, op.refusal) for op in recording.ops}
+    assert refusals == {
+        ("addmm", None),
+        ("sin", None),
+        ("zeros_like", "zeros_like2 is overwritten in place"),
+        ("kernel", "writes where PyTorch does not see it"),
+        ("mul", None),
+    }
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_write_after_all_else_is_noticed(scale):
+    """As of a scale that follows what has just been multiplied by it."""
+
+    def write(block, x, y):
+        y = (y * (block.scale + 1)).cos()
+        array(block.scale)[...] *= scale
+        return y
+
+    recording = captured(Routed(write), batch()).recording
+    (add,) = (op for op in recording.ops if op.short_name == "add")
+    assert add.refusal == (None if scale == 1.0 else "buffer.0 is overwritten in place")
+
+
+def test_a_block_that_writes_to_what_backward_needs_is_not_recorded():
+    def write(block, x, y):
+        y = y.exp()
+        array(y)[...] = 1.0
+        return y
+
+    found = capture("block", call_of(Routed(write), batch()))
+    assert found.recording is None
+    assert "saves exp2 for backward and then writes to it in place" in found.reason
+
+
+def test_an_address_that_nobody_writes_to_changes_nothing():
+    def read(block, x, y):
+        rows = torch.zeros_like(x)
+        return y * (rows + array(rows)[0, 0].item())
+
+    recording = captured(Routed(read), batch()).recording
+    assert [op.refusal for op in recording.ops] == [None] * 5
+    assert not recording.remarks
