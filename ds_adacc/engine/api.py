@@ -192,7 +192,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     is_pipeline = isinstance(engine, PipelineEngine)
     if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
         blocks = {}
-    ranks = _planning_ranks(engine)
+    ranks = _planning_ranks(engine, section.solver.max_seconds)
     if compact is not None:
         compact.begin(engine, ranks.from_first(new_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
@@ -223,7 +223,17 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     get_logger().info("%s", _summary(blocks))
 
 
-def _planning_ranks(engine: Any) -> Ranks:
+def _leave_alone(model: nn.Module) -> None:
+    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides."""
+    served = [module for module in model.modules() if is_wrapped(module)]
+    unwrap_blocks(served)
+    put_back(model)
+    checkpointing.release(model)
+    if served:
+        get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
+
+
+def _planning_ranks(engine: Any, max_seconds: float) -> Ranks:
     """The ranks that plan together and run the same policies.
 
     These are all ranks, because shards of a tensor or of the data need the same collectives in the same order. In a
@@ -231,7 +241,8 @@ def _planning_ranks(engine: Any) -> Ranks:
     """
     if not dist.is_initialized():
         return Ranks()
-    return Ranks(pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD)
+    members = pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD
+    return Ranks(members, max_seconds)
 
 
 def _section_of(source: Any) -> AdaccConfig | None:
