@@ -25,10 +25,10 @@ from ds_adacc.engine.engine_methods import patch_engine
 from ds_adacc.engine.gradient_checkpointing import keep_replaced
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
-from ds_adacc.kernels import why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
+from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse
@@ -62,6 +62,7 @@ def initialize(
     layers of the model and the optimizer's parameter groups as they were.
     """
     ds_config = read(_config_source(args, config, config_params))
+    checkpointing.note_start()
     section = section_of(ds_config)
     if SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
@@ -121,6 +122,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         raise TypeError(
             f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
         )
+    checkpointing.note_start()
     section = _section_of(engine.config if config is None else config)
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
@@ -159,9 +161,7 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
     Raises ConfigError for an unknown class, and for codecs that cannot run here; ValueError if a graph is compiled
     around a block.
     """
-    if section.backend != "auto" and (reason := why_unusable(section.backend)):
-        wrong = f"adacc.backend = {section.backend!r}: these codecs cannot run here"
-        raise ConfigError(f"{wrong}: {reason}; or take 'auto'")
+    refuse_unusable(section)
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)

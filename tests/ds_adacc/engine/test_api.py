@@ -18,6 +18,7 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.planner import InfeasibleBudget
 from ds_adacc.report.journal import Journal, read
+from ds_adacc.profile import codec_maker
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
@@ -71,7 +72,7 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
     with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
-    monkeypatch.setattr(engine, "why_unusable", {"cuda": "CuPy is not installed"}.get)
+    monkeypatch.setattr(codec_maker, "why_unusable", {"cuda": "CuPy is not installed"}.get)
     with pytest.raises(ConfigError, match=r"adacc\.backend = 'cuda': .*: CuPy is not installed; or take 'auto'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"backend": "cuda"}})
     with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
