@@ -17,6 +17,7 @@ from torch import nn
 from ds_adacc.config import SECTION, AdaccConfig, read, section_of
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.log import get_logger
+from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.python_state.closure import name_of, with_modules
 from ds_adacc.runtime.default_runtime import DefaultRuntime
 from ds_adacc.runtime.runtime import Runtime
@@ -74,7 +75,8 @@ def configure(
     that is not None replaces its key of the "activation_checkpointing" section. Without an "adacc" section, its
     defaults are in force, but with codecs "none": lossy compression must be requested. With `"enabled": false`,
     `checkpoint` only calls the function. If `ds_adacc.initialize` has made an engine, `checkpoint` keeps using that
-    engine's section. A process group is needed only if activations are partitioned.
+    engine's section, and this one once the engine is gone. A process group is needed only if activations are
+    partitioned.
 
     * `mpu_`: DeepSpeed's model-parallel unit. None means the unit of an earlier call.
     * `partition_activations`: each rank of `mpu_`'s tensor-parallel group holds a share of the retained block inputs,
@@ -84,8 +86,9 @@ def configure(
     * `synchronize`, `profile`: no effect, because backward does not run the forward of a block again, so there is no
       such time to measure. With an engine, `ds_adacc report` prints planned and observed seconds.
 
-    The log names the options that are set and have no effect. Raises ConfigError for a bad section. Raises
-    AssertionError, as DeepSpeed does, for contiguous buffers without partitions or without a number of layers.
+    The log names the options that are set and have no effect. Raises ConfigError for a bad section, or for codecs that
+    cannot run here. Raises AssertionError, as DeepSpeed does, for contiguous buffers without partitions or without a
+    number of layers. Whatever is raised, the configuration stays as it was.
     """
     ds_config = read(deepspeed_config)
     options = Options.of(ds_config).overridden(
@@ -97,19 +100,19 @@ def configure(
         profile=profile,
     )
     section = section_of(ds_config)
-    if mpu_ is not None:
-        _introduce(mpu_)
-    _default.options, _default.is_configured = options, True
+    if section is not None:
+        refuse_unusable(section)
+    _default.forget_dropped()
     if options.without_effect:
         get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
-    if _default.is_lent:
-        _default.place_inputs()
-    elif section is None and SECTION in ds_config:
-        _default.serve_by(None)
-    else:
-        if section is not None and section.compact is not None:
-            get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
-        _default.serve_by(section or _default_section())
+    if section is not None and section.compact is not None and not _default.is_lent:
+        get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
+    if section is None and SECTION not in ds_config:
+        section = _default_section()
+    _default.serve_by(section, options, mpu_)
+    _default.is_set_up = True
+    if mpu_ is not None:
+        _introduce(mpu_)
 
 
 def is_configured() -> bool:
@@ -128,12 +131,8 @@ def set_num_layers(nlayers: int) -> None:
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Set `configure`'s `partition_activations` from now on. All ranks of a tensor-parallel group must call."""
-    _default.options = _default.options.overridden(partition_activations=partition_activation)
+    _default.serve_by(_default.section, _default.options.overridden(partition_activations=partition_activation))
     get_logger().info("partition_activations: %s", partition_activation)
-    if _default.is_lent:
-        _default.place_inputs()
-    elif _default.section is not None:
-        _default.serve_by(_default.section)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -171,8 +170,8 @@ class CheckpointFunction:
 def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
     """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`.
 
-    It is reset as well when the last engine is gone. `module` is what the engine trains. If there are several engines,
-    a function is a block of the one whose module it reaches.
+    Once the last engine is gone, what `configure` has set is in force. `module` is what the engine trains. If there are
+    several engines, a function is a block of the one whose module it reaches.
     """
     if runtime is None:
         _default.reset()
@@ -185,6 +184,11 @@ def use_no_longer(runtime: Runtime) -> None:
     _default.take_back(runtime)
 
 
+def release(model: nn.Module) -> None:
+    """Take back what `use` has done for this model: its new engine runs without ds_adacc."""
+    _default.release(model)
+
+
 def turn_off() -> None:
     """The section of an engine says `"enabled": false`: from now on `checkpoint` only calls the function.
 
@@ -192,12 +196,17 @@ def turn_off() -> None:
     """
     if not _default.is_configured:
         _default.serve_by(None)
-        _default.is_configured = True
+        _default.is_set_up = True
 
 
-def had_engine() -> bool:
-    """Whether ds_adacc has run with an engine in this process."""
-    return _default.has_lent
+def note_start() -> None:
+    """Note that the program has called `ds_adacc.initialize` or `ds_adacc.attach`, whatever the section says."""
+    _default.has_started = True
+
+
+def has_started() -> bool:
+    """Whether `note_start` was called in this process."""
+    return _default.has_started
 
 
 def _before_configure() -> None:
@@ -247,15 +256,16 @@ def _in_deepspeeds_form(outputs: Any) -> Any:
 
 
 def _default_section() -> AdaccConfig:
-    get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
+    if not _default.is_lent:
+        get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
     return AdaccConfig.model_validate({"codecs": "none"})
 
 
 def _introduce(mpu: Any) -> None:
-    """Set `mpu` here and in DeepSpeed's module, where DeepSpeed's functions for random numbers look it up."""
+    """Set `mpu` in DeepSpeed's module, where DeepSpeed's functions for random numbers look it up."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
-    _default.mpu = deepspeeds.mpu = mpu
+    deepspeeds.mpu = mpu
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,8 @@
     deepspeed --module ds_adacc.run -m package.train ...
     accelerate launch --module ds_adacc.run train.py ...
 
-The exit code is the script's own, or 2 if there is no such script. A script that ends well without a DeepSpeed engine
-has done so without ds_adacc; a warning says so.
+The exit code is the script's own, or 2 if there is no such script. A script that ends well, but has never called
+`deepspeed.initialize`, has run without ds_adacc; a warning says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from ds_adacc import checkpointing
-from ds_adacc.engine.patch_initialize import Patch, patch_deepspeed
+from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.log import get_logger
 
 _USAGE = "usage: deepspeed --module ds_adacc.run [-m] SCRIPT [ARGUMENT ...]"
@@ -65,21 +65,21 @@ def _run_module(name: str) -> None:
 
 @contextmanager
 def _deepspeed_patched() -> Iterator[None]:
-    patch = patch_deepspeed()
+    patch_deepspeed()
     try:
         yield
     except SystemExit as ended:
         if not ended.code:
-            _tell_unless_called(patch)
+            _tell_unless_started()
         raise
-    _tell_unless_called(patch)
+    _tell_unless_started()
 
 
-def _tell_unless_called(patch: Patch) -> None:
-    if not (patch.was_called or checkpointing.had_engine() or _HELP.intersection(sys.argv)):
+def _tell_unless_started() -> None:
+    if not (checkpointing.has_started() or _HELP.intersection(sys.argv)):
         get_logger().warning(
-            "adacc did nothing: the script has ended without a DeepSpeed engine. Does it train with DeepSpeed? "
-            "accelerate, say, uses DeepSpeed only where its own config says so"
+            "adacc did nothing: the script has ended without a call of deepspeed.initialize or ds_adacc.attach. Does "
+            "it train with DeepSpeed? accelerate, say, uses DeepSpeed only where its own config says so"
         )
 
 

@@ -22,19 +22,19 @@ from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import patch_engine
-from ds_adacc.engine.gradient_checkpointing import keep_replaced
+from ds_adacc.engine.gradient_checkpointing import keep_replaced, put_back
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
-from ds_adacc.kernels import why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile import cache
+from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
 
 
 def initialize(
@@ -55,18 +55,16 @@ def initialize(
     """Call `deepspeed.initialize`, and enable ds_adacc as the "adacc" section of the config says.
 
     The arguments and return values are those of `deepspeed.initialize`. Without the section, or with
-    `"enabled": false`, this only calls `deepspeed.initialize`.
+    `"enabled": false`, this only calls `deepspeed.initialize`. Of several engines of one model, the last one decides
+    how its blocks run: ds_adacc no longer serves it for an earlier engine.
 
     Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
     before anything is set up, but for an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the
     layers of the model and the optimizer's parameter groups as they were.
     """
+    checkpointing.note_start()
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
-    if SECTION not in ds_config:
-        get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
-    elif section is None:
-        checkpointing.turn_off()
     compact, blocks = None, {}
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
@@ -102,6 +100,12 @@ def initialize(
                 undo.callback(make_late_leaves(result[0], blocks))
             serve(result[0], section, blocks, compact)
         undo.pop_all()
+    if section is None and model is not None:
+        _leave_alone(model)
+    if SECTION not in ds_config:
+        get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
+    elif section is None:
+        checkpointing.turn_off()
     return result
 
 
@@ -109,14 +113,16 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     """Enable ds_adacc in an existing engine, as `ds_adacc.initialize` does, and return its `engine.adacc`.
 
     `config` is the ds_config (a dict, or the path of a JSON file) with the "adacc" section; the default is the engine's
-    own. If the section says `"enabled": false`, this does nothing and returns None. If ds_adacc is attached to the
-    engine already, the engine stays as it is. Call this on every rank, between two optimizer steps. Call it before
-    `engine.load_checkpoint`, which restores the plan only if ds_adacc is attached.
+    own. If the section says `"enabled": false`, this returns None, and the model runs without ds_adacc, whatever an
+    earlier engine of it did. If ds_adacc is attached to the engine already, the engine stays as it is. Call this on
+    every rank, between two optimizer steps. Call it before `engine.load_checkpoint`, which restores the plan only if
+    ds_adacc is attached.
 
     Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, or if it differs
     from the section that is attached already; ValueError if the model is compiled around its blocks; RuntimeError if
     gradient accumulation is not at a step boundary.
     """
+    checkpointing.note_start()
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(
             f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
@@ -130,6 +136,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
             )
         return served
     if section is None:
+        _leave_alone(engine.module)
         checkpointing.turn_off()
         return None
     if section.compact is not None:
@@ -159,9 +166,7 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
     Raises ConfigError for an unknown class, and for codecs that cannot run here; ValueError if a graph is compiled
     around a block.
     """
-    if section.backend != "auto" and (reason := why_unusable(section.backend)):
-        wrong = f"adacc.backend = {section.backend!r}: these codecs cannot run here"
-        raise ConfigError(f"{wrong}: {reason}; or take 'auto'")
+    refuse_unusable(section)
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
     refuse(model, blocks, zero_stage)
@@ -192,7 +197,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     is_pipeline = isinstance(engine, PipelineEngine)
     if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
         blocks = {}
-    ranks = _planning_ranks(engine)
+    ranks = _planning_ranks(engine, section.solver.max_seconds)
     if compact is not None:
         compact.begin(engine, ranks.from_first(new_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
@@ -205,13 +210,15 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
+    wrap_again = unwrap_blocks(engine.module.modules())
     wrap_blocks(blocks, runtime)
     try:
         checkpointing.use(runtime, engine.module)  # raises what the user's mpu raises
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
     except BaseException:
-        unwrap_blocks(blocks)
+        unwrap_blocks(blocks.values())
+        wrap_again()
         checkpointing.use_no_longer(runtime)
         vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
         raise
@@ -223,7 +230,17 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     get_logger().info("%s", _summary(blocks))
 
 
-def _planning_ranks(engine: Any) -> Ranks:
+def _leave_alone(model: nn.Module) -> None:
+    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides."""
+    served = [module for module in model.modules() if is_wrapped(module)]
+    unwrap_blocks(served)
+    put_back(model)
+    checkpointing.release(model)
+    if served:
+        get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
+
+
+def _planning_ranks(engine: Any, max_seconds: float) -> Ranks:
     """The ranks that plan together and run the same policies.
 
     These are all ranks, because shards of a tensor or of the data need the same collectives in the same order. In a
@@ -231,7 +248,8 @@ def _planning_ranks(engine: Any) -> Ranks:
     """
     if not dist.is_initialized():
         return Ranks()
-    return Ranks(pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD)
+    members = pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD
+    return Ranks(members, max_seconds)
 
 
 def _section_of(source: Any) -> AdaccConfig | None:

@@ -155,7 +155,7 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
             )
         if not engine.is_compiled:
             blocks = engine.adacc.blocks
-            unwrap_blocks(blocks)
+            unwrap_blocks(blocks.values())
             try:
                 compile_blocks(blocks, given.arguments["backend"], given.arguments["compile_kwargs"])
             finally:

@@ -22,10 +22,15 @@ _ENABLING = (
     "activation_checkpointing_enable",  # in newer versions of transformers
     "enable_gradient_checkpointing",  # in diffusers
 )
+_ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute that keeps what was replaced
 
 
 def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
-    """Replace gradient checkpointing now, and again whenever the program enables it: some do so after initialize."""
+    """Replace gradient checkpointing now, and again whenever the program enables it: some do so after initialize.
+
+    What was replaced for blocks of an earlier engine is put back first.
+    """
+    put_back(model)
     tell = functools.cache(_tell)  # once: some trainers turn it off and on around every evaluation
     if replace_gradient_checkpointing(model, blocks):
         tell()
@@ -34,6 +39,16 @@ def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
         for method in _ENABLING:
             if hasattr(type(module), method):
                 setattr(module, method, types.MethodType(_enabling(method, inner, tell), module))
+
+
+def put_back(model: nn.Module) -> None:
+    """Undo `keep_replaced`: layers for which gradient checkpointing is enabled do it themselves again."""
+    for module in model.modules():
+        for method in _ENABLING:
+            if hasattr(vars(module).get(method), _ORIGINAL):
+                delattr(module, method)
+        if getattr(module, "_gradient_checkpointing_func", None) is _plainly:
+            module._gradient_checkpointing_func = vars(module).pop(_ORIGINAL)
 
 
 def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> Callable[..., None]:
@@ -45,6 +60,7 @@ def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> C
             tell()
 
     enable.__name__ = name
+    setattr(enable, _ORIGINAL, name)
     return enable
 
 
@@ -60,6 +76,7 @@ def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) ->
     """
     taken = [m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)]
     for module in taken:
+        setattr(module, _ORIGINAL, module._gradient_checkpointing_func)
         module._gradient_checkpointing_func = _plainly
     return bool(taken)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
@@ -12,23 +11,14 @@ from ds_adacc.engine.api import initialize
 from ds_adacc.log import get_logger
 
 
-@dataclass
-class Patch:
-    """What `patch_deepspeed` leaves behind. `was_called`: a script or a library has called the replacement."""
-
-    was_called: bool = False
-
-
-def patch_deepspeed() -> Patch:
+def patch_deepspeed() -> None:
     """Replace `deepspeed.initialize` in this process by `ds_adacc.initialize`.
 
     The replacement logs a warning if the config does not enable ds_adacc.
     """
-    patch = Patch()
 
     @functools.wraps(initialize)
     def replacement(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
-        patch.was_called = True
         result = initialize(*args, **kwargs)
         if not hasattr(result[0], "adacc"):
             text = 'adacc is off: the engine\'s config has no "adacc" section, or says "enabled": false in it'
@@ -36,4 +26,3 @@ def patch_deepspeed() -> Patch:
         return result
 
     deepspeed.initialize = replacement
-    return patch

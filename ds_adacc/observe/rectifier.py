@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ds_adacc.config import RectifierConfig
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Variant
@@ -41,46 +40,43 @@ class Review:
     changed: int = 0
 
 
-class Rectifier:
-    """Judges the outliers, and changes nothing. The step controller acts on the verdict."""
+def judge(blocks: Registry, agreement: Agreement, ranks: Ranks) -> Verdict:
+    """The verdict on the outliers that a tracking step has stored in the blocks' variants. Changes nothing.
 
-    def __init__(self, config: RectifierConfig, ranks: Ranks) -> None:
-        self.config = config
-        self._ranks = ranks
+    Every rank must call. The step controller acts on the verdict.
+    """
+    merged = _most(ranks.gather(_count(blocks, agreement)))
+    return ranks.on_first(lambda: _compare(merged, agreement))
 
-    def judge(self, blocks: Registry, agreement: Agreement) -> Verdict:
-        """The verdict on the outliers that a tracking step has stored in the blocks' variants. Every rank must call."""
-        counts = self._count(blocks, agreement)
-        merged = _most(self._ranks.gather(counts))
-        return self._ranks.on_first(lambda: self._compare(merged, agreement))
 
-    def _count(self, blocks: Registry, agreement: Agreement) -> dict[str, dict[int, int]]:
-        """The most outlier channels of any block on this rank, by block type and value. Waits for the device.
+def _count(blocks: Registry, agreement: Agreement) -> dict[str, dict[int, int]]:
+    """The most outlier channels of any block on this rank, by block type and value. Waits for the device.
 
-        They are channels of the program, so a call at an adopted size counts as one of the type that was planned: that
-        type is known on all ranks, and no rank knows which sizes another one has adopted. Of each block the size that
-        it ran last counts. The others may have been looked at long ago.
-        """
-        last: dict[tuple[Block, str], Variant] = {}
-        for block, variant in blocks.variants():
-            last.setdefault((block, agreement.origin(variant.digest)), variant)
-        counts: dict[str, dict[int, int]] = {}
-        for (_, digest), variant in last.items():
-            values = agreement.known_types[variant.digest].recording.values
-            most = counts.setdefault(digest, {})
-            for index, (_, count) in variant.outliers.items():
-                if values[index].role in self.config.roles:
-                    most[index] = max(most.get(index, 0), int(count))
-        return counts
+    They are channels of the program, so a call at an adopted size counts as one of the type that was planned: that type
+    is known on all ranks, and no rank knows which sizes another one has adopted. Of each block the size that it ran
+    last counts. The others may have been looked at long ago.
+    """
+    last: dict[tuple[Block, str], Variant] = {}
+    for block, variant in blocks.variants():
+        last.setdefault((block, agreement.origin(variant.digest)), variant)
+    counts: dict[str, dict[int, int]] = {}
+    for (_, digest), variant in last.items():
+        values = agreement.known_types[variant.digest].recording.values
+        most = counts.setdefault(digest, {})
+        for index, (_, count) in variant.outliers.items():
+            if values[index].role in agreement.config.rectifier.roles:
+                most[index] = max(most.get(index, 0), int(count))
+    return counts
 
-    def _compare(self, counts: Counts, agreement: Agreement) -> Verdict:
-        """Compare the compression rates (CRate, Table 2) with those in the plan."""
-        if not any(known.adds_time for known in agreement.known_types.values()):
-            return Verdict(counts, (), "")  # no plan is faster than one that retains everything
-        drifts = [each for each in _drifts(counts, agreement) if each.amount > self.config.drift]
-        largest = max(drifts, key=lambda each: each.amount, default=None)
-        drifted = dict.fromkeys(each.digest for each in drifts)
-        return Verdict(counts, tuple(drifted), largest.reason if largest is not None else "")
+
+def _compare(counts: Counts, agreement: Agreement) -> Verdict:
+    """Compare the compression rates (CRate, Table 2) with those in the plan."""
+    if not any(known.adds_time for known in agreement.known_types.values()):
+        return Verdict(counts, (), "")  # no plan is faster than one that retains everything
+    drifts = [each for each in _drifts(counts, agreement) if each.amount > agreement.config.rectifier.drift]
+    largest = max(drifts, key=lambda each: each.amount, default=None)
+    drifted = dict.fromkeys(each.digest for each in drifts)
+    return Verdict(counts, tuple(drifted), largest.reason if largest is not None else "")
 
 
 class _Drift(NamedTuple):

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+_TIMEOUT = timedelta(minutes=30)  # gloo's default, and more than it takes to start all these searches
+# A live set that no plan fits takes longest. Each search lasts up to twice its time. So with max_seconds as the unit,
+# two attempts at a plan take 8, the smallest peak 2, and ten searches for a looser bound 5. No step plans for more than
+# 20 such live sets.
+_SEARCHES = 20 * 15
+
 
 class Ranks:
     """The ranks of a group, or the listed ranks. They communicate over gloo, which never waits for the accelerator.
 
-    Without a group, this process is the only rank.
+    Without a group, this process is the only rank. `max_seconds` is `adacc.solver.max_seconds`: while the first rank
+    plans, the others wait for it, and gloo must not take the first one for lost.
+
+    The gloo group lasts as long as the process. Each rank's collector frees an engine at another moment, and torch
+    names a new group after the number of those that exist. So a rank that had destroyed its group would wait for a name
+    that the others do not use.
     """
 
-    def __init__(self, group: dist.ProcessGroup | Sequence[int] | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | Sequence[int] | None = None, max_seconds: float = 0.0) -> None:
         self._group: dist.ProcessGroup | None = None
         listed = group is None or isinstance(group, Sequence)
         members = list(group or ()) if listed else dist.get_process_group_ranks(group)
         if len(members) > 1:
-            self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+            timeout = _TIMEOUT + timedelta(seconds=_SEARCHES * max_seconds)
+            self._group = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
 
     @property
     def size(self) -> int:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig, codecs_for
+from ds_adacc.config import AdaccConfig, ConfigError, codecs_for
 from ds_adacc.execute.bound_policy import compression
 from ds_adacc.execute.course import flat
 from ds_adacc.execute.holders import Compressed
 from ds_adacc.execute.pinned_pool import pinned
-from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers
+from ds_adacc.kernels import Codec, choose_backend, make_codec, rank_outliers, separates_outliers, why_unusable
 from ds_adacc.log import get_logger
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.recording import RecordedValue, Recording
@@ -85,6 +85,13 @@ class CodecMaker:
                 get_logger().warning("codecs on %s run slower than they could: %s", device, reason)
             self._backends[device] = backend
         return self._backends[device]
+
+
+def refuse_unusable(config: AdaccConfig) -> None:
+    """Raises ConfigError if the codecs of the section's `backend` cannot run here."""
+    if config.backend != "auto" and (reason := why_unusable(config.backend)):
+        wrong = f"adacc.backend = {config.backend!r}: these codecs cannot run here"
+        raise ConfigError(f"{wrong}: {reason}; or take 'auto'")
 
 
 def empty_holder(name: str, value: RecordedValue, tensor: torch.Tensor, codecs: CodecMaker) -> Compressed:

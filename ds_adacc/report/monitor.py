@@ -35,7 +35,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
         *_observed(controller.observation),
         *_compression_rates(controller.plan, controller.agreement),
         *_gradient_errors(controller),
-        *(_rectifier(controller.schedule.interval, controller.review) if controller.rectifier is not None else ()),
+        *(_rectifier(controller.schedule.interval, controller.review) if controller.tracks else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
 

@@ -15,7 +15,7 @@ from ds_adacc import planner
 from ds_adacc.log import get_logger
 from ds_adacc.observe.calibration import Pair
 from ds_adacc.observe.device_memory import DeviceMemory
-from ds_adacc.observe.rectifier import Review
+from ds_adacc.observe.rectifier import Review, judge
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
@@ -74,14 +74,14 @@ def rectify(controller: StepController) -> Review:
     measured, names = _measured(controller)
     errors_rise = agreement.approvals.are_rising(measured)
     rejected = agreement.approvals.judge(measured)
-    verdict = controller.rectifier.judge(controller.blocks, agreement)
+    verdict = judge(controller.blocks, agreement, controller.ranks)
     review = Review()
     if verdict.drifted or rejected:
         reason = why_rejected(rejected, names, agreement.approvals.max_error) if rejected else verdict.reason
         digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
         review = _replan(controller, digests, reason, verdict.capacity, rejected)
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))
-    changed, longest = bool(review.changed or rejected), controller.rectifier.config.max_interval
+    changed, longest = bool(review.changed or rejected), agreement.config.rectifier.max_interval
     controller.schedule = controller.schedule.after_tracking(changed, errors_rise, longest)
     _repeat_trials(controller)
     return review

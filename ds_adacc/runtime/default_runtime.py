@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ds_adacc.config import AdaccConfig
@@ -20,13 +22,15 @@ from ds_adacc.runtime.runtime import Runtime
 class DefaultRuntime:
     """The configuration of `ds_adacc.checkpointing`. It belongs to the process, as that of DeepSpeed's module does.
 
-    The runtimes of engines are *lent*: an engine alone keeps its runtime alive, since under ZeRO-3 that leads to the
-    whole engine. While none is lent, the runtime that `serve_by` has made for `section` serves. `section` is None
-    before that, and if "enabled" is false. `has_lent`: there was an engine in this process.
+    The runtimes of engines are *lent*: this object lives as long as the process, so it does not keep them alive, since
+    under ZeRO-3 that leads to the whole engine. The engine does, and so do the blocks that are wrapped. While none is
+    lent, the runtime that `serve_by` has made for `section` serves. `section` is None before that, and if "enabled" is
+    false. `is_set_up`: whether somebody else than a lent runtime's engine has given a section. `has_started`: whether
+    the program has called `ds_adacc.initialize` or `attach`.
     """
 
     def __init__(self) -> None:
-        self.has_lent = False  # ever
+        self.has_started = False
         self._begin()
 
     def reset(self) -> None:
@@ -38,9 +42,10 @@ class DefaultRuntime:
         self._own: Runtime | None = None
         self._lent: list[tuple[weakref.ref[Runtime], weakref.WeakSet[nn.Module]]] = []
         self.section: AdaccConfig | None = None
-        self.is_configured = False
+        self.is_set_up = False
         self.options = Options()
         self.mpu: Any = None
+        self._ranks: tuple[dist.ProcessGroup, float, Ranks] | None = None
 
     @property
     def runtime(self) -> Runtime | None:
@@ -50,6 +55,10 @@ class DefaultRuntime:
     @property
     def is_lent(self) -> bool:
         return bool(self._lent)
+
+    @property
+    def is_configured(self) -> bool:
+        return self.is_set_up or self.is_lent
 
     def runtime_of(self, function: Callable[..., Any]) -> Runtime | None:
         """The runtime that serves calls of this function: that of the engine whose module it reaches.
@@ -80,26 +89,31 @@ class DefaultRuntime:
             )
         return next(iter(found.values()))
 
-    def serve_by(self, section: AdaccConfig | None) -> None:
-        """Make a runtime for the section, without an engine.
+    def serve_by(self, section: AdaccConfig | None, options: Options | None = None, mpu: Any = None) -> None:
+        """Make a runtime for the section, without an engine. It serves as soon as no engine does.
 
-        Ranks that hold shares of the same tensor need the same plan, so they plan together.
+        Ranks that hold shares of the same tensor need the same plan, so they plan together. `options` and `mpu` are
+        those from now on, also for engines; None stands for those of an earlier call. If anything is raised, all is
+        left as it was.
         """
-        runtime = None
-        if section is not None:
-            placement = self._placement()
-            runtime = Runtime(section, Ranks(placement.group))
-            runtime.controller.hold_inputs(placement)
-        self._abandon()
-        self._own, self.section = runtime, section
+        options, mpu = self.options if options is None else options, self.mpu if mpu is None else mpu
+        runtimes, own = self._runtimes, None
+        if section is not None or runtimes:
+            placement = _placement(options, mpu)  # it may raise what the user's mpu raises
+            if section is not None:
+                own = Runtime(section, self._ranks_of(placement.group, section.solver.max_seconds))
+                runtimes = [*runtimes, own]
+            for runtime in runtimes:
+                runtime.controller.hold_inputs(placement)
+        if self._own is not None:
+            self._own.controller.abandon()
+        self._own, self.section, self.options, self.mpu = own, section, options, mpu
 
     def borrow(self, runtime: Runtime, module: nn.Module | None) -> None:
         """Use the runtime of an engine, which trains `module`, until the engine is gone."""
-        placement = self._placement()  # it may raise what the user's mpu raises
-        if not self._lent:
-            self._abandon()
-            self._own, self.section = None, None
-        self.is_configured = self.has_lent = True
+        placement = _placement(self.options, self.mpu)  # it may raise what the user's mpu raises
+        if self._own is not None:
+            self._own.controller.abandon()
         modules = weakref.WeakSet(() if module is None else module.modules())
         self._lent.append((weakref.ref(runtime, self._forget), modules))
         runtime.controller.hold_inputs(placement)
@@ -110,25 +124,40 @@ class DefaultRuntime:
             if reference() is runtime:
                 self._forget(reference)
 
-    def place_inputs(self) -> None:
-        """Make the engines' runtimes hold block inputs as the options say."""
-        for runtime in self._runtimes:
-            runtime.controller.hold_inputs(self._placement())
+    def release(self, model: nn.Module) -> None:
+        """No longer have the runtimes of engines serve functions of this model."""
+        for reference, modules in self._lent:
+            if modules:
+                modules -= set(model.modules())
+                if not modules:
+                    self._forget(reference)
+
+    def forget_dropped(self) -> None:
+        """Forget engines that the program has dropped. Only the collector frees them, as they are parts of cycles."""
+        if self._lent:
+            gc.collect()
 
     @property
     def _runtimes(self) -> list[Runtime]:
         return [runtime for reference, _ in self._lent if (runtime := reference()) is not None]
 
+    def _ranks_of(self, group: dist.ProcessGroup | None, max_seconds: float) -> Ranks:
+        """The ranks of the group. They stay the same if they can: each `Ranks` opens connections for good."""
+        if group is None:
+            return Ranks()
+        if self._ranks is None or self._ranks[:2] != (group, max_seconds):
+            self._ranks = group, max_seconds, Ranks(group, max_seconds)
+        return self._ranks[2]
+
     def _forget(self, reference: weakref.ref[Runtime]) -> None:
         self._lent = [each for each in self._lent if each[0] is not reference]
-        if not self._lent:
-            self.reset()
 
     def _abandon(self) -> None:
         for runtime in (*self._runtimes, self._own):
             if runtime is not None:
                 runtime.controller.abandon()
 
-    def _placement(self) -> InputPlacement:
-        group = tensor_parallel_group(self.mpu) if self.options.partition_activations else None
-        return InputPlacement(group, bool(self.options.cpu_checkpointing))
+
+def _placement(options: Options, mpu: Any) -> InputPlacement:
+    group = tensor_parallel_group(mpu) if options.partition_activations else None
+    return InputPlacement(group, bool(options.cpu_checkpointing))

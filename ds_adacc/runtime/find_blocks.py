@@ -24,7 +24,8 @@ def find_blocks(
     Repeated layers are the entries of an outermost module whose class is one of `containers`. The container must have
     at least two entries of the same class, and they have at least two weight matrices. In place of an entry without a
     forward, as a list of attention and MLP is one, its own entries count. Stages that differ in width, as vision and
-    diffusion models have, are replaced by the repeated layers inside them (`_stages`).
+    diffusion models have, are replaced by the repeated layers inside them (`_stages`). A layer in two containers is one
+    block, by its first name.
 
     Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
     the parts of the model that other processes hold.
@@ -50,8 +51,11 @@ def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict
             repeated = (group for group in by_class.values() if len(group) > 1)
             groups += [{name: module for name, module in group.items() if _is_layer(module)} for group in repeated]
     repeated = {name for group in groups for name in group}
-    in_order = model.named_modules(remove_duplicate=False)  # a layer may be an attribute too, which comes first
-    layers = {name: module for name, module in in_order if name in repeated}
+    first: dict[nn.Module, str] = {}  # the name of each: a layer may be in two containers
+    for name, module in model.named_modules(remove_duplicate=False):  # it may be an attribute too, which comes first
+        if name in repeated:
+            first.setdefault(module, name)
+    layers = {name: module for module, name in first.items()}
     stages = {name for group in groups for name in _stages(group, layers)}
     return _outermost({name: module for name, module in layers.items() if name not in stages})
 

@@ -16,7 +16,6 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
-from ds_adacc.observe.rectifier import Rectifier
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.ranks import Ranks
@@ -78,7 +77,6 @@ class Runtime:
             ranks,
             journal or Journal(None),
             stepped,
-            Rectifier(config.rectifier, ranks) if stepped and config.rectifier.enabled else None,
         )
         self.calls = 0
         self.recordings = 0

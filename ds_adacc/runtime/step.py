@@ -79,11 +79,6 @@ class Step:
         return self.current_pass.has_begun and not self.current_pass.is_held
 
     @property
-    def has_backward(self) -> bool:
-        """Whether the backward of a call of this pass has begun."""
-        return self.current_pass.has_backward
-
-    @property
     def is_observed_whole(self) -> bool:
         """Whether the observer has been there from the start."""
         return self.observer is not None and not self.is_partly_observed

@@ -30,7 +30,7 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.calibration import Calibration, Observation
-from ds_adacc.observe.rectifier import Rectifier, Review
+from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
@@ -60,9 +60,9 @@ class StepController:
 
     With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
     backward begins a new step; this must happen on all `ranks` at the same time. `observation` is of the first step
-    under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the
-    policies of any plan, without trials; it is the same on all ranks. `review` is the rectifier's result for the step
-    that has just ended; it is None if that was not a tracking step.
+    under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the policies of
+    any plan, without trials; it is the same on all ranks. `tracks`: whether there are tracking steps. `review` is the
+    rectifier's result for the step that has just ended; it is None if that was not a tracking step.
     """
 
     def __init__(
@@ -72,16 +72,15 @@ class StepController:
         ranks: Ranks,
         journal: Journal,
         stepped: bool = False,
-        rectifier: Rectifier | None = None,
     ) -> None:
         self.agreement = coordinator.agreement
         self.prices = Prices(self.agreement)
-        self.rectifier = rectifier
         self.journal = journal
         self.ranks = ranks
         self.stepped = stepped
+        self.tracks = stepped and self.agreement.config.rectifier.enabled
         self.device: torch.device | None = None
-        self.trials = Trials(self.agreement, binder, tracks=rectifier is not None)
+        self.trials = Trials(self.agreement, binder, self.tracks)
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
@@ -100,8 +99,8 @@ class StepController:
         self.review: Review | None = None
         self.has_run_a_plan = state.has_run_a_plan
         self.schedule = state.schedule
-        if self.rectifier is not None:
-            self.schedule = self.schedule.no_longer_than(self.rectifier.config.max_interval)
+        if self.tracks:
+            self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
         self.waiting = Waiting(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
@@ -131,7 +130,7 @@ class StepController:
         """
         if not self.step.is_pass_over:
             return
-        if not self.step.has_backward:
+        if not self.step.current_pass.has_backward:
             self.step.drop_pass()
         elif self.stepped:
             self.end_backward()
@@ -229,12 +228,11 @@ class StepController:
         if self.plan is None:
             self._is_quiet, purpose = False, Purpose.OBSERVE
         else:
-            tracks = self.rectifier is not None
             is_unsettled = self.observation is None or self.is_waiting or self.waiting.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
-            self._is_quiet = not self.schedule.is_anything_due(tracks)
-            purpose = self.schedule.next_purpose(tracks, is_unsettled)
+            self._is_quiet = not self.schedule.is_anything_due(self.tracks)
+            purpose = self.schedule.next_purpose(self.tracks, is_unsettled)
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
 

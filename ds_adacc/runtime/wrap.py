@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,22 +21,38 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
     For a block that is compiled in place (`nn.Module.compile`), the runtime runs the compiled call. A deep copy of a
     block runs its own weights through the same runtime. A block that was pickled and loaded again is not wrapped.
     """
-    unwrap_blocks(blocks)
+    unwrap_blocks(blocks.values())
     for name, module in blocks.items():
         attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
         method = _through(runtime, module, attribute, f"{name or 'the whole model'} ({class_name(module)})")
         setattr(module, attribute, types.MethodType(method, module))
 
 
-def unwrap_blocks(blocks: dict[str, nn.Module]) -> None:
-    """Restore the original forward of each block."""
-    for module in blocks.values():
-        for attribute in ("forward", "_compiled_call_impl"):
-            covered = getattr(vars(module).get(attribute), "covered", ())
-            if covered:
-                delattr(module, attribute)
-                if covered[0] is not None:
-                    setattr(module, attribute, covered[0])
+def unwrap_blocks(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    """Restore the original forward of each wrapped module. The function that this returns wraps them as before."""
+    wrapped = [(module, attribute, vars(module)[attribute]) for module in modules for attribute in _wrapped(module)]
+    for module, attribute, method in wrapped:
+        delattr(module, attribute)
+        (own,) = method.covered
+        if own is not None:
+            setattr(module, attribute, own)
+
+    def wrap_again() -> None:
+        for module, attribute, method in wrapped:
+            setattr(module, attribute, method)
+
+    return wrap_again
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a runtime runs the forward of the module."""
+    return bool(_wrapped(module))
+
+
+def _wrapped(module: nn.Module) -> list[str]:
+    """The attributes of the module that `wrap_blocks` has set."""
+    attributes = ("forward", "_compiled_call_impl")
+    return [attribute for attribute in attributes if hasattr(vars(module).get(attribute), "covered")]
 
 
 def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> Callable[..., Any]:

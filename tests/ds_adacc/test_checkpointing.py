@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+import types
 import weakref
 
 import deepspeed
@@ -21,6 +22,7 @@ from ds_adacc.config import ConfigError, load
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.execute.input_placement import PARTITION, InputPlacement
 from ds_adacc.plan.placed_inputs import with_placed_inputs
+from ds_adacc.profile import codec_maker
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -395,6 +397,81 @@ def test_an_engine_that_is_gone_leaves_everything_as_before():
     assert not checkpointing.is_configured() and checkpointing._default.runtime is None
     checkpointing.configure(None, {"adacc": LOSSLESS})
     assert checkpointing._default.runtime is not None
+
+
+def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
+    unit, section = Mpu(), {**LOSSLESS, "memory_budget": 0.4}
+    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    checkpointing.use(runtime)
+    checkpointing.configure(unit, {"adacc": section}, checkpoint_in_cpu=True)
+    assert checkpointing._default.runtime is runtime and runtime.agreement.inputs == InputPlacement(on_host=True)
+    del runtime
+    gc.collect()
+    own = checkpointing._default.runtime
+    assert checkpointing.is_configured() and own.config == load({"adacc": section})
+    assert own.agreement.inputs == InputPlacement(on_host=True) and checkpointing._default.mpu is unit
+
+
+def test_an_engine_that_the_program_has_dropped_does_not_serve_beyond_configure(uncollected):
+    runtime, section = Runtime(load({"adacc": LOSSLESS}), stepped=True), {**LOSSLESS, "memory_budget": 0.4}
+    runtime.engine = runtime  # an engine is part of cycles
+    checkpointing.use(runtime)
+    del runtime
+    assert checkpointing._default.is_lent
+    checkpointing.configure(None, {"adacc": section})
+    assert checkpointing._default.runtime.config == load({"adacc": section})
+
+
+class Unready:
+    """A model-parallel unit whose groups are not there yet."""
+
+    def get_model_parallel_group(self):
+        raise AssertionError("model parallel group is not initialized")
+
+
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_a_configure_that_fails_changes_nothing(is_lent, monkeypatch):
+    monkeypatch.setattr(deepspeed.checkpointing, "mpu", None)
+    checkpointing.configure(None, {"adacc": LOSSLESS})
+    engines = [Runtime(load({"adacc": LOSSLESS}), stepped=True)] if is_lent else []
+    for runtime in engines:
+        checkpointing.use(runtime)
+    before = dict(vars(checkpointing._default))
+    other = {"adacc": {**LOSSLESS, "memory_budget": 0.4}}
+    with pytest.raises(AssertionError, match="group is not initialized"):
+        checkpointing.configure(Unready(), other, partition_activations=True, checkpoint_in_cpu=True)
+    with pytest.raises(ConfigError, match="unknown key"):
+        checkpointing.configure(Unready(), {"adacc": {"memory": 0.5}})
+    assert vars(checkpointing._default) == before
+    assert deepspeed.checkpointing.mpu is None
+    unready = Unready()
+    checkpointing.configure(unready, other)
+    before = dict(vars(checkpointing._default))
+    with pytest.raises(AssertionError, match="group is not initialized"):
+        checkpointing.partition_activations_in_checkpoint(True)
+    assert vars(checkpointing._default) == before
+
+
+def test_one_group_serves_each_configure(monkeypatch):
+    made, group = [], object()
+    monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda group: [0, 1])
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
+    monkeypatch.setattr("torch.distributed.new_group", lambda ranks, **_: made.append(ranks) or object())
+    unit = types.SimpleNamespace(get_model_parallel_group=lambda: group)
+    for budget in (0.8, 0.4):
+        checkpointing.configure(unit, {"adacc": {**LOSSLESS, "memory_budget": budget}}, partition_activations=True)
+        checkpointing.partition_activations_in_checkpoint(False)
+        checkpointing.partition_activations_in_checkpoint(True)
+    assert made == [[0, 1]] and checkpointing._default.runtime.controller.ranks.size == 2
+    checkpointing.configure(None, {"adacc": {**LOSSLESS, "solver": {"max_seconds": 60}}}, partition_activations=True)
+    assert len(made) == 2, "whose timeout is longer"
+
+
+def test_codecs_that_cannot_run_here_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr(codec_maker, "why_unusable", {"cuda": "CuPy is not installed"}.get)
+    with pytest.raises(ConfigError, match=r"adacc\.backend = 'cuda': .*: CuPy is not installed; or take 'auto'"):
+        checkpointing.configure(None, {"adacc": {"backend": "cuda"}})
+    assert not checkpointing.is_configured()
 
 
 def test_inputs_are_placed_by_what_they_are(monkeypatch):

@@ -86,12 +86,14 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "sys.exit()"])
 def test_a_script_that_never_called_deepspeed_is_told_so_at_its_end(script, ending, monkeypatch, caplog):
     """accelerate runs a script under DDP if its config does not say DeepSpeed."""
-    monkeypatch.setattr(checkpointing._default, "has_lent", False)
+    monkeypatch.setattr(checkpointing._default, "has_started", False)
     script.write_text(f"import sys\n{ending}")
     with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit):
         main([str(script)])
     (record,) = caplog.records
-    assert record.getMessage().startswith("adacc did nothing: the script has ended without a DeepSpeed engine")
+    assert record.getMessage().startswith(
+        "adacc did nothing: the script has ended without a call of deepspeed.initialize or ds_adacc.attach. "
+    )
 
 
 def test_the_help_of_a_script_is_no_training(script, caplog):
@@ -104,16 +106,17 @@ def test_the_help_of_a_script_is_no_training(script, caplog):
 @pytest.mark.parametrize(
     "ending",
     [
-        "import deepspeed; deepspeed.initialize()",
-        "from ds_adacc import checkpointing; checkpointing._default.has_lent = True",  # as ds_adacc.initialize does
+        "import deepspeed; deepspeed.initialize(config={'adacc': {}})",
+        "import ds_adacc; ds_adacc.initialize(config={'adacc': {'enabled': False}})",
+        "import ds_adacc\ntry: ds_adacc.attach(None)\nexcept TypeError: pass",
         "sys.exit(3)",
         "1 / 0",
     ],
 )
 def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointing._default, "has_lent", False)
+    monkeypatch.setattr(checkpointing._default, "has_started", False)
     engine = types.SimpleNamespace(adacc=object())
-    monkeypatch.setattr(ds_adacc.engine.patch_initialize, "initialize", lambda **_: (engine, None, None, None))
+    monkeypatch.setattr(ds_adacc.engine.api, "deepspeed_initialize", lambda **_: (engine, None, None, None))
     script.write_text(f"import sys\n{ending}")
     with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit, ZeroDivisionError):
         main([str(script)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from deepspeed.utils import z3_leaf_module
+from fake_engine import Engine
 from torch import nn
 from translator import Translator
 
@@ -17,6 +18,7 @@ from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.planner import InfeasibleBudget
+from ds_adacc.profile import codec_maker
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
@@ -71,7 +73,7 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))
     with pytest.raises(ConfigError, match=r"adacc\.memory_budgett.*memory_budget"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"memory_budgett": 0.5}})
-    monkeypatch.setattr(engine, "why_unusable", {"cuda": "CuPy is not installed"}.get)
+    monkeypatch.setattr(codec_maker, "why_unusable", {"cuda": "CuPy is not installed"}.get)
     with pytest.raises(ConfigError, match=r"adacc\.backend = 'cuda': .*: CuPy is not installed; or take 'auto'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"backend": "cuda"}})
     with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
@@ -83,7 +85,7 @@ def test_wrapped_blocks_keep_their_signature_and_can_be_unwrapped():
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, Runtime(load({"adacc": {}})))
     assert list(inspect.signature(model[0].forward).parameters) == ["x", "rope", "attention_mask"]
-    unwrap_blocks(blocks)
+    unwrap_blocks(model)
     assert model[0].forward.__func__ is zoo.LlamaBlock.forward
 
 
@@ -346,17 +348,6 @@ def test_an_initialize_that_fails_leaves_the_model_to_the_engine_that_runs_it(mo
 
 
 def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
-    class Engine(nn.Module):
-        """What of a DeepSpeed engine is asked for, but for most of the methods that are replaced."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.module, self.device, self.global_rank = model, torch.device("cpu"), 1
-            self.optimizer = None
-
-        def backward(self):
-            pass
-
     served = Engine(Translator())
     section = load({"adacc": {}})
     blocks = find_blocks(served.module, "auto")

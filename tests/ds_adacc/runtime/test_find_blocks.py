@@ -94,6 +94,19 @@ def test_auto_takes_a_layer_that_is_an_attribute_too():
     assert list(find_blocks(model, "auto")) == ["layers.0", "layers.1"]
 
 
+def test_a_layer_in_two_containers_is_one_block():
+    layers = [zoo.BertBlock(), zoo.BertBlock()]
+    model = nn.Module()
+    model.first, model.layers, model.encoder = layers[0], nn.ModuleList(layers), nn.Sequential(*layers)
+    assert list(find_blocks(model, "auto")) == ["layers.0", "layers.1"]
+    stages = [Stage(4, depth=2), Stage(8, depth=2)]
+    model.stages, model.pyramid = nn.ModuleList(stages), nn.Sequential(*stages)
+    assert list(find_blocks(model, "auto")) == [
+        *("layers.0", "layers.1"),
+        *("stages.0.layers.0", "stages.0.layers.1", "stages.1.layers.0", "stages.1.layers.1"),
+    ]
+
+
 def test_auto_finds_blocks_in_the_order_of_the_model():
     model = nn.Sequential(zoo.BertBlock(), zoo.GPTBlock(), zoo.BertBlock(), zoo.GPTBlock())
     assert list(find_blocks(model, "auto")) == ["0", "1", "2", "3"]

@@ -70,7 +70,7 @@ def test_a_saved_model_comes_back_unwrapped(model):
     loaded = torch.load(file, weights_only=False)
     x = torch.randn(2, 9, zoo.WIDTH)
     assert torch.equal(loaded(x), model(x))
-    unwrap_blocks(dict(loaded.named_children()))
+    unwrap_blocks(loaded)
     assert loaded[0].forward.__func__ is zoo.GPTBlock.forward
 
 
@@ -79,6 +79,17 @@ def test_the_last_runtime_alone_runs_a_block_that_is_wrapped_twice(model):
     model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
     assert (first.calls, second.calls) == (0, 2)
     assert second.blocks.variants()[0][1].bound.recording.positions
+
+
+def test_unwrapped_blocks_can_be_wrapped_as_before(model):
+    runtime = wrapped(model)
+    before = [block.forward for block in model]
+    wrap_again = unwrap_blocks(model)
+    assert [block.forward.__func__ for block in model] == 2 * [zoo.GPTBlock.forward]
+    wrap_again()
+    assert [block.forward for block in model] == before
+    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+    assert runtime.calls == 2
 
 
 def test_a_forward_of_the_instance_is_run_and_given_back(model):
@@ -92,6 +103,6 @@ def test_a_forward_of_the_instance_is_run_and_given_back(model):
     wrapped(model)
     model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
     assert len(seen) == 1
-    unwrap_blocks(dict(model.named_children()))
+    unwrap_blocks(model)
     assert model[0].forward is forward
     assert "forward" not in vars(model[1])

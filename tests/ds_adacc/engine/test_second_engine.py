@@ -1,0 +1,101 @@
+"""A model is given to another engine: that one decides how its blocks run."""
+
+import families
+import pytest
+import torch
+from fake_engine import Engine
+from torch import nn
+from translator import Translator
+
+import ds_adacc
+from ds_adacc import checkpointing
+from ds_adacc.engine import api as engine
+from ds_adacc.runtime.find_blocks import find_blocks
+
+OFF = {"adacc": {"enabled": False}}
+
+
+@pytest.fixture
+def initialize(monkeypatch):
+    """`ds_adacc.initialize` with engines that cannot step."""
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
+    monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
+    monkeypatch.setattr(engine, "patch_engine", lambda *_: None)
+    checkpointing.use(None)
+    yield lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
+    checkpointing.use(None)
+
+
+def wrapped(model):
+    return [name for name, module in model.named_modules() if hasattr(module.forward, "covered")]
+
+
+def switched_off(initialize, model, how):
+    if how == "attach":
+        assert ds_adacc.attach(Engine(model), OFF) is None
+    else:
+        initialize(model, how)
+
+
+@pytest.mark.parametrize("how", [{}, OFF, "attach"], ids=["no section", "disabled", "attached"])
+def test_an_engine_without_ds_adacc_ends_what_an_earlier_one_does_to_the_model(initialize, how):
+    model, other = Translator(), Translator()
+    engines = initialize(model, {"adacc": {}}), initialize(other, {"adacc": {}})
+    assert wrapped(model) == wrapped(other) == list(find_blocks(model, "auto"))
+    switched_off(initialize, other, how)
+    assert wrapped(other) == []
+    assert wrapped(model) == list(find_blocks(model, "auto"))
+    assert checkpointing._default.runtime is engines[0].adacc.runtime
+    switched_off(initialize, model, how)
+    assert wrapped(model) == []
+    assert not checkpointing._default.is_lent
+    checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True))
+    assert (checkpointing._default.runtime is None) == (how != {})
+
+
+@pytest.mark.parametrize("config", [{}, OFF])
+def test_one_that_fails_ends_nothing(initialize, monkeypatch, config):
+    first = initialize(model := Translator(), {"adacc": {}})
+    before = wrapped(model)
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        initialize(model, config)
+    assert wrapped(model) == before
+    assert checkpointing._default.runtime is first.adacc.runtime
+
+
+def test_a_new_list_of_blocks_takes_the_place_of_the_old_one(initialize):
+    initialize(model := Translator(), {"adacc": {}})
+    served = initialize(model, {"adacc": {"blocks": ["Experts"]}})
+    assert wrapped(model) == list(served.adacc.blocks) == [f"decoder.layers.{i}" for i in range(3)]
+
+
+def test_an_engine_that_could_not_be_served_leaves_the_model_to_the_one_before(initialize, monkeypatch):
+    first = initialize(model := Translator(), {"adacc": {}})
+    before = [module.forward for module in model.modules()]
+    monkeypatch.setattr(engine, "patch_engine", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        initialize(model, {"adacc": {"blocks": ["Experts"]}})
+    assert [module.forward for module in model.modules()] == before
+    assert checkpointing._default.runtime is first.adacc.runtime
+
+
+def test_gradient_checkpointing_is_the_models_own_again(initialize):
+    """Of the blocks that no engine serves any more."""
+    model, _ = families.example("gpt2")
+    model.gradient_checkpointing_enable()
+    own = {id(block): block._gradient_checkpointing_func for block in model.transformer.h}
+
+    def theirs():
+        return [block._gradient_checkpointing_func is own[id(block)] for block in model.transformer.h]
+
+    initialize(model, {"adacc": {"blocks": ["GPT2Block"]}})
+    assert not any(theirs())
+    initialize(model, {"adacc": {"blocks": ["Embedding"]}})
+    assert all(theirs())
+    initialize(model, {"adacc": {"blocks": ["GPT2Block"]}})
+    initialize(model, OFF)
+    assert all(theirs())
+    model.gradient_checkpointing_disable()
+    model.gradient_checkpointing_enable()
+    assert model.transformer.h[0]._gradient_checkpointing_func.func is torch.utils.checkpoint.checkpoint
