@@ -25,7 +25,7 @@ from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.compiled_blocks import refuse
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import wrap_blocks
+from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 _UNLIMITED = 1 << 62
 
@@ -125,6 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         raise BadInput(f"{where} raised {type(error).__name__}: {error}") from error
     finally:
         checkpointing.use(None)
+        unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
     if not runtime.controller.is_waiting:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, names = _problem(runtime)

@@ -64,19 +64,29 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     original = type(module).forward if own is None else own
     by_itself = is_compiled(original)
 
-    @torch._disable_dynamo
-    def run(self: nn.Module, args: Any, kwargs: Any) -> Any:
-        function = types.MethodType(original, self) if own is None else _rebound(own, module, self)
-        return runtime.run(runtime.blocks.of_module(self, name), self, function, args, kwargs)
+    def bound_to(self: nn.Module) -> Callable[..., Any]:
+        return types.MethodType(original, self) if own is None else _rebound(own, module, self)
 
     @functools.wraps(original, updated=())  # with the original's attributes dynamo would bypass the runtime
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not by_itself:
             runtime.warnings.compiled_around(class_name(module))
-        return run(self, args, kwargs)
+        return _run(runtime, self, name, bound_to, args, kwargs)
 
     forward.covered = (own,)  # type: ignore[attr-defined]
     return forward
+
+
+@torch._disable_dynamo  # not within `_through`: a function that it decorates keeps itself alive, and with it the model
+def _run(
+    runtime: Runtime,
+    module: nn.Module,
+    name: str,
+    bound_to: Callable[[nn.Module], Callable[..., Any]],
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    return runtime.run(runtime.blocks.of_module(module, name), module, bound_to(module), args, kwargs)
 
 
 def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:

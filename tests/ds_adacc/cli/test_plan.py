@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import weakref
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -46,6 +47,21 @@ def config(tmp_path):
         return str(path)
 
     return write
+
+
+def test_a_model_is_gone_when_it_was_recorded(uncollected, monkeypatch):
+    """The one of another micro-batch size, which comes next, may need the memory."""
+    made, factory = [], Factory("factories:gpt")
+
+    def noting(batch):
+        model, *inputs = make(batch)
+        made.extend(map(weakref.ref, (model, *model.parameters())))
+        return model, *inputs
+
+    make = sys.modules["factories"].gpt
+    monkeypatch.setattr(factory, "_function", noting)
+    record(factory, load({"adacc": SECTION}), 2)
+    assert made and not any(each() is not None for each in made)
 
 
 @pytest.fixture(scope="module")
