@@ -99,33 +99,33 @@ def without_data(tree: Any, dynamic: frozenset[int]) -> Any:
     return tree
 
 
-def take(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Hashable:
+def extract_numbers(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Hashable:
     """Append the numbers of these types in the tree to `found`; returns the tree without them."""
     of = type(tree)
     if of in kinds:
         found.append(tree)
         return of.__name__
     if of is Geometry:
-        return "geometry", take(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
+        return "geometry", extract_numbers(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
     if of is ValueRef or of is ParameterRef:
-        return of, tree.index, take(kinds, tree.geometry, found)
+        return of, tree.index, extract_numbers(kinds, tree.geometry, found)
     if isinstance(tree, tuple | list):
-        return of, tuple([take(kinds, item, found) for item in tree])
+        return of, tuple([extract_numbers(kinds, item, found) for item in tree])
     return tree
 
 
-def put(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
+def substitute_numbers(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any]) -> Any:
     """The tree with these numbers in place of its own of these types."""
     of = type(tree)
     if of in kinds:
         return next(numbers)
     if of is Geometry:
-        size, stride, start = put(kinds, (tree.size, tree.stride, tree.start), numbers)
+        size, stride, start = substitute_numbers(kinds, (tree.size, tree.stride, tree.start), numbers)
         return Geometry(size, stride, tree.dtype, start)
     if of is ValueRef or of is ParameterRef:
-        return of(tree.index, put(kinds, tree.geometry, numbers))
+        return of(tree.index, substitute_numbers(kinds, tree.geometry, numbers))
     if isinstance(tree, tuple | list):
-        return of([put(kinds, item, numbers) for item in tree])
+        return of([substitute_numbers(kinds, item, numbers) for item in tree])
     return tree
 
 

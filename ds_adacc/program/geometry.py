@@ -80,6 +80,15 @@ class Geometry:
         return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
 
 
+def why_not_plain(tensor: torch.Tensor) -> str | None:
+    """What kind of tensor it is, if its memory cannot be described by a geometry; None if it can."""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+        return f"tensor of type {type(tensor).__name__}"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
+    return None
+
+
 def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of `tensor` and of the byte after its last."""
     start = tensor.data_ptr()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, generators_in, take, without_data
+from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, generators_in, without_data
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, is_graph, numbers_in
 from ds_adacc.program.parameters import whole_shape
@@ -197,7 +197,7 @@ class Recording:
     def constants(self) -> tuple[float, ...]:
         """The numbers that the operators compute with, in order."""
         found: list[float] = []
-        take(CONSTANTS, tuple((op.args, op.kwargs) for op in self.ops), found)
+        extract_numbers(CONSTANTS, tuple((op.args, op.kwargs) for op in self.ops), found)
         return tuple(found)
 
     @property

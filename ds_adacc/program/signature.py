@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.geometry import span, storage_of
+from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import Look, snapshot, token
 
@@ -56,10 +56,9 @@ def _besides_items(tree: Any, inner: list[torch.Tensor] | None) -> tuple[Hashabl
 def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:
     """Why a block with these arguments cannot be recorded; None if it can."""
     for tensor in tensors:
-        if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-            return f"an argument is a tensor of type {type(tensor).__name__}"
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            return f"an argument is a {'nested tensor' if tensor.is_nested else f'tensor of layout {tensor.layout}'}"
+        reason = why_not_plain(tensor)
+        if reason is not None:
+            return f"an argument is a {reason}"
         if tensor.is_inference():
             return "an argument was made within torch.inference_mode, so writes to it cannot be noticed"
     return None

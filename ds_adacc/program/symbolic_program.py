@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, put, take
+from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, substitute_numbers
 from ds_adacc.program.formula import Variables, fit
-from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
-from ds_adacc.program.recording import RecordedValue, Recording
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 
 _MOST_MISTAKES = 3  # wrong predictions, after which no number is taken to decide nothing
@@ -74,7 +73,7 @@ class SymbolicProgram:
         self._lengths_with: dict[tuple[int, ...], set[Hashable]] = {}
         self.note(example.sizes)
         bounds: list[LengthBound] = []
-        take((LengthBound,), self._skeleton, bounds)
+        extract_numbers((LengthBound,), self._skeleton, bounds)
         self._bounds = sorted({bound.number for bound in bounds})
 
     def is_of(self, example: Example) -> bool:
@@ -117,7 +116,7 @@ class SymbolicProgram:
         if self.is_confirmed:
             given = enumerate(example.sizes.numbers)
             self._independent |= {place for place, number in given if number not in before[place]}
-        if not self.is_confirmed:
+        else:
             self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
         return True
 
@@ -234,7 +233,7 @@ def as_block(predicted: Recording, like: Recording) -> Recording:
     if has_own or repr(predicted.constants) != repr(like.constants):
         numbers = iter(like.constants)
         own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
-        ops = _with_arguments(own, [put(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
+        ops = _with_arguments(own, [substitute_numbers(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
     twin = replace(predicted, name=like.name, parameters=like.parameters, buffers=like.buffers, ops=ops)
     twin.__dict__["digest"] = predicted.digest  # which blocks of one type share; hashing takes a millisecond
     return twin
@@ -263,15 +262,15 @@ def _closed(recording: Recording, given: Sequence[int]) -> Recording:
     """The recording with these numbers in place of its `LengthBound`s."""
     arguments = tuple((op.args, op.kwargs) for op in recording.ops)
     bounds: list[LengthBound] = []
-    take((LengthBound,), arguments, bounds)
-    closed = put((LengthBound,), arguments, iter([given[bound.number] for bound in bounds]))
+    extract_numbers((LengthBound,), arguments, bounds)
+    closed = substitute_numbers((LengthBound,), arguments, iter([given[bound.number] for bound in bounds]))
     return replace(recording, ops=_with_arguments(recording.ops, closed)) if bounds else recording
 
 
 def _numbers(recording: Recording) -> list[int]:
     """All whole numbers of the program that may follow the sizes of its inputs, in a fixed order."""
     found: list[int] = []
-    take((int,), _tree(recording), found)
+    extract_numbers((int,), _tree(recording), found)
     return found
 
 
@@ -289,7 +288,7 @@ def _skeleton(recording: Recording) -> Hashable:
     )
     ops = tuple((op.name, op.outputs, op.refusal, op.draw and op.draw.position) for op in recording.ops)
     places = tuple((position.ops_done, position.fresh, position.discarded) for position in recording.positions)
-    without_constants = take((int, *CONSTANTS), _tree(recording), [])
+    without_constants = extract_numbers((int, *CONSTANTS), _tree(recording), [])
     return values, ops, places, without_constants
 
 
@@ -302,10 +301,11 @@ def _tree(recording: Recording) -> Any:
 
 
 def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
-    layouts, arguments, refs = put((int,), _tree(like), numbers)
+    layouts, arguments, refs = substitute_numbers((int,), _tree(like), numbers)
+    values = zip(like.values, layouts, strict=True)
     return replace(
         like,
-        values=tuple(_value(value, *layout) for value, layout in zip(like.values, layouts, strict=True)),
+        values=tuple(replace(value, geometry=geometry, channels=channels) for value, (geometry, channels) in values),
         ops=_with_arguments(like.ops, arguments),
         positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
     )
@@ -318,10 +318,6 @@ def _with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, An
         bases = tuple(replace(changed[base.index], refusal=base.refusal) for base in op.bases)
         changed.append(replace(op, args=args, kwargs=kwargs, bases=bases))
     return tuple(changed)
-
-
-def _value(value: RecordedValue, geometry: Geometry, channels: int) -> RecordedValue:
-    return replace(value, geometry=geometry, channels=channels)
 
 
 def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:

@@ -55,10 +55,10 @@ def _reads_more(function: types.FunctionType) -> bool:
     if has_inner or mark_of_function(function) is None or not all(is_library(name) for name, _ in imports(code)):
         return True
     known = function.__globals__
-    return not all(is_library(_module_of(known[name])) for name in global_names(code) if name in known)
+    return not all(is_library(_defining_module(known[name])) for name in global_names(code) if name in known)
 
 
-def _module_of(value: Any) -> str:
+def _defining_module(value: Any) -> str:
     """The Python module of a function or class, or the module itself. Anything else is the user's."""
     if isinstance(value, types.ModuleType):
         return value.__name__

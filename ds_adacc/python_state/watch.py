@@ -255,7 +255,7 @@ class Watch:
     def _note_imports(self, code: types.CodeType, namespace: dict[str, Any], found: dict[str, Place]) -> bool:
         """Note what the code names of the Python modules that it imports itself. False: some are not there yet."""
         names = dict.fromkeys(code.co_names)
-        known = [_module_of(name, level, namespace) for name, level in imports(code)]
+        known = [_imported_module(name, level, namespace) for name, level in imports(code)]
         for module in known:
             if module is not None:
                 self._note_members(module, names, code, found)
@@ -312,7 +312,7 @@ def _is_of_extension(owner: Any, called: Any) -> bool:
     return is_pybinds and str(called.__module__).partition(".")[0] not in TRUSTED
 
 
-def _module_of(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
+def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
     """The Python module that an import in this namespace refers to; None if it is not there yet."""
     try:
         return sys.modules.get(importlib.util.resolve_name("." * level + name, namespace.get("__package__")))
@@ -363,7 +363,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-_PARTS = (_module_of, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
+_PARTS = (_imported_module, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
 for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

@@ -15,7 +15,8 @@ The files, in the order in which a call meets them:
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
-* `function_call`: what a call of an `autograd.Function` does inside; `ran`: a call that may become an operator.
+* `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
+  an operator.
 * `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
   `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.

@@ -21,11 +21,11 @@ from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
+from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.known import Known, admit
+from ds_adacc.record.known import Known, require_plain
 from ds_adacc.record.labels import Labels
-from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import unsure
 
 _WROTE_UNSEEN = (
@@ -110,7 +110,7 @@ class Draft:
             return type(tree)(self.encode(item) for item in tree)
         return tree
 
-    def note(self, ran: Ran) -> RecordedOp | None:
+    def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
         index = len(self._ops)
         bases = self.bases(ran.written)
@@ -283,7 +283,7 @@ class Draft:
             bases[values[0]] = self._ops[producer]
         return bases
 
-    def _made(self, ran: Ran, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
+    def _made(self, ran: ExecutedCall, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
         """A new value for an operator's output; None if it is no tensor, or a view of an argument (Rule R3).
 
         Of what a Function saves, None also if it is empty, or (part of) a value. A generator's state is no output (Rule
@@ -292,7 +292,7 @@ class Draft:
         tensor, is_saved = ran.outputs[output], output >= len(ran.outputs) - ran.saved
         if not isinstance(tensor, torch.Tensor):
             return None
-        admit(tensor)
+        require_plain(tensor)
         if storage_of(tensor) in given:
             return None
         if is_saved and (tensor.numel() == 0 or self.known.find(tensor) is not None):

@@ -20,8 +20,6 @@ class Draws:
 
     A call under a plan can note a generator's state where ds_adacc runs anyway: when the call begins, and in the pack
     hook. So a draw is recorded with the states at the calls of the hook just before and just after it.
-
-    `strayed`: the operators, by index, that drew otherwise, each with the reason why it is never replayed.
     """
 
     def __init__(self, own: Iterable[torch.Generator], values: list[RecordedValue], tensors: RecordedTensors) -> None:
@@ -29,7 +27,7 @@ class Draws:
 
         `values` and `tensors` are the recorder's own; the states are appended to them.
         """
-        self.strayed: dict[int, str] = {}
+        self._strayed: dict[int, str] = {}  # by operator that drew otherwise, why it is never replayed
         # By address: each operator is given a new Python object for the same generator.
         self._generators = tuple({each._cdata: each for each in (*default_generators(), *own)}.values())
         self._values, self._tensors = values, tensors
@@ -75,13 +73,13 @@ class Draws:
             draw = op.draw
             found = self._marked[self._generators.index(draw.generator)]
             if not same_state(found, self._tensors[draw.after.index]):
-                self.strayed[op.index] = "its generator was moved or set between this draw and the next saved tensor"
+                self._strayed[op.index] = "its generator was moved or set between this draw and the next saved tensor"
                 self._known.pop((draw.generator, draw.position), None)
         self._pending.clear()
 
     def refusals(self) -> dict[int, str]:
         """Why operators must not be replayed, by index, at the end of the forward."""
-        return {**self.strayed, **{op.index: "nothing is saved after it" for op in self._pending}}
+        return {**self._strayed, **{op.index: "nothing is saved after it" for op in self._pending}}
 
     def _state(self, generator: torch.Generator, position: int, state: torch.Tensor) -> ValueRef:
         """The value that is the generator's state at a call of the pack hook."""

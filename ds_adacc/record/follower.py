@@ -18,9 +18,9 @@ from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
+from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
-from ds_adacc.record.ran import Ran
 from ds_adacc.record.recorder import Recorder
 
 
@@ -104,7 +104,7 @@ class Follower(Recorder):
         self._pack = self._diverge = None
         return self.failure is None
 
-    def _note(self, ran: Ran) -> RecordedOp | None:
+    def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         op = self.draft.note(ran)
         if op is not None:
             self._compare(op)

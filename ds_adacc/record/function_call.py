@@ -18,8 +18,8 @@ from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
-from ds_adacc.record.known import admit
-from ds_adacc.record.ran import Ran
+from ds_adacc.record.executed_call import ExecutedCall
+from ds_adacc.record.known import require_plain
 from ds_adacc.record.roles_inside import RolesInside
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
@@ -51,7 +51,7 @@ class FunctionCall:
         self._before: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         given = {id(tensor): tensor for tensor in tensors_in(args)}.values()
         for tensor in given:
-            admit(tensor)
+            require_plain(tensor)
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(CONJUGATE)
             if self._is_graph and run_in_cuda_graphs(tensor.device):
@@ -72,7 +72,7 @@ class FunctionCall:
         """Note an operator that has run inside."""
         read, outputs = list(tensors_in(given)), list(tensors_in(result))
         for tensor in (*read, *outputs):
-            admit(tensor)
+            require_plain(tensor)
         if func in _LIFT:
             self._made.update(map(storage_of, read))
         refusal = refusal_of(func, False)
@@ -114,7 +114,9 @@ class FunctionCall:
             self.refuse("it hands on a tensor that is not among its arguments")
         return list(self._written.values())
 
-    def ran(self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]) -> Ran:
+    def executed(
+        self, results: Sequence[Any], written: Sequence[torch.Tensor], encode: Callable[[Any], Any]
+    ) -> ExecutedCall:
         """The call, as an operator that may be one of the program. `encode` makes references of tensors."""
         saved = [tensor for tensor, _ in self.packed]
         func = FunctionOperator(self.cls, len(results), len(saved))
@@ -126,7 +128,7 @@ class FunctionCall:
             kwargs = (*kwargs, ("extents", found))
             saved = list(map(extended, saved, found))
         outputs = (*results, *saved)
-        return Ran(
+        return ExecutedCall(
             func=func,
             args=encode(self.args),
             kwargs=kwargs,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
-from ds_adacc.program.geometry import Geometry, span, storage_of
+from ds_adacc.program.geometry import Geometry, span, storage_of, why_not_plain
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue
 from ds_adacc.program.same_bits import checksum
@@ -41,7 +41,7 @@ class Known:
 
     def find(self, tensor: torch.Tensor) -> ValueRef | ParameterRef | None:
         """What the tensor is a view of: a value, a parameter or a buffer of the block. None if it is none of these."""
-        admit(tensor)
+        require_plain(tensor)
         index = self._value(tensor)
         if index is None:
             parameter = self._parameter(tensor)
@@ -60,7 +60,7 @@ class Known:
 
     def external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
         """The value of a tensor that no operator of the block made."""
-        admit(tensor)
+        require_plain(tensor)
         known = self._value(tensor)
         if known is not None:
             return known
@@ -72,7 +72,7 @@ class Known:
 
     def made(self, tensor: torch.Tensor, op: RecordedOp, output: int, dynamic: bool = False) -> int:
         """A new value: output number `output` of `op`."""
-        admit(tensor)
+        require_plain(tensor)
         name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
         facts = {"producer": op.index, "output": output, "dynamic": dynamic}
         index = len(self.values)
@@ -81,7 +81,7 @@ class Known:
 
     def handed_on(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> None:
         """A new value for a generator's state that `op` has returned (Rule R16). No operator counts as its producer."""
-        admit(tensor)
+        require_plain(tensor)
         index, name = len(self.values), f"{op.short_name}{op.index}.{output}"
         self._add(tensor, RecordedValue(index, name, "state", Geometry.of(tensor), source=index))
 
@@ -166,12 +166,10 @@ class Known:
         return None
 
 
-def admit(tensor: torch.Tensor) -> None:
+def require_plain(tensor: torch.Tensor) -> None:
     """Raises `Unrecordable` for a tensor of another kind than blocks are recorded with."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-        raise Unrecordable(f"it handles a tensor of type {type(tensor).__name__}")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        kind = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
-        raise Unrecordable(f"it handles a {kind}")
+    reason = why_not_plain(tensor)
+    if reason is not None:
+        raise Unrecordable(f"it handles a {reason}")
     if tensor._is_zerotensor():  # it has no memory that could be read
         raise Unrecordable("it handles a tensor of zeros without memory, as torch.func.jvp makes them")

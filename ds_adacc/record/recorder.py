@@ -27,9 +27,9 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
+from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Unrecordable
-from ds_adacc.record.ran import Ran
 from ds_adacc.record.verify import difference
 
 
@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):
                 self.note_read()
             if self._has_collective:
                 running.refusal = COLLECTIVE
-            op = self._note(running.ran(results, written, self.draft.encode))
+            op = self._note(running.executed(results, written, self.draft.encode))
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)
             if not raised and is_graph(running.cls):
@@ -234,7 +234,7 @@ class Recorder(TorchDispatchMode):
 
     def _ran(
         self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any
-    ) -> Ran:
+    ) -> ExecutedCall:
         """A call of the dispatcher's. `reads`: what its kernel has read of Python."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
@@ -249,7 +249,20 @@ class Recorder(TorchDispatchMode):
         if not self.draft.is_tainted and reveals_data(func, given, outputs):
             self.draft.note_data_read()
         dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
-        return Ran(func, *encoded, given, outputs, states, written, refusal, dynamic, 0, handed_on, reads)
+        args, kwargs = encoded
+        return ExecutedCall(
+            func=func,
+            args=args,
+            kwargs=kwargs,
+            given=given,
+            outputs=outputs,
+            states=states,
+            written=written,
+            refusal=refusal,
+            dynamic=dynamic,
+            handed_on=handed_on,
+            python_reads=reads,
+        )
 
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
@@ -260,7 +273,7 @@ class Recorder(TorchDispatchMode):
             if each.is_found and op is not None:
                 self._found[op.index] = each
 
-    def _note(self, ran: Ran) -> RecordedOp | None:
+    def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""
         op, known = self.draft.note(ran), self.draft.known
         if op is None or not op.replayable:

@@ -12,7 +12,7 @@ from ds_adacc.python_state.python_reads import PythonReads
 
 
 @dataclass
-class Ran:
+class ExecutedCall:
     """`args` and `kwargs` are encoded; `given` are the real ones.
 
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
