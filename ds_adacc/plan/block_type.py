@@ -23,13 +23,15 @@ class AgreedType:
 
     `spec` is the planner's input for this type. `policies` holds one policy for each block, in forward order.
     `capacity` is the number of outlier channels that each value keeps raw, by value index. `correction` is the error of
-    the measured profile in bytes; `spec.profile` includes the correction.
+    the measured profile in bytes; `spec.profile` includes the correction. `shares_inputs`: whether the tensor-parallel
+    ranks may hold shares of retained block inputs. To restore one is a collective, so no rank decides that alone.
     """
 
     spec: planner.BlockType
     policies: TypePolicies
     capacity: Mapping[int, int]
     correction: Correction
+    shares_inputs: bool = False
 
     def policy(self, block_index: int | None) -> planner.Policy:
         """The policy of the block with this index. A block without one gets the policy that holds the fewest bytes."""
@@ -89,6 +91,11 @@ class KnownType:
     def policy(self, block_index: int | None) -> planner.Policy:
         """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
+
+    @property
+    def offers_lossy(self) -> bool:
+        """Whether a lossy codec is on offer for any value."""
+        return any(not cost.lossless for costs in self.profile.codecs for cost in costs)
 
     @property
     def adds_time(self) -> bool:

@@ -47,6 +47,7 @@ class RankReport:
 
     `count` is the number of calls alive at once, and `calls_per_block` the number of these for each block. `capacity`
     is the number of outlier channels, by value index. `correction` is None if the rank has no new measurement.
+    `shares_inputs`: whether the rank can hold shares of block inputs; not while it has to measure gradient errors.
     """
 
     profile: planner.Profile
@@ -54,6 +55,7 @@ class RankReport:
     calls_per_block: int
     capacity: Mapping[int, int]
     correction: Correction | None = None
+    shares_inputs: bool = True
 
 
 def merge_requests(requests: Sequence[RankRequest]) -> RankRequest:

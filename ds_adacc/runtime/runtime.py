@@ -37,6 +37,7 @@ from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
@@ -46,6 +47,7 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import RuntimeState
+from ds_adacc.runtime.shared_inputs import refuse_alone
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -135,7 +137,7 @@ class Runtime:
                 self.warnings.holds_nothing(block)
             return output
         if not self._is_taken.acquire(blocking=False):
-            self.warnings.fallen_back(block, _OTHER_THREAD)
+            self._fall_back_to_other_thread(block)
             return function(*args, **kwargs)
         try:
             self._thread = threading.get_ident()
@@ -173,7 +175,7 @@ class Runtime:
         a_block_runs = self._thread is not None
         if a_block_runs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if a_block_runs and not self.is_inside:
-                self.warnings.fallen_back(block, _OTHER_THREAD)
+                self._fall_back_to_other_thread(block)
             if not (self.recordings or a_block_runs or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return True
@@ -185,6 +187,10 @@ class Runtime:
         self.warnings.fallen_back(block, reason)
         return True
 
+    def _fall_back_to_other_thread(self, block: Block) -> None:
+        refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
+        self.warnings.fallen_back(block, _OTHER_THREAD)
+
     def _record_or_run(self, incoming: Incoming) -> Any:
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
         if variant is None or self._is_to_verify(variant):
@@ -192,6 +198,7 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
+                refuse_alone(incoming.block, Watch.refusal(), self.agreement.inputs)
                 self.warnings.fallen_back(incoming.block, reason)
                 return incoming.call.run()
         return self._planned.run(incoming, variant)
