@@ -92,8 +92,9 @@ class Runtime:
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
                 'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '
-                'use "auto", or set "max_gradient_error"',
+                'use "auto"%s',
                 config.codecs,
+                "" if config.forces_compression else ', or set "max_gradient_error"',
             )
 
     @property
