@@ -99,8 +99,8 @@ class Coordinator:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = (
-                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. If the solver is "
-                    "out of time often, raise adacc.solver.max_seconds (now %s)"
+                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. If that is a "
+                    "lack of time and comes often, raise adacc.solver.max_seconds (now %s)"
                 )
                 reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
                 get_logger().warning(text, which, reason, seconds)
