@@ -124,8 +124,9 @@ class KnownType:
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
     def take_over(self, relative: KnownType) -> None:
-        """Take over what was measured of the same program at another size of its inputs."""
-        self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
+        """Take over what was measured of the same program at another size of its inputs, and not at this one."""
+        if not self.errors_are_measured:
+            self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
         self.outlier_channels = dict(relative.capacity)
 
     @property
