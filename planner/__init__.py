@@ -27,7 +27,6 @@ from ds_adacc.planner.baselines import compress_policy, everywhere, peak_without
 from ds_adacc.planner.error_estimate import (
     altered_values,
     gradient_error,
-    read_together,
     stale_ops,
 )
 from ds_adacc.planner.frontier import Point, frontier
@@ -113,7 +112,6 @@ __all__ = [
     "payload_offloaded",
     "peak_bytes",
     "peak_without",
-    "read_together",
     "recompute_policy",
     "retain_policy",
     "simulate",

@@ -10,28 +10,10 @@ only if it is rebuilt by a replay. Such an op with an output that is stored is *
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import chosen_codecs
-
-Pairs = Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
-
-
-def read_together(graph: BlockGraph) -> Pairs:
-    """The ops of which one step of backward reads inputs and outputs: by op, these inputs and these outputs."""
-    found: dict[int, tuple[set[int], set[int]]] = {}
-    for event in graph.events:
-        for output in event.values:
-            producer = graph.values[output].producer
-            inputs = set() if producer is None else set(graph.ops[producer].inputs) & set(event.values) - {output}
-            if inputs:
-                ins, outs = found.setdefault(producer, (set(), set()))
-                ins |= inputs
-                outs.add(output)
-    return {op: (tuple(sorted(ins)), tuple(sorted(outs))) for op, (ins, outs) in sorted(found.items())}
 
 
 def altered_values(profile: Profile, policy: Policy) -> frozenset[int]:
@@ -48,7 +30,7 @@ def stale_ops(profile: Profile, policy: Policy) -> tuple[int, ...]:
     altered = altered_values(profile, policy)
     return tuple(
         op
-        for op, (inputs, outputs) in read_together(profile.graph).items()
+        for op, (inputs, outputs) in profile.graph.read_together.items()
         if altered.intersection(inputs) and any(policy.stores[output] is not None for output in outputs)
     )
 

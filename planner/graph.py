@@ -164,6 +164,20 @@ class BlockGraph:
         last = [-1 if value.on_request else end for value, end in zip(self.values, last, strict=True)]
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
 
+    @functools.cached_property
+    def read_together(self) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The ops of which one step of backward reads inputs and outputs: by op, these inputs and these outputs."""
+        found: dict[int, tuple[set[int], set[int]]] = {}
+        for event in self.events:
+            for output in event.values:
+                producer = self.values[output].producer
+                inputs = set() if producer is None else set(self.ops[producer].inputs) & set(event.values) - {output}
+                if inputs:
+                    ins, outs = found.setdefault(producer, (set(), set()))
+                    ins |= inputs
+                    outs.add(output)
+        return {op: (tuple(sorted(ins)), tuple(sorted(outs))) for op, (ins, outs) in sorted(found.items())}
+
     def _obtainable(self, index: int, usable: Collection[int]) -> bool:
         value = self.values[index]
         return value.storable or value.producer in usable

@@ -7,7 +7,7 @@ held. The simulator then tells what its policies really take. It never offloads.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.baselines import cover, retain_policy
@@ -89,18 +89,23 @@ def _is_within_error(problem: Problem, moves: Sequence[_Move]) -> bool:
     if problem.max_gradient_error is None:
         return True
     place = moves[-1].place
-    policy = _policies(problem, moves)[place]
-    return gradient_error(problem.block_types[place].profile, policy) <= problem.max_gradient_error
+    block_type = problem.block_types[place]
+    policy = _policy(block_type, (move for move in moves if move.place == place))
+    return gradient_error(block_type.profile, policy) <= problem.max_gradient_error
 
 
 def _policies(problem: Problem, moves: Sequence[_Move]) -> list[Policy]:
     """One policy per block type: everything is retained, but for these moves."""
-    wanted: list[list[str | None]] = [
-        [RETAIN if value.storable else None for value in block_type.profile.graph.values]
-        for block_type in problem.block_types
-    ]
-    for move in moves:
-        wanted[move.place][move.value] = move.store
     return [
-        cover(block_type.profile.graph, stores) for block_type, stores in zip(problem.block_types, wanted, strict=True)
+        _policy(block_type, (move for move in moves if move.place == place))
+        for place, block_type in enumerate(problem.block_types)
     ]
+
+
+def _policy(block_type: BlockType, moves: Iterable[_Move]) -> Policy:
+    """As `_policies`, of one block type, which these moves are of."""
+    graph = block_type.profile.graph
+    wanted: list[str | None] = [RETAIN if value.storable else None for value in graph.values]
+    for move in moves:
+        wanted[move.value] = move.store
+    return cover(graph, wanted)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import mip
 
-from ds_adacc.planner.error_estimate import read_together
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, CodecCost, Profile, is_offloaded
 from ds_adacc.planner.schedule import Schedule
@@ -136,7 +135,7 @@ class BlockVariables:
     def _bound_gradient_error(self, bound: float) -> None:
         squares = [((offer.gradient_error / bound) ** 2, var) for _, offer, var in self._all() if offer.gradient_error]
         altered: dict[int, Expr] = {}
-        for op, (inputs, outputs) in read_together(self.profile.graph).items():
+        for op, (inputs, outputs) in self.profile.graph.read_together.items():
             error = self.profile.stale_errors[op] if self.profile.stale_errors else 0.0
             if not error:
                 continue

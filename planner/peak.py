@@ -50,9 +50,12 @@ def peak_bytes(problem: Problem, policies: Policies, known: Simulations | None =
     return _unordered(problem, runs)
 
 
-def added_seconds(problem: Problem, policies: Policies) -> float:
-    """Seconds that replays, codecs and transfers add to a step (paper, equation 4). ValueError as in `simulations`."""
-    pairs = zip(problem.block_types, simulations(problem, policies), strict=True)
+def added_seconds(problem: Problem, policies: Policies, known: Simulations | None = None) -> float:
+    """Seconds that replays, codecs and transfers add to a step (paper, equation 4).
+
+    `known` and ValueError as in `simulations`.
+    """
+    pairs = zip(problem.block_types, simulations(problem, policies, known), strict=True)
     return sum(block_type.calls_per_block * run.seconds for block_type, of_type in pairs for run in of_type)
 
 

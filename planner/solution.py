@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.graph import check_count
-from ds_adacc.planner.peak import Policies, added_seconds, held_bytes, peak_bytes
+from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import Profile
@@ -66,19 +66,23 @@ def check_request(budget: int, max_seconds: float) -> None:
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be finite and positive")
 
 
-def evaluate_uniform(problem: Problem, policies: Sequence[Policy]) -> Solution:
+def evaluate_uniform(problem: Problem, policies: Sequence[Policy], known: Simulations | None = None) -> Solution:
     """As `evaluate_per_block`, with one policy for all blocks of a block type."""
     pairs = zip(problem.block_types, policies, strict=True)
-    return evaluate_per_block(problem, [(policy,) * block_type.blocks for block_type, policy in pairs])
+    return evaluate_per_block(problem, [(policy,) * block_type.blocks for block_type, policy in pairs], known)
 
 
-def evaluate_per_block(problem: Problem, policies: Policies) -> Solution:
-    """What the simulator says of these policies. How they were found is for the planner to add."""
+def evaluate_per_block(problem: Problem, policies: Policies, known: Simulations | None = None) -> Solution:
+    """What the simulator says of these policies. How they were found is for the planner to add.
+
+    `known`: as in `simulations`.
+    """
+    known = {} if known is None else known
     return Solution(
         policies=tuple(tuple(chosen) for chosen in policies),
-        peak=peak_bytes(problem, policies),
+        peak=peak_bytes(problem, policies, known),
         held=held_bytes(problem, policies),
-        added_seconds=added_seconds(problem, policies),
+        added_seconds=added_seconds(problem, policies, known),
         error=sum(
             block_type.calls_per_block * quantization_error(block_type.profile, policy)
             for block_type, chosen in zip(problem.block_types, policies, strict=True)

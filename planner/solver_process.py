@@ -85,7 +85,10 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
         raise NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
     if child.returncode != 0 or not marked:
         said = child.stderr.decode(errors="replace").strip()[-2000:]
-        raise NoAnswer(f"the solver's process ended with code {child.returncode}: {said}")
+        raise NoAnswer(
+            f"the solver's process ended with code {child.returncode}: {said}. "
+            "This is no lack of time: please report it"
+        )
     found = pickle.loads(answer)
     if isinstance(found, Exception):
         raise found

@@ -14,6 +14,7 @@ from ds_adacc.planner.baselines import cover, recompute_policy, retain_policy
 from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.least_bytes import least_held, least_peak_bound
+from ds_adacc.planner.peak import Simulations
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import RETAIN, BlockType, Profile
@@ -76,13 +77,14 @@ def _holding(profile: Profile, stores: dict[int, str]) -> Policy:
     return cover(profile.graph, [stores.get(value) for value in range(len(profile.graph.values))])
 
 
-def _evaluate(problem: Problem, policies: Sequence[Policy], why: str) -> Solution:
-    return replace(evaluate_uniform(problem, policies), fallback=why)
+def _evaluate(problem: Problem, policies: Sequence[Policy], why: str, known: Simulations | None = None) -> Solution:
+    return replace(evaluate_uniform(problem, policies, known), fallback=why)
 
 
 def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:
     """Change how single values are stored as long as that lowers the peak, until it is at most `enough` bytes."""
     tries, improved = _MOST_TRIES, True
+    known: Simulations = {}  # a try changes the policy of one block type only
     while improved and solution.peak > enough:
         improved = False
         for place, block_type in enumerate(problem.block_types):
@@ -93,7 +95,7 @@ def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:
                     tries -= 1
                     policies = [of_type[0] for of_type in solution.policies]
                     policies[place] = policy
-                    other = _evaluate(problem, policies, solution.fallback)
+                    other = _evaluate(problem, policies, solution.fallback, known)
                     if other.peak < solution.peak:
                         solution, improved = other, True
     return solution

@@ -15,6 +15,7 @@ from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
 
+LARGEST_BOUND = 1e9  # on the gradient error
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
 _MIB = 1 << 20
@@ -69,7 +70,7 @@ def _group_size(value: int) -> int:
 
 
 def _bound(value: float) -> float:
-    if not 1e-9 <= value <= 1e9:
+    if not 1e-9 <= value <= LARGEST_BOUND:
         raise _invalid(((), value, "must be from 1e-9 to 1e9, or null; to allow no error, set 'codecs' to 'none'"))
     return value
 
@@ -304,6 +305,16 @@ class AdaccConfig(_Part):
         if isinstance(section, Mapping) and section.get("codecs") in UNBOUNDED:
             return {"max_gradient_error": None, **section}
         return section
+
+    @model_validator(mode="after")
+    def _can_keep_its_bound(self) -> "AdaccConfig":
+        if self.forces_compression and self.max_gradient_error is not None:
+            hint = (
+                f"must be null with codecs {self.codecs!r}, which compresses everything whatever its error; for a "
+                "bound, set 'codecs' to 'auto' or 'paper'"
+            )
+            raise _invalid((("max_gradient_error",), self.max_gradient_error, hint))
+        return self
 
     @property
     def forces_compression(self) -> bool:

@@ -87,10 +87,15 @@ class InputPlacement:
             return PARTITION
         return planner.OFFLOAD if self.on_host and value.device == "cuda" else planner.RETAIN
 
-    def applied(self, policy: planner.Policy, recording: Recording) -> planner.Policy:
-        """The policy in which the inputs that it retains are held this way."""
-        pairs = zip(policy.stores, recording.values, strict=True)
-        stores = (self.store(value) if store == planner.RETAIN else store for store, value in pairs)
+    def applied(self, planned: planner.Policy, policy: planner.Policy, recording: Recording) -> planner.Policy:
+        """The policy in which the inputs that the `planned` one retains are held this way.
+
+        `policy` is what a call can do of the planned one. It may retain more, perhaps on this rank only.
+        """
+        stores = list(policy.stores)
+        for value, store in zip(recording.values, planned.stores, strict=True):
+            if store == planner.RETAIN:
+                stores[value.index] = self.store(value)
         return planner.Policy(tuple(stores))
 
     def codec(self, device: torch.device) -> Partition:

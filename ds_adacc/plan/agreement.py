@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -49,12 +49,12 @@ class Agreement:
     By their digests, `known_types` are those that this rank has run, and `agreed_types` those that the ranks have
     planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
     planned for; `unfit`: those for which no plan is known that fits. `passes`: the calls alive at once. `inputs` says
-    how the block inputs that a policy retains are held. `origins`: of each block type whose policies were adopted from
-    another size of its program, that other block type; the one used last comes last. `unpriced`: those of them whose
-    peak beside the largest sizes of other programs is not known; it is computed for each live set that has one.
-    `moved`: the types in which a block's index has changed on this rank since the last plan. Errors are stored by
-    index, so this block would get another one's. A `Coordinator` changes all of this on all ranks at once; an `Adopter`
-    adds adopted types on its rank.
+    how the block inputs that a policy retains are to be held (see `placement`). `origins`: of each block type whose
+    policies were adopted from another size of its program, that other block type; the one used last comes last.
+    `unpriced`: those of them whose peak beside the largest sizes of other programs is not known; it is computed for
+    each live set that has one. `moved`: the types in which a block's index has changed on this rank since the last
+    plan. Errors are stored by index, so this block would get another one's. A `Coordinator` changes all of this on all
+    ranks at once; an `Adopter` adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -214,10 +214,25 @@ class Agreement:
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
         return [names for names in largest(sets) if any(names <= component for component in reached)]
 
-    def profile_of(self, known: KnownType) -> planner.Profile:
-        """The profile to plan with: its codecs have the errors measured so far, its inputs are held as they will be."""
+    def lacks_errors(self, known: KnownType) -> bool:
+        """Whether this rank has yet to measure the gradient errors of the type's codecs, which are bounded."""
+        return self.approvals.max_error is not None and not known.errors_are_measured and known.offers_lossy
+
+    def placement(self, known: KnownType) -> InputPlacement:
+        """How the block inputs that a policy of the type retains are held: as shares only where the ranks have agreed.
+
+        What is not planned for yet, or was adopted on this rank alone, is held by each rank as a whole.
+        """
+        is_shared = known.agreed is not None and known.agreed.shares_inputs
+        return self.inputs if is_shared else replace(self.inputs, group=None)
+
+    def profile_of(self, known: KnownType, inputs: InputPlacement | None = None) -> planner.Profile:
+        """The profile to plan with: its codecs have the errors measured so far, its inputs are held as `inputs` says.
+
+        None: as they are held now.
+        """
         profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
-        return with_placed_inputs(profile, known.recording, self.inputs)
+        return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank.
@@ -240,7 +255,7 @@ class Agreement:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
         self.origins[agreed.spec.name] = origin
         (self.unpriced.discard if is_priced else self.unpriced.add)(agreed.spec.name)
-        self._agree(agreed)
+        self._agree(replace(agreed, shares_inputs=False))
         self.forward_order.follow(agreed.spec.name, origin)
 
     def note_use(self, digest: str) -> None:

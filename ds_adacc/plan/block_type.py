@@ -23,13 +23,15 @@ class AgreedType:
 
     `spec` is the planner's input for this type. `policies` holds one policy for each block, in forward order.
     `capacity` is the number of outlier channels that each value keeps raw, by value index. `correction` is the error of
-    the measured profile in bytes; `spec.profile` includes the correction.
+    the measured profile in bytes; `spec.profile` includes the correction. `shares_inputs`: whether the tensor-parallel
+    ranks may hold shares of retained block inputs. To restore one is a collective, so no rank decides that alone.
     """
 
     spec: planner.BlockType
     policies: TypePolicies
     capacity: Mapping[int, int]
     correction: Correction
+    shares_inputs: bool = False
 
     def policy(self, block_index: int | None) -> planner.Policy:
         """The policy of the block with this index. A block without one gets the policy that holds the fewest bytes."""
@@ -91,6 +93,11 @@ class KnownType:
         return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
 
     @property
+    def offers_lossy(self) -> bool:
+        """Whether a lossy codec is on offer for any value."""
+        return any(not cost.lossless for costs in self.profile.codecs for cost in costs)
+
+    @property
     def adds_time(self) -> bool:
         """Whether a policy in force does anything but retain."""
         graph, retained = self.profile.graph, (None, planner.RETAIN)
@@ -117,8 +124,9 @@ class KnownType:
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
     def take_over(self, relative: KnownType) -> None:
-        """Take over what was measured of the same program at another size of its inputs."""
-        self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
+        """Take over what was measured of the same program at another size of its inputs, and not at this one."""
+        if not self.errors_are_measured:
+            self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
         self.outlier_channels = dict(relative.capacity)
 
     @property

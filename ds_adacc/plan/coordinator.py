@@ -99,8 +99,8 @@ class Coordinator:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = (
-                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. If the solver is "
-                    "out of time often, raise adacc.solver.max_seconds (now %s)"
+                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. If that is a "
+                    "lack of time and comes often, raise adacc.solver.max_seconds (now %s)"
                 )
                 reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
                 get_logger().warning(text, which, reason, seconds)
@@ -132,8 +132,10 @@ class Coordinator:
     ) -> RankReport:
         known = self.agreement.known_types[digest]
         channels = {**known.capacity, **capacity.get(digest, {})}
-        profile = self.agreement.profile_of(known)
-        return RankReport(profile, known.count, known.calls_per_block, channels, corrections.get(digest))
+        shares_inputs, inputs = not self.agreement.lacks_errors(known), self.agreement.inputs
+        profile = self.agreement.profile_of(known, inputs if shares_inputs else replace(inputs, group=None))
+        correction = corrections.get(digest)
+        return RankReport(profile, known.count, known.calls_per_block, channels, correction, shares_inputs)
 
     def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
         """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
@@ -191,5 +193,6 @@ class Coordinator:
             profile = correction.of(self.agreement.outlier_prices.of(merge_profiles(reports), known, capacity))
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))
-            merged[digest] = AgreedType(spec, (), capacity, correction)
+            shares_inputs = all(report.shares_inputs for report in reports)
+            merged[digest] = AgreedType(spec, (), capacity, correction, shares_inputs)
         return merged

@@ -47,6 +47,7 @@ class RankReport:
 
     `count` is the number of calls alive at once, and `calls_per_block` the number of these for each block. `capacity`
     is the number of outlier channels, by value index. `correction` is None if the rank has no new measurement.
+    `shares_inputs`: whether the rank can hold shares of block inputs; not while it has to measure gradient errors.
     """
 
     profile: planner.Profile
@@ -54,6 +55,7 @@ class RankReport:
     calls_per_block: int
     capacity: Mapping[int, int]
     correction: Correction | None = None
+    shares_inputs: bool = True
 
 
 def merge_requests(requests: Sequence[RankRequest]) -> RankRequest:
@@ -84,11 +86,18 @@ def merge_corrections(reports: Sequence[RankReport], agreed: Correction) -> Corr
 def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     """One profile from those of all ranks.
 
-    Seconds and codec errors are means; overlap seconds are the smallest. The graph is the one with the most bytes;
-    codec bytes and workspaces, gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
+    Seconds and codec errors are means; overlap seconds are the smallest. The graph is the one with the most bytes, but
+    each operator and each step of backward is that of the rank on which it takes the most. Codec bytes and workspaces,
+    gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
     """
     profiles = [report.profile for report in reports]
-    largest = max(profiles, key=lambda profile: sum(value.nbytes for value in profile.graph.values))
+    graphs = [profile.graph for profile in profiles]
+    largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
+    ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
+    events = (
+        max(each, key=lambda event: event.gradient_bytes) for each in zip(*(g.events for g in graphs), strict=True)
+    )
+    graph = replace(largest, ops=tuple(ops), events=tuple(events))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(
         tuple(_mean_cost(costs) for costs in _shared(offers))
@@ -96,7 +105,7 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     )
     overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
     stale = tuple(map(max, zip(*(p.stale_errors for p in profiles), strict=True)))
-    return planner.Profile(largest.graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
+    return planner.Profile(graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
 
 
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:

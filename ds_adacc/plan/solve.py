@@ -7,7 +7,8 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig
+from ds_adacc.config import LARGEST_BOUND, AdaccConfig
+from ds_adacc.plan.approvals import MARGIN
 from ds_adacc.plan.live_sets import Component, TypePolicies, components
 from ds_adacc.plan.plan import Group, PlanRequest
 
@@ -186,15 +187,16 @@ def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
 def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float | None:
     """About the smallest bound on the gradient error with which all live sets fit the budget (bytes).
 
-    None if the budget is too small without a bound as well, or if the solver finds no plan in time. Each of about ten
-    searches gets a quarter of the `seconds`.
+    None if none that a section may set does, or if the solver finds no plan in time. The live sets share a quarter of
+    the `seconds` in each of about ten searches.
     """
+    share, most = seconds / 4 / len(request.live_sets), MARGIN * LARGEST_BOUND
 
     def fits(bound: float | None) -> bool:
         loosened = replace(request, max_gradient_error=bound)
         try:
             for names in request.live_sets:
-                planner.solve_in_process(loosened.problem(names), budget, max_seconds=seconds / 4)
+                planner.solve_in_process(loosened.problem(names), budget, max_seconds=share)
         except (planner.InfeasibleBudget, planner.NoSolutionInTime):
             return False
         return True
@@ -204,9 +206,9 @@ def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float |
     if not fits(None):
         return None
     while not fits(high):
-        if high > planner.HOPELESS:
+        if high >= most:
             return None
-        low, high = high, 16 * high
+        low, high = high, min(16 * high, most)
     while high > 1.1 * low:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -63,7 +63,7 @@ class PolicyError:
 def measure_codecs(measure: Measure, profile: planner.Profile, bind: Bind) -> CodecErrors:
     """Measure each value under the coarsest codec on offer, and each op with the coarsest of its inputs while stale."""
     coarsest, stale = {}, {}
-    together = planner.read_together(profile.graph)
+    together = profile.graph.read_together
     for index, costs in enumerate(profile.codecs):
         lossy = [cost for cost in costs if not cost.lossless]
         if not lossy:
@@ -89,7 +89,7 @@ def measure_policy(
         return PolicyError(policy, error)
     chosen = {value: policy.stores[value] for value in policy.lossy_values(profile)}
     single = {v: measure(bind(alone(profile, v, store))) for v, store in chosen.items()}
-    together = planner.read_together(profile.graph)
+    together = profile.graph.read_together
     read = {op: chosen.keys() & set(together[op][0]) for op in planner.stale_ops(profile, policy)}
     unreplayed = {
         v: measure(bind(alone(profile, v, chosen[v], replays=False))) for v in sorted(set().union(*read.values()))

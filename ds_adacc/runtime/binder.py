@@ -40,7 +40,7 @@ class Binder:
         """
 
         def bind_to(variant: Variant) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
-            held = inputs.applied(self._permitted(policy, variant), variant.recording)
+            held = inputs.applied(policy, self._permitted(policy, variant), variant.recording)
             course = known.course(variant.recording, held)
             return self._bound(variant, known, held, inputs, device, course)
 

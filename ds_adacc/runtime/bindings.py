@@ -57,14 +57,14 @@ class Bindings:
         agreement = self._agreement
         origin, index = key = agreement.block_key(block, variant.digest)
         known = agreement.known_types[variant.digest]
-        policy, inputs = known.policy(index), agreement.inputs
+        policy, inputs = known.policy(index), agreement.placement(known)
         is_tried_again = step.is_tracking and agreement.is_lossy(block, variant.digest)
         is_permitted = known.agreed is None or agreement.permits(variant.digest, index)
         on_trial = is_tried_again or not is_permitted
         trial = self._trial(variant, key, policy, known.agreed.spec.profile) if on_trial else None
         variant.trial = trial or self._trial_of_origin(variant, origin, index)
-        recomputes, is_unknown = on_trial or step.recomputes, self._trials.are_unknown(known)
-        if recomputes or is_unknown:
+        recomputes, is_unknown = on_trial or step.recomputes, agreement.lacks_errors(known)
+        if recomputes or (is_unknown and inputs.group is None):
             inputs = InputPlacement()  # a probe must find the inputs as they were given, without a collective
         if recomputes or (known.agreed is None and is_unknown):
             # A probe finds all values exactly, at the bytes of full checkpointing.

@@ -36,6 +36,7 @@ from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
@@ -45,6 +46,7 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import RuntimeState
+from ds_adacc.runtime.shared_inputs import refuse_alone
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -88,8 +90,9 @@ class Runtime:
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
                 'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '
-                'use "auto", or set "max_gradient_error"',
+                'use "auto"%s',
                 config.codecs,
+                "" if config.forces_compression else ', or set "max_gradient_error"',
             )
 
     @property
@@ -133,7 +136,7 @@ class Runtime:
                 self.warnings.holds_nothing(block)
             return output
         if not self._is_taken.acquire(blocking=False):
-            self.warnings.fallen_back(block, _OTHER_THREAD)
+            self._fall_back_to_other_thread(block)
             return function(*args, **kwargs)
         try:
             self._thread = threading.get_ident()
@@ -171,7 +174,7 @@ class Runtime:
         a_block_runs = self._thread is not None
         if a_block_runs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if a_block_runs and not self.is_inside:
-                self.warnings.fallen_back(block, _OTHER_THREAD)
+                self._fall_back_to_other_thread(block)
             if not (self.recordings or a_block_runs or torch.compiler.is_compiling()):
                 refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
             return True
@@ -183,6 +186,10 @@ class Runtime:
         self.warnings.fallen_back(block, reason)
         return True
 
+    def _fall_back_to_other_thread(self, block: Block) -> None:
+        refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
+        self.warnings.fallen_back(block, _OTHER_THREAD)
+
     def _record_or_run(self, incoming: Incoming) -> Any:
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
         if variant is None or self._is_to_verify(variant):
@@ -190,6 +197,7 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
+                refuse_alone(incoming.block, Watch.refusal(), self.agreement.inputs)
                 self.warnings.fallen_back(incoming.block, reason)
                 return incoming.call.run()
         return self._planned.run(incoming, variant)

@@ -54,7 +54,7 @@ class Trials:
 
     def admit(self, known: KnownType, recording: Recording, captured: Capture) -> str | None:
         """Find out whether errors of a new block type can be measured. If not, return why (Rule P5)."""
-        if self.max_error is None or not _lossy(known.profile):
+        if self.max_error is None or not known.offers_lossy:
             return None
         errors = self.remembered.get(known.recording.digest)
         if errors is not None:
@@ -112,17 +112,16 @@ class Trials:
         """Forget where backward enters all other block types."""
         self._entrances = {digest: each for digest, each in self._entrances.items() if digest in digests}
 
-    def are_unknown(self, known: KnownType) -> bool:
-        """Whether the type's codecs have errors that are bounded and not measured yet."""
-        return self.max_error is not None and not known.errors_are_measured and _lossy(known.profile)
-
     def _asks_for_codecs(self, variant: Variant, known: KnownType, step: Step) -> bool:
         """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly.
 
         Errors under a random gradient serve until there is one of training's. That may be zero for long. Then it is
-        looked for in the steps that measure anyway, if there are any.
+        looked for in the steps that measure anyway, if there are any. Inputs of which the ranks hold shares cannot be
+        had on one rank alone.
         """
-        if not self.are_unknown(known):  # as in most calls; to look through the policy takes longer
+        if not self._agreement.lacks_errors(known):  # as in most calls; to look through the policy takes longer
+            return False
+        if self._agreement.placement(known).group is not None and not step.recomputes:
             return False
         measures = step.purpose in (Purpose.TRY, Purpose.TRACK)
         if known.errors.coarsest and self._tracks and known.agreed is not None and not measures:
@@ -149,7 +148,3 @@ class Trials:
         index = self._agreement.forward_order.index
         done = ((b, (of, index(b, of)), trial.result) for b, of, trial in step.tried if trial.result is not None)
         return [(key, block.name, found) for block, key, found in done if key[1] is not None]
-
-
-def _lossy(profile: planner.Profile) -> bool:
-    return any(not cost.lossless for costs in profile.codecs for cost in costs)

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 
 import deepspeed
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.execute.input_placement import PARTITION
+from ds_adacc.plan.adoption import Adoption
 from ds_adacc.program.refusals import COLLECTIVE
 
 WIDTH, STEPS, LAYERS = 8, 4, 3
@@ -217,24 +219,74 @@ def partitioned(mpu, rows, **options):
     return told
 
 
-def overflown(mpu):
-    """Training with lossy codecs whose first gradient is not finite: the codecs are measured only in the second step.
+def overflown(mpu, *ranks):
+    """Training with lossy codecs whose first gradient is not finite on these ranks: they measure the codecs later.
 
     By step, whether all ranks share the block inputs, and the number of all-gathers in backward.
     """
     checkpointing.configure(mpu, {"adacc": {"memory_budget": 1.0}}, partition_activations=True)
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(LAYERS)]
-    told = []
-    for step in range(4):
-        x = shared(ROWS, 64).add_(step).requires_grad_()
-        y = functools.reduce(lambda h, layer: checkpointing.checkpoint(layer, h), layers, x)
-        with Counting() as counting:
-            (y.square().sum() * (torch.inf if step == 0 else 1.0)).backward()
-        shares = [plan.policy.stores[0] == PARTITION for plan in plans(checkpointing._default.runtime)]
-        told.append([all(shares), sum("allgather" in name for name in counting.seen)])
+    layers = plain_stack()
+    told = [
+        shares(layers, ROWS, step, factor=torch.inf if step == 0 and dist.get_rank() in ranks else 1.0)
+        for step in range(4)
+    ]
     checkpointing.use(None)
     return told
+
+
+def forgotten(mpu):
+    """As `overflown`, where one rank does not know the codecs' errors any more after a plan, as in a resumed run."""
+    checkpointing.configure(mpu, {"adacc": {"memory_budget": 1.0}}, partition_activations=True)
+    layers, told = plain_stack(), []
+    for step in range(4):
+        controller = checkpointing._default.runtime.controller
+        if step == 2 and dist.get_rank() == 1:
+            for known in controller.agreement.known_types.values():
+                known.errors_are_measured = False
+            controller.choose_policies(controller.agreement.known_types)
+        told.append(shares(layers, ROWS, step))
+    checkpointing.use(None)
+    return told
+
+
+def new_lengths(mpu):
+    """Training at several lengths, where the ranks adopt unlike policies: one retains the inputs, one compresses them.
+
+    As `overflown`, with whether the type of this length has adopted its policies.
+    """
+    section = {"memory_budget": 1.0, "max_gradient_error": None}
+    checkpointing.configure(mpu, {"adacc": section}, partition_activations=True)
+    layers, told = plain_stack(), []
+    with pytest.MonkeyPatch.context() as patch:
+        policy_of = planner.compress_policy if dist.get_rank() else planner.retain_policy
+        patch.setattr(Adoption, "policies", lambda self, limit: (policy_of(self.spec.profile),) * LAYERS)
+        for step, rows in enumerate((64, 48, 56, 52, 64)):
+            seen = shares(layers, rows, step)
+            agreement, first = checkpointing._default.runtime.agreement, next(iter(variants()))
+            told.append([*seen, first.digest in agreement.origins])
+    checkpointing.use(None)
+    return told
+
+
+def plain_stack():
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(LAYERS)]
+
+
+def shares(layers, rows, step, factor=1.0):
+    """Whether all blocks share their inputs among the ranks in this step, and the all-gathers of its backward."""
+    x = shared(rows, 64).add_(step).requires_grad_()
+    y = functools.reduce(lambda h, layer: checkpointing.checkpoint(layer, h), layers, x)
+    with Counting() as counting:
+        (y.square().sum() * factor).backward()
+    are_shared = [variant.bound.policy.stores[0] == PARTITION for variant in variants()]
+    return [all(are_shared), sum("allgather" in name for name in counting.seen)]
+
+
+def variants():
+    """What each block has run last, in `plain_stack`."""
+    blocks = checkpointing._default.runtime.blocks.all()
+    return [block.variants()[0] for block in blocks if len(block.variants()[0].recording.ops) > 2]
 
 
 def plans(runtime):
@@ -287,7 +339,10 @@ def main(out):
         "retained": partitioned(mpu, 6, partition_activations=True, planned=False),
         "odd": partitioned(mpu, 1, partition_activations=True, checkpoint_in_cpu=True),
         "on host": partitioned(mpu, 6, checkpoint_in_cpu=True),
-        "overflown": overflown(mpu),
+        "overflown": overflown(mpu, 0, 1),
+        "overflown on one": overflown(mpu, 1),
+        "forgotten": forgotten(mpu),
+        "new lengths": new_lengths(mpu),
         "engine": {"plain": engine(mpu, None), "adacc": engine(mpu, SECTION)},
     }
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:

@@ -17,7 +17,6 @@ from ds_adacc.planner import (
     Value,
     altered_values,
     gradient_error,
-    read_together,
     solve_per_block,
     stale_ops,
 )
@@ -45,7 +44,7 @@ def policy(norm=RETAIN, qkv=RETAIN, out=RETAIN, lse=RETAIN):
 
 
 def test_only_what_one_step_of_backward_reads_is_read_together():
-    assert read_together(GRAPH) == {2: ((2,), (3, 4))}
+    assert GRAPH.read_together == {2: ((2,), (3, 4))}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from blocks import packable, replayable
 
 from ds_adacc.planner import (
     InfeasibleBudget,
+    NoAnswer,
     Problem,
     everywhere,
     gradient_error,
+    in_process,
     least_peak,
     least_peak_in_process,
     peak_bytes,
@@ -114,6 +116,13 @@ def check_gradient_error(problem, solution):
     if problem.max_gradient_error is not None:
         for block_type, chosen in zip(problem.block_types, solution.policies, strict=True):
             assert all(gradient_error(block_type.profile, policy) <= problem.max_gradient_error for policy in chosen)
+
+
+def test_a_bug_is_told_apart_from_a_lack_of_time():
+    with pytest.raises(
+        NoAnswer, match=r"ended with code 1: [\s\S]*AttributeError[\s\S]*no lack of time: please report"
+    ):
+        in_process(solve_per_block, "no problem", 1, max_seconds=5.0)
 
 
 @pytest.mark.parametrize("times", [1, 2])

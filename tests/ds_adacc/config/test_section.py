@@ -257,8 +257,16 @@ def test_auto_offers_all_that_suits_a_role():
 def test_ablations_have_no_bound_unless_one_is_set():
     bounds = {c: load({"adacc": {"codecs": c}}).max_gradient_error for c in ("auto", "paper", *UNBOUNDED)}
     assert bounds == {"auto": 0.1, "paper": 0.1, "paper-no-outliers": None, "quantization": None}
-    assert load({"adacc": {"codecs": "quantization", "max_gradient_error": 0.2}}).max_gradient_error == 0.2
+    assert load({"adacc": {"codecs": "paper-no-outliers", "max_gradient_error": 0.2}}).max_gradient_error == 0.2
     assert load({"adacc": {"max_gradient_error": None}}).max_gradient_error is None
+
+
+def test_what_compresses_everything_keeps_no_bound():
+    assert load({"adacc": {"codecs": "quantization", "max_gradient_error": None}}).max_gradient_error is None
+    assert errors({"codecs": "quantization", "max_gradient_error": 0.2}) == [
+        "adacc.max_gradient_error = 0.2: must be null with codecs 'quantization', which compresses everything whatever "
+        "its error; for a bound, set 'codecs' to 'auto' or 'paper'"
+    ]
 
 
 def test_only_the_quantization_baseline_forces_compression():

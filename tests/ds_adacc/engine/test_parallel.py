@@ -46,7 +46,7 @@ def test_each_input_is_gathered_once_in_backward(ranks):
         for case in ("whole", "on host"):
             assert rank[case]["gathers"] == [0] * STEPS
         for case in ("partitioned", "retained"):
-            assert rank[case]["gathers"] == [LAYERS] * STEPS
+            assert rank[case]["gathers"] == [0] + [LAYERS] * (STEPS - 1)  # from the first plan on
             assert [store for store, _ in rank[case]["inputs"]] == ["partition"] * LAYERS
         assert [store for store, _ in rank["on host"]["inputs"]] == ["retain"] * LAYERS  # there already, on a CPU
 
@@ -59,10 +59,22 @@ def test_half_of_each_input_is_held(ranks):
     assert rank["odd"]["inputs"][0][1] == ROWS * WIDTH * 4
 
 
-def test_inputs_are_shared_once_the_codecs_are_measured(ranks):
+@pytest.mark.parametrize("case", ["overflown", "overflown on one"])
+def test_inputs_are_shared_once_all_ranks_have_measured_the_codecs(ranks, case):
     """In the first step the gradient overflows. A measurement in the second needs whole inputs, and no collective."""
     for rank in ranks:
-        assert rank["overflown"] == [[False, 0], [False, 0], [True, LAYERS], [True, LAYERS]]
+        assert rank[case] == [[False, 0], [False, 0], [True, LAYERS], [True, LAYERS]]
+
+
+def test_a_rank_that_knows_no_errors_shares_inputs_as_agreed(ranks):
+    for rank in ranks:
+        assert rank["forgotten"] == [[False, 0], [True, LAYERS], [True, LAYERS], [True, LAYERS]]
+
+
+def test_inputs_are_not_shared_where_each_rank_adopts_policies_of_its_own(ranks):
+    whole, adopted, planned = [False, 0, False], [False, 0, True], [True, LAYERS, False]
+    for rank in ranks:
+        assert rank["new lengths"] == [whole, adopted, adopted, adopted, planned]
 
 
 def test_the_ranks_of_a_group_run_one_policy(ranks):

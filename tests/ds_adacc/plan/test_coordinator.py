@@ -19,6 +19,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.rank_reports import RankReport, RankRequest, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.runtime.runtime import Runtime
 
@@ -95,6 +96,18 @@ def test_a_codec_needs_the_largest_workspace_of_any_rank():
     assert merge_profiles(reports).codec(0, "token").workspace_bytes == 7
 
 
+def test_operators_and_steps_take_the_most_bytes_of_any_rank():
+    """A rank measures no workspaces while a profiler of the user's own runs on it."""
+
+    def measured(workspace, gradients):
+        op, event = planner.Op("f", (), (0,), True, workspace), planner.Event("e", (0,), gradients)
+        graph = planner.BlockGraph((planner.Value("x", "other", 8, 0, True),), (op,), (event,))
+        return RankReport(planner.Profile(graph, (1.0,), ((),)), 1, 1, {})
+
+    graph = merge_profiles([measured(0, 4), measured(16, 3)]).graph
+    assert (graph.ops[0].workspace_bytes, graph.events[0].gradient_bytes) == (16, 4)
+
+
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
@@ -123,6 +136,18 @@ def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
     block_type = KnownType(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
     block_type.narrow([("token",)])
     assert [c.codec for c in block_type.profile.codecs[0]] == ["token"]
+
+
+def test_errors_that_were_measured_are_not_taken_over_from_another_size():
+    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+    own, other = (KnownType(None, planner.Profile(graph, (), ((),)), errors=CodecErrors({})) for _ in range(2))
+    other.errors_are_measured = True
+    own.take_over(other)
+    assert own.errors is other.errors and own.errors_are_measured
+    other.errors, other.errors_are_measured = CodecErrors({}), False
+    errors = own.errors
+    own.take_over(other)
+    assert own.errors is errors and own.errors_are_measured
 
 
 def runtime():
@@ -289,7 +314,7 @@ def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     step(runs, [Numbered()])
     assert (
         "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. The reason: "
-        "late. If the solver is out of time often, raise adacc.solver.max_seconds (now 5.0)" in caplog.text
+        "late. If that is a lack of time and comes often, raise adacc.solver.max_seconds (now 5.0)" in caplog.text
     )
 
 

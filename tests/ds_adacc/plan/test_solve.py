@@ -28,6 +28,22 @@ def test_no_bound_is_named_if_every_search_runs_out_of_time(monkeypatch):
     assert searched[0] is None and 10 <= len(searched) <= 15
 
 
+def test_a_search_for_a_bound_shares_its_seconds_and_ends_at_the_largest_valid_bound(monkeypatch):
+    """Only without a bound every live set fits."""
+    searched = []
+
+    def too_small(problem, budget, *, max_seconds):
+        searched.append((problem.max_gradient_error, max_seconds))
+        if problem.max_gradient_error is not None:
+            raise planner.InfeasibleBudget(budget, 2 * budget)
+
+    monkeypatch.setattr(planner, "solve_in_process", too_small)
+    types = {name: chain(name, 8) for name in "abcd"}
+    assert smallest_bound(PlanRequest(types, [frozenset(name) for name in types], {}, 0.09), 100, 8.0) is None
+    assert {seconds for _, seconds in searched} == {0.5}
+    assert max(bound for bound, _ in searched[4:]) == pytest.approx(0.9e9)
+
+
 def chain(name, first):
     """A block whose input takes `first` bytes. One operator makes 8 bytes of it, another 64 of these."""
     values = (

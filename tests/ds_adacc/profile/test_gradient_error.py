@@ -64,7 +64,7 @@ def test_a_value_without_a_measured_error_is_offered_no_lossy_codec():
 def test_a_value_that_several_operators_read_is_measured_once_without_replays(monkeypatch):
     known, asked = met("gpt"), []
     together = dict.fromkeys(range(3), ((0,), ()))
-    monkeypatch.setattr(planner, "read_together", lambda graph: together)
+    monkeypatch.setitem(vars(known.profile.graph), "read_together", together)
     found = measure_codecs(lambda policy: asked.append(policy) or len(asked), known.profile, lambda policy: policy)
     lossy = [i for i, costs in enumerate(known.profile.codecs) if not all(cost.lossless for cost in costs)]
     assert 0 in lossy and len(asked) == len(lossy) + 1
@@ -76,7 +76,7 @@ def test_so_it_is_where_a_policy_is_above_the_bound(monkeypatch):
     profile = known.errors.of(known.profile)
     lossy = next(cost.codec for cost in profile.codecs[0] if not cost.lossless)
     together = dict.fromkeys(range(3), ((0,), ()))
-    monkeypatch.setattr(planner, "read_together", lambda graph: together)
+    monkeypatch.setitem(vars(profile.graph), "read_together", together)
     monkeypatch.setattr(planner, "stale_ops", lambda profile, policy: tuple(together))
     policy = alone(known.profile, 0, lossy)
     found = measure_policy(lambda policy: asked.append(policy) or 0.5, profile, policy, lambda policy: policy, 0.1)

@@ -11,6 +11,7 @@ from any_size import Training
 from functions import Plain
 from torch import nn
 
+from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime import planned_calls as room
 from ds_adacc.runtime.step_schedule import Purpose
 
@@ -108,3 +109,14 @@ def test_a_tracking_step_keeps_to_the_plan(profiler, caplog):
     assert training.purposes[-1] is Purpose.TRACK
     assert training.runtime.recordings == before
     assert "without ds_adacc" not in caplog.text
+
+
+@pytest.mark.parametrize("sizes", [(), RECORDED], ids=["recorded", "followed"])
+def test_a_call_that_cannot_run_as_planned_is_an_error_where_ranks_share_inputs(sizes):
+    """The other ranks, which have no profiler, would wait in backward for this rank's share."""
+    training = Training(WithFunction, rectifier={"enabled": False}, memory_budget=0.7)
+    for time in sizes:
+        training.compare(time)
+    training.agreement.inputs = InputPlacement(group=object())
+    with pytest.raises(RuntimeError, match=r"cannot run as planned in this call: a profiler.*partition_activations"):
+        profiled_step(training, function_of_python, PREDICTED)

@@ -278,3 +278,12 @@ def test_nested_checkpoints_are_one():
 
 def test_unused_block_records_are_empty():
     assert Block("unused").variants() == []
+
+
+@pytest.mark.parametrize(
+    ("codecs", "advice"),
+    [("quantization", 'use "auto"'), ("paper-no-outliers", 'use "auto", or set "max_gradient_error"')],
+)
+def test_a_preset_without_a_bound_is_warned_of_with_what_it_allows(codecs, advice, caplog):
+    Runtime(load({"adacc": {"codecs": codecs}}))
+    assert [record.getMessage().partition("For training, ")[2] for record in caplog.records] == [advice]

@@ -13,6 +13,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
+from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime import runtime as room
 from ds_adacc.runtime.runtime import Runtime
 
@@ -308,3 +309,18 @@ def test_a_block_that_runs_while_another_thread_runs_one_is_told_of(caplog):
     assert "without ds_adacc, under plain autograd: another thread runs a block at the same time" in caplog.text
     runtime.checkpoint(block, batch()).sum().backward()
     assert runtime.recordings == 2
+
+
+def test_a_block_beside_one_of_another_thread_is_an_error_where_ranks_share_inputs():
+    runtime = Runtime(load({"adacc": SECTION}))
+    waits, is_inside, may_go = waiting()
+    other = threading.Thread(
+        target=runtime.checkpoint, args=(waits, torch.randn(2, 5, requires_grad=True)), daemon=True
+    )
+    other.start()
+    is_inside.wait()
+    runtime.agreement.inputs = InputPlacement(group=object())
+    with pytest.raises(RuntimeError, match=r"another thread runs a block at the same time.*partition_activations"):
+        runtime.checkpoint(zoo.GPTBlock(), torch.randn(2, 5, zoo.WIDTH, requires_grad=True))
+    may_go.set()
+    other.join()
