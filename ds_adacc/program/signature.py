@@ -45,12 +45,11 @@ def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | 
 
 
 def _besides_items(tree: Any, inner: list[torch.Tensor] | None) -> tuple[Hashable, ...]:
-    """A key of what a list, tuple or dict of a class of its own is besides its items: the class, and the attributes."""
-    kind = type(tree)
-    if kind in (tuple, list, dict):
+    """A key of the attributes of a list, tuple or dict of a class of its own, if it has any."""
+    held = () if type(tree) in (tuple, list, dict) else besides_items(tree)
+    if not held:
         return ()
-    held = besides_items(tree)
-    return (("its attributes", held if isinstance(held, Unreadable) else snapshot((kind, held), inner)),)
+    return (("its attributes", held if isinstance(held, Unreadable) else snapshot(held, inner)),)
 
 
 def why_unrecordable(tensors: Sequence[torch.Tensor]) -> str | None:

@@ -169,9 +169,9 @@ def besides_items(value: Any) -> dict[str, Any] | Unreadable:
     kind = type(value)
     if not _is_visible(kind):
         return {} if is_library(kind.__module__) else Unreadable(kind)
-    items = value.values() if isinstance(value, dict) else value
-    held = set(map(id, items))
-    return {name: each for name, each in _attributes(value, kind) if id(each) not in held}
+    attributes = _attributes(value, kind)
+    held = set(map(id, value.values() if isinstance(value, dict) else value)) if attributes else ()
+    return {name: each for name, each in attributes if id(each) not in held}
 
 
 def attributes_alone(value: Any) -> dict[str, Any] | None:
@@ -241,6 +241,7 @@ def _attributes(value: Any, kind: type) -> Items:
     return items
 
 
+@functools.lru_cache(256)  # the layout of a class does not change, and classes of arguments are looked at in each call
 def _is_visible(kind: type) -> bool:
     """Whether all fields of the class's objects are items, attributes or slots: its size leaves no room for others."""
     size = _size_without_slots(kind)

@@ -116,7 +116,8 @@ class Known:
         """The tensors of the values among the arguments that have changed since `sum_up`."""
         if not self._checksums:
             return []
-        found = {self._value(tensor) for tensor in tensors_in(given)} & self._checksums.keys()
+        found = {self._value(tensor) for tensor in tensors_in(given) if why_not_plain(tensor) is None}
+        found &= self._checksums.keys()
         alive = {index: self.tensors.at_hand(index) for index in sorted(found)}
         return [each for index, each in alive.items() if each is not None and checksum(each) != self._checksums[index]]
 

@@ -331,18 +331,10 @@ class Pair(tuple):
     pass
 
 
-class Items(list):
-    number = 1.0
-
-    def scale(self):
-        return self.number
-
-
 GIVEN = {
     "attribute of a dict": (Scales, lambda v: getattr(v, "number", 1.0), own),
     "attribute of a list": (lambda: Numbers([1]), lambda v: getattr(v, "number", 1.0), own),
     "attribute of a tuple": (lambda: Pair((1,)), lambda v: getattr(v, "number", 1.0), own),
-    "of its class": (Items, Items.scale, lambda v, n: own(Items, n)),
     "default": (
         lambda: collections.defaultdict(functools.partial(float, 1.0)),
         lambda v: v.default_factory(),

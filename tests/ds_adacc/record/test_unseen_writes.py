@@ -135,3 +135,15 @@ def test_an_address_that_nobody_writes_to_changes_nothing():
     recording = captured(Routed(read), batch()).recording
     assert [op.refusal for op in recording.ops] == [None] * 5
     assert not recording.remarks
+
+
+def test_tensors_without_memory_of_their_own_are_no_error():
+    sparse = torch.eye(3).to_sparse()
+
+    def multiply(block, x, y):
+        y.data_ptr()
+        return torch.sparse.mm(sparse, y)
+
+    found = capture("block", call_of(Routed(multiply), batch()))
+    assert found.recording is None
+    assert "it handles a tensor of layout torch.sparse_coo" in found.reason
