@@ -18,6 +18,7 @@ from ds_adacc.program.slots import unpack
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
+from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
@@ -42,7 +43,7 @@ def follow(
 
 def not_followed_now(predicted: Recording) -> str | None:
     """Why a call of this program cannot be followed now, though perhaps later."""
-    return Watch.refusal() if _has_functions(predicted) else None
+    return Watch.refusal() if _is_to_watch(predicted) else None
 
 
 class Follower(Recorder):
@@ -63,7 +64,7 @@ class Follower(Recorder):
         self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
 
     def __enter__(self) -> Follower:
-        if _has_functions(self._predicted):  # else there is nothing to watch, and Python is slower while it is watched
+        if _is_to_watch(self._predicted):  # else there is nothing to see, and Python is slower while it is watched
             self.watch.start()
         return super().__enter__()
 
@@ -136,8 +137,9 @@ class Follower(Recorder):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
 
 
-def _has_functions(predicted: Recording) -> bool:
-    return any(op.is_function for op in predicted.ops)
+def _is_to_watch(predicted: Recording) -> bool:
+    """Whether it has operators of which only the watch tells: Functions, and kernels that the block launches itself."""
+    return any(op.is_function or op.func is KERNEL for op in predicted.ops)
 
 
 def _call(op: RecordedOp) -> tuple[Any, ...]:

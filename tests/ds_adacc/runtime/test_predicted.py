@@ -8,6 +8,7 @@ import pytest
 import torch
 import zoo
 from any_size import Training
+from opaque import array
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
@@ -306,3 +307,23 @@ def test_a_size_that_is_new_in_a_tracking_step(make, monkeypatch):
     assert controller.step.is_tracking
     for time in (72, 100, 72):
         runs.compare(time)
+
+
+class Launching(nn.Module):
+    """As a mixture of experts that numbers its rows by a kernel of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x):
+        rows = torch.zeros_like(x)
+        array(rows)[...] = 3.0
+        return x + self.fc2((self.fc1(x) * rows).sin())
+
+
+def test_a_kernel_that_the_block_launches_itself_is_predicted():
+    runs = Training(Launching, memory_budget=0.85)
+    for time in (8, 12, 16, 20, 24, 28, 20, 40):
+        runs.compare(time)
+    assert runs.runtime.recordings <= 8
