@@ -15,8 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/python examples/compare.py
 
-# Two processes with one thread each, for two cores. The tests of one file share what they have launched, and one
-# process runs all files that start ranks (tests/conftest.py).
+# Two processes with one thread each, for two cores. On these, a third process makes the tests that start ranks a
+# quarter slower: ranks of different tests then take the cores from one another. The tests of one file share what they
+# have launched.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

@@ -184,6 +184,11 @@ def use_no_longer(runtime: Runtime) -> None:
     _default.take_back(runtime)
 
 
+def of_others(model: nn.Module) -> set[nn.Module]:
+    """The modules of engines that train more than this model."""
+    return _default.of_others(model)
+
+
 def release(model: nn.Module) -> None:
     """Take back what `use` has done for this model: its new engine runs without ds_adacc."""
     _default.release(model)

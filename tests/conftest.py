@@ -9,7 +9,6 @@ import pytest
 import torch
 from equal_times import make_times_equal
 from forks import quicken_solver
-from xdist.scheduler import LoadFileScheduling
 
 
 def pytest_addoption(parser):
@@ -18,35 +17,10 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="every case of each matrix, and every GPU architecture")
 
 
-def starting_ranks(config):
-    """The files whose tests start ranks, as pytest names them."""
-    files = (config.rootpath / "tests").rglob("test_*.py")
-    return {path.relative_to(config.rootpath).as_posix() for path in files if "pytest.mark.ranks" in path.read_text()}
-
-
-class Scheduling(LoadFileScheduling):
-    """One process runs all files that start ranks. The others run the tests file by file.
-
-    Ranks wait for one another in loops that take a core each. Those of two tests at a time would wait most of the time.
-    """
-
-    def __init__(self, config, log):
-        super().__init__(config, log)
-        self._starting_ranks = starting_ranks(config)
-
-    def _split_scope(self, nodeid):
-        file = super()._split_scope(nodeid)
-        return "ranks" if file in self._starting_ranks else file
-
-
-def pytest_xdist_make_scheduler(config, log):
-    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
-
-
 def pytest_collection_modifyitems(config, items):
     """Files that start ranks take longest, so they come first: all processes then end at about the same time."""
-    slow = starting_ranks(config)
-    items.sort(key=lambda item: item.nodeid.split("::")[0] not in slow)
+    slow = {item.path for item in items if item.get_closest_marker("ranks")}
+    items.sort(key=lambda item: item.path not in slow)
     if not (config.getoption("--all") or any("::" in argument for argument in config.args)):  # one asked for by name
         left_out = cases_left_out(items)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])

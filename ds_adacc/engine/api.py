@@ -210,7 +210,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
-    wrap_again = unwrap_blocks(engine.module.modules())
+    others = checkpointing.of_others(engine.module)
+    wrap_again = unwrap_blocks(module for module in engine.module.modules() if module not in others)
     wrap_blocks(blocks, runtime)
     try:
         checkpointing.use(runtime, engine.module)  # raises what the user's mpu raises
@@ -231,10 +232,15 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
 
 
 def _leave_alone(model: nn.Module) -> None:
-    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides."""
-    served = [module for module in model.modules() if is_wrapped(module)]
+    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
+
+    Layers that it shares with the model of another engine stay as they are.
+    """
+    others = checkpointing.of_others(model)
+    served = [module for module in model.modules() if is_wrapped(module) and module not in others]
     unwrap_blocks(served)
-    put_back(model)
+    if not others.intersection(model.modules()):
+        put_back(model)
     checkpointing.release(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))

@@ -94,9 +94,7 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     graphs = [profile.graph for profile in profiles]
     largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
     ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
-    events = (
-        max(each, key=lambda event: event.gradient_bytes) for each in zip(*(g.events for g in graphs), strict=True)
-    )
+    events = map(_largest, zip(*(graph.events for graph in graphs), strict=True))
     graph = replace(largest, ops=tuple(ops), events=tuple(events))
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(
@@ -106,6 +104,13 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
     stale = tuple(map(max, zip(*(p.stale_errors for p in profiles), strict=True)))
     return planner.Profile(graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
+
+
+def _largest(of_ranks: Sequence[planner.Event]) -> planner.Event:
+    """The step of backward in which a rank needs the most. What is made or late is beside less, so the least counts."""
+    most = max(event.gradient_bytes for event in of_ranks)
+    made, late = (min(getattr(event, name) for event in of_ranks) for name in ("made_bytes", "late_bytes"))
+    return of_ranks[0].sized(most, made, late)
 
 
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:

@@ -16,6 +16,7 @@ COMPILED = "runs compiled"
 TAINTED = "may hold a number read from data"  # it runs after data was read (Rule R7)
 UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Function (Rule R19)
 CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
+STATISTICS = "updates running statistics that its schema does not mention"
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators
@@ -43,7 +44,7 @@ def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | Non
     if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"
     if "batch_norm" in func._schema.name:
-        return "updates running statistics that its schema does not mention"
+        return STATISTICS
     if func.namespace in OF_TORCH and "empty" in func._schema.name:
         return UNINITIALISED
     if reads_data(func):

@@ -52,8 +52,8 @@ class Listener(FunctionListener):
     def note_read(self) -> None:
         """Python is about to read a tensor's data."""
 
-    def note_address(self) -> None:
-        """Python is about to give the address of tensors to code that the dispatcher does not see: a kernel, say."""
+    def note_address(self, tensor: torch.Tensor | None) -> None:
+        """Python is about to give the address of a tensor (None: of any) to code that the dispatcher does not see."""
 
     def note_collective(self) -> None:
         """Python calls a collective, perhaps inside an operator of the user's."""
@@ -181,7 +181,8 @@ class Watch:
             if known.places and self._listener is not None:
                 self._listener.note_places(known.places)
             if known.gives_address and self._listener is not None:
-                self._listener.note_address()
+                owner = frame.f_locals.get("self")
+                self._listener.note_address(owner if isinstance(owner, torch.Tensor) else None)
             if known.is_collective and self._listener is not None:
                 self._listener.note_collective()
         elif event == "c_call":
@@ -224,7 +225,7 @@ class Watch:
                 self._listener.note_hook()
         elif called.__name__ in _ADDRESSES or _is_of_extension(owner, called):
             if self._listener is not None and not _is_ours(frame):
-                self._listener.note_address()
+                self._listener.note_address(owner if isinstance(owner, torch.Tensor) else None)
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source

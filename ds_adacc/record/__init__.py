@@ -99,8 +99,10 @@ R18. A block may discard an output: the logits of a router that no loss reads, t
     it longer. Once Python has read data (Rule R7), another call may keep what this one discards: then all counts as
     kept.
 R19. A kernel that a block launches itself, outside of any Function and operator, writes by address, and the dispatcher
-    is not told. To write it needs an address. So when Python launches a kernel of Triton's, asks a tensor for its
-    address or calls an extension in C++, the bits of all values are summed up. A value whose sum is another one when
-    it is next read or saved, or when the forward has ended, was written to in place (Rule R4), by an operator that is
-    never replayed. An address that was taken before the forward gives no sign.
+    is not told. To write it needs an address. So when Python asks a tensor for its address, launches a kernel of
+    Triton's or calls a function that pybind11 binds, the bits of that tensor's values, or of all, are summed up, and so
+    are those of values that come later. A value whose sum is another one when it is next read or saved, or when the
+    forward has ended, was written to in place (Rule R4), by an operator that is never replayed. No sign is given by an
+    address that was taken before the forward, by a write to a parameter, and by one that leaves the bits as they were
+    while the block was recorded.
 """

@@ -15,7 +15,16 @@ from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, OPAQUE, TAINTED, UNINITIALISED, UNSEEN, refusal_of
+from ds_adacc.program.refusals import (
+    COLLECTIVE,
+    COMPILED,
+    OPAQUE,
+    STATISTICS,
+    TAINTED,
+    UNINITIALISED,
+    UNSEEN,
+    refusal_of,
+)
 from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
@@ -123,6 +132,8 @@ class Draft:
         rewritten: list[int] = []
         for tensor in ran.written:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        if ran.refusal == STATISTICS:
+            self.known.sum_up_again(ran.given)
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
@@ -243,17 +254,18 @@ class Draft:
         self.doubt_from_here()
         return True
 
-    def note_address(self) -> None:
-        """Note that code may write to any value from here on, unseen (Rule R19)."""
-        self.note_unseen_writes(tuple(self.known.alive().values()))
-        self.known.sum_up(self.known.alive())
+    def note_address(self, tensor: torch.Tensor | None) -> None:
+        """Note that code may write to this tensor (None: to any) from here on, unseen (Rule R19)."""
+        reached = None if tensor is None else self.known.in_storage(tensor)
+        summed = self.known.summed()
+        alive = {index: each for index, each in self.known.alive().items() if reached is None or index in reached}
+        self.known.sum_up({index: each for index, each in alive.items() if index not in summed})
 
     def note_unseen_writes(self, given: Any) -> None:
         """Note as operators the writes to these arguments of which the dispatcher was not told (Rule R19)."""
         for tensor in self.known.written_unseen(given):
             op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
             rewritten = self.known.overwritten(tensor, op, 0)
-            self.known.sum_up(dict.fromkeys(rewritten, tensor))
             self.labels.note()
             self._ops.append(replace(op, outputs=tuple(rewritten)))
             self._fresh = True

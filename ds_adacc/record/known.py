@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,8 @@ class Known:
         # place may come from anywhere.
         self._buffers = [(owner, name, tensor) for owner, name, tensor in closure.buffers()]
         self._roots: dict[int, list[int]] = {}
-        self._checksums: dict[int, list[list[int]]] = {}  # of values that code may write to unseen (Rule R19)
+        # Of values that code may write to unseen (Rule R19), by index; None as long as no address was taken.
+        self._checksums: dict[int, list[list[int]]] | None = None
         for position, tensor in enumerate(inputs):
             self.external(tensor, "input", position)
 
@@ -109,8 +110,19 @@ class Known:
         return {index: tensor for index, tensor in found.items() if tensor is not None}
 
     def sum_up(self, alive: Mapping[int, torch.Tensor]) -> None:
-        """From now on, `written_unseen` tells which of these values have changed."""
+        """From now on, `written_unseen` tells which of these values have changed, and of those that become known."""
+        self._checksums = self._checksums or {}
         self._checksums.update((index, checksum(tensor)) for index, tensor in alive.items())
+
+    def summed(self) -> Collection[int]:
+        """The values of which `written_unseen` tells."""
+        return (self._checksums or {}).keys()
+
+    def sum_up_again(self, given: Any) -> None:
+        """What has changed in these arguments by now is no unseen write."""
+        if self._checksums is not None:
+            found = {self._value(tensor) for tensor in tensors_in(given)} & self._checksums.keys()
+            self.sum_up({index: tensor for index in found if (tensor := self.tensors.at_hand(index)) is not None})
 
     def written_unseen(self, given: Any) -> list[torch.Tensor]:
         """The tensors of the values among the arguments that have changed since `sum_up`."""
@@ -130,6 +142,8 @@ class Known:
         self.values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
             self.tensors.append(tensor.detach())
+            if self._checksums is not None:
+                self._checksums[value.index] = checksum(tensor)
         self._roots.setdefault(storage_of(tensor), []).append(value.index)
 
     def _view(self, tensor: torch.Tensor, index: int) -> ValueRef:

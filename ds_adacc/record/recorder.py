@@ -122,11 +122,11 @@ class Recorder(TorchDispatchMode):
         if self._running is not None:
             self._running.refuse("reads data into Python")
 
-    def note_address(self) -> None:
-        """Note that code is about to get the address of tensors, to which it may write (Rule R19)."""
+    def note_address(self, tensor: torch.Tensor | None) -> None:
+        """Note that code is about to get the address of a tensor (None: of any), to which it may write (Rule R19)."""
         if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
             with self._noting(), self.aside():
-                self.draft.note_address()
+                self.draft.note_address(tensor)
 
     def note_collective(self) -> None:
         """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""

@@ -125,12 +125,16 @@ class DefaultRuntime:
                 self._forget(reference)
 
     def release(self, model: nn.Module) -> None:
-        """No longer have the runtimes of engines serve functions of this model."""
+        """No longer have the runtimes of engines of this model serve its functions."""
+        own = set(model.modules())
         for reference, modules in self._lent:
-            if modules:
-                modules -= set(model.modules())
-                if not modules:
-                    self._forget(reference)
+            if modules and own.issuperset(modules):
+                self._forget(reference)
+
+    def of_others(self, model: nn.Module) -> set[nn.Module]:
+        """The modules of engines that train more than this model, as an actor does that shares layers with a critic."""
+        own = set(model.modules())
+        return {module for _, modules in self._lent if not own.issuperset(modules) for module in modules}
 
     def forget_dropped(self) -> None:
         """Forget engines that the program has dropped. Only the collector frees them, as they are parts of cycles."""

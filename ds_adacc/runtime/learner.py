@@ -14,7 +14,7 @@ from ds_adacc.program.signature import Signature
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
-from ds_adacc.python_state.places import Reads, marks_of
+from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
@@ -52,7 +52,7 @@ class Learner:
         self._codecs = codecs
         self._warnings = warnings
         # By the identity of a function's code, what was read where a result was computed which the function may keep.
-        self._computed: dict[int, tuple[CodeType, Reads]] = {}
+        self._computed: dict[int, tuple[CodeType, dict[str, Place]]] = {}
 
     def learn(self, incoming: Incoming) -> Learned:
         """Record the call, and learn from it."""
@@ -120,18 +120,20 @@ class Learner:
         """
         for name, code in kept_results(variant.guards or {}).items():
             if not watch.has_seen(code):
-                _, reads = self._computed.get(id(code), (code, None))
-                if reads is None:
+                if id(code) not in self._computed:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
-                block.places.update(reads.places)
-                variant.guards = {**marks_of(reads.places), **(variant.guards or {})}
+                _, places = self._computed[id(code)]
+                block.places.update(places)
+                variant.guards = {**marks_of(places), **(variant.guards or {})}
         return None
 
     def _note_computed(self, variant: Variant, watch: Watch) -> None:
-        """Keep what was read where a result was computed which its function may keep: another block may use it."""
+        """Keep what was read where results were computed which their function may keep: another block may use them."""
         codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
-        seen = (code for code in codes if code is not None and watch.has_seen(code))
-        self._computed.update((id(code), (code, watch.reads)) for code in seen)
+        for code in codes:
+            if code is not None and watch.has_seen(code):
+                _, places = self._computed.setdefault(id(code), (code, {}))
+                places.update(watch.reads.places)
 
     def _tell_limits(self, block: Block, captured: Capture) -> None:
         """Warn of what runs in the block over which no plan decides."""

@@ -187,7 +187,8 @@ class Runtime:
         return True
 
     def _fall_back_to_other_thread(self, block: Block) -> None:
-        refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
+        if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
+            refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
         self.warnings.fallen_back(block, _OTHER_THREAD)
 
     def _record_or_run(self, incoming: Incoming) -> Any:

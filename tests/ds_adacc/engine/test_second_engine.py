@@ -99,3 +99,15 @@ def test_gradient_checkpointing_is_the_models_own_again(initialize):
     model.gradient_checkpointing_disable()
     model.gradient_checkpointing_enable()
     assert model.transformer.h[0]._gradient_checkpointing_func.func is torch.utils.checkpoint.checkpoint
+
+
+@pytest.mark.parametrize("config", [{}, {"adacc": {"blocks": ["Linear"]}}], ids=["off", "other blocks"])
+def test_layers_that_two_models_share_stay_with_the_engine_of_the_first(initialize, config):
+    """As those of an actor and a critic."""
+    layers = Translator()
+    actor, critic = (nn.ModuleDict({"layers": layers, "head": nn.Linear(4, 4)}) for _ in range(2))
+    served = initialize(actor, {"adacc": {}})  # alive to the end
+    before = wrapped(actor)
+    initialize(critic, config)
+    assert set(wrapped(actor)) >= set(before) == {f"layers.{name}" for name in find_blocks(layers, "auto")}
+    assert checkpointing._default.is_lent and served.adacc.runtime is not None

@@ -186,3 +186,38 @@ def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
         scaled()
     assert all(any(op.replayable for op in variant.recording.ops) for _, variant in work.blocks.variants())
     assert work.recordings == 2
+
+
+first_factor, second_factor = 2.0, 3.0
+
+
+@functools.lru_cache
+def factor_of(number):
+    return _first() if number == 1 else _second()
+
+
+def _first():
+    return first_factor
+
+
+def _second():
+    return second_factor
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_result_that_was_kept_depends_on_all_that_its_function_was_seen_to_read(number, monkeypatch):
+    """The first block computes one result, the second another one; the third uses either."""
+    factor_of.cache_clear()
+    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    blocks = [zoo.HolderBlock() for _ in range(3)]
+    for block, own in zip(blocks, (1, 2, number), strict=True):
+        block.use = lambda h, step, own=own: h * factor_of(own)
+    for changed in (False, True):
+        if changed:
+            monkeypatch.setitem(globals(), "first_factor" if number == 1 else "second_factor", 7.0)
+            factor_of.cache_clear()
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        found = [zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block)) for block in blocks]
+        for block, gradients in zip(blocks, found, strict=True):
+            zoo.assert_same_bits(zoo.gradients(block, (x,), {}), gradients)
+    assert not any(variant.doubt for _, variant in work.blocks.variants())

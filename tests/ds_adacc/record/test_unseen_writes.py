@@ -66,13 +66,32 @@ def into_a_view(block, x, y):
     return y * rows.sum(0)
 
 
+def after_a_seen_one(block, x, y):
+    rows = torch.zeros_like(x)
+    memory = array(rows)
+    rows.add_(1.0)
+    first = y * (rows + 1)
+    memory[...] = 5.0
+    return first * (rows + 1)
+
+
+def into_a_buffer_that_is_read_after_its_address_was_taken(block, x, y):
+    memory = array(block.scale)
+    y = (y * (block.scale + 1)).cos()
+    memory[...] *= 2.0
+    y = y * (block.scale + 1)
+    memory[...] = 2.0
+    return y
+
+
 def of_triton(block, x, y):
     rows = torch.zeros_like(x)
     fill[(1,)](rows, rows.numel(), BLOCK=64)
     return y * rows
 
 
-WRITES = [into_zeros, twice, into_what_was_read, in_another_order, into_a_view]
+WRITES = [into_zeros, twice, into_what_was_read, in_another_order, into_a_view, after_a_seen_one]
+WRITES += [into_a_buffer_that_is_read_after_its_address_was_taken]
 TRITONS = pytest.param(of_triton, marks=[pytest.mark.gpu, needs_triton])
 
 
@@ -135,6 +154,20 @@ def test_an_address_that_nobody_writes_to_changes_nothing():
     recording = captured(Routed(read), batch()).recording
     assert [op.refusal for op in recording.ops] == [None] * 5
     assert not recording.remarks
+
+
+def test_statistics_of_batch_norm_are_no_unseen_writes():
+    """Its operator updates them, and does not say so."""
+    norm = torch.nn.BatchNorm1d(8)
+
+    def normalized(block, x, y):
+        y = norm(y)
+        y.data_ptr()
+        return norm(y)
+
+    block = Routed(normalized)
+    block.norm = norm
+    assert not captured(block, batch()).recording.remarks
 
 
 def test_tensors_without_memory_of_their_own_are_no_error():
